@@ -186,7 +186,7 @@ class AgentStarter(Starter):
             settings,
             self._inputs.environ,
             address=str(getattr(args, "local_addr", "")),
-            sample=observer.sample,
+            replies={"stacks": observer.sample},
             end_workers=observer.end_workers,
         )
         handler.register(rendezvous)

@@ -7,7 +7,7 @@ because there is no script to have it.
 
 from __future__ import annotations
 
-import functools
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,9 @@ from torchrun_hpc import waiting, wire
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.start import Answers
 from torchrun_hpc.rendezvous import messages
+from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, settings_of
 from torchrun_hpc.rendezvous.rounds import ranks_by_site
-from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import reports_wait_for
 
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping
 
+    from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.rendezvous.client import Client
     from torchrun_hpc.reporting.description import Description
 
 # Seconds that node 0 waits for the others, if --rdzv-conf has no join_timeout.
 LIMIT = 60
-
-_PREFIX = "torchrun_hpc/dry_run"
-_ARRIVED, _ANSWERED = f"{_PREFIX}/arrived", f"{_PREFIX}/answered"
 
 
 def meet(
@@ -63,10 +62,19 @@ def meet(
         settings = settings_of(
             meeting, str(args.rdzv_id), asked.rdzv_conf, asked.max_restarts
         )
-        rendezvous = SchedulerRendezvous(meeting, settings, environ)
+        may_leave = threading.Event()
+        rendezvous = SchedulerRendezvous(
+            meeting,
+            replace(settings, is_fixed=True),
+            environ,
+            replies={"plan": lambda: wire.encode(own), "leave": may_leave.set},
+        )
         try:
-            store = AgentStore(rendezvous.connect(limit))
-            found = _exchange(store, plan, own, limit)
+            client = rendezvous.connect(limit)
+            if meeting.node_rank == 0:
+                found = _ask(client, meeting, limit)
+            else:
+                _wait_for_node_0(client, meeting, may_leave, 2 * limit)
         finally:
             rendezvous.leave()
         absent = (r for r in range(meeting.nodes) if r not in found)
@@ -81,49 +89,56 @@ def meet(
     return Answers(nodes, missing, limit)
 
 
-def _exchange(
-    store: Any, plan: LaunchPlan, own: Description, limit: int
-) -> dict[int, Description]:
-    """Return the descriptions of all nodes that answer, on node 0."""
-    store.set(_key(plan.meeting.node_rank), wire.to_line(wire.encode(own)))
-    store.add(_ARRIVED, 1)
-    found = {}
-    if plan.meeting.node_rank == 0:
-        arrived = functools.partial(store.add, _ARRIVED, 0)
+def _ask(client: Client, meeting: Meeting, limit: float) -> dict[int, Description]:
+    """Return the descriptions of all nodes that reply, on node 0."""
+    total = meeting.nodes
+
+    def wait(replies: Mapping[int, Any]) -> None:
         _wait(
-            lambda: arrived() >= plan.meeting.nodes,
+            client,
+            lambda: len(replies) >= total,
             limit,
-            lambda: f"{arrived()} of {plan.meeting.nodes} nodes have answered",
+            lambda: f"{len(replies)} of {total} nodes have answered",
         )
-        for rank in range(plan.meeting.nodes):
-            if store.check([_key(rank)]):
-                node = description.received(store.get(_key(rank)), rank, plan.meeting)
-                if node is not None:
-                    found[rank] = node
-        store.add(_ANSWERED, len(found))
-    elif not _wait(
-        lambda: store.add(_ANSWERED, 0) > 0,
-        2 * limit,
-        (lambda: "node 0 has not answered")
-        if reports_wait_for(plan.meeting.node_rank, 0)
-        else None,
-    ):
-        raise RendezvousTimeoutError(f"no answer from node 0 within {2 * limit} s")
-    return found
+
+    found = client.ask_all("plan", wait)
+    client.ask_all("leave", lambda _: None)
+    read = {r: description.received(found[r], r, meeting) for r in found}
+    return {rank: node for rank, node in read.items() if node is not None}
+
+
+def _wait_for_node_0(
+    client: Client, meeting: Meeting, may_leave: threading.Event, limit: float
+) -> None:
+    """Wait until node 0 has what it asks for.
+
+    Raises:
+        RendezvousTimeoutError: It takes too long.
+    """
+    is_reporter = reports_wait_for(meeting.node_rank, 0)
+    state = (lambda: "node 0 has not answered") if is_reporter else None
+    if not _wait(client, may_leave.is_set, limit, state):
+        raise RendezvousTimeoutError(f"no answer from node 0 within {limit:.0f} s")
 
 
 def _wait(
-    condition: Callable[[], bool], limit: float, state: Callable[[], str] | None
+    client: Client,
+    condition: Callable[[], bool],
+    limit: float,
+    state: Callable[[], str] | None,
 ) -> bool:
-    """Wait, and report how far it is, if that is known; return whether it came true."""
+    """Wait, and report how far it is, if that is known; return whether it came true.
+
+    Raises:
+        JobFailedError: A node cannot take part.
+    """
 
     def report(waited: float) -> None:
         if state is not None:
             text = f"{state()} after {waited:.0f} s; the limit is {limit:.0f} s"
             console.write(Message("HPC100", text))
 
-    return waiting.until(condition, limit, report)
-
-
-def _key(rank: int) -> str:
-    return f"{_PREFIX}/{rank}"
+    is_done = waiting.until(lambda: condition() or client.failure, limit, report)
+    if client.failure is not None:
+        raise JobFailedError(client.failure)
+    return is_done

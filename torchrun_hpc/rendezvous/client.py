@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -214,9 +215,20 @@ class Client:
         Args:
             timeout: Seconds to wait for those of all nodes.
         """
+
+        def wait(replies: Mapping[int, Any]) -> None:
+            # None, where there is no coordinator, or no job any more.
+            with suppress(Exception):
+                self._until(lambda: {*self._active} <= replies.keys(), timeout)
+
         spares = {*range(self.request.nodes)} - {*self._active}
-        found = self._questions.ask_all(lambda: self._active, timeout)
-        return {node: [] for node in spares} | found
+        return {node: [] for node in spares} | self.ask_all("stacks", wait)
+
+    def ask_all(
+        self, what: str, wait: Callable[[Mapping[int, Any]], None]
+    ) -> dict[int, Any]:
+        """Ask all nodes; see `Questions.ask_all`."""
+        return self._questions.ask_all(what, wait)
 
     def finish(self) -> None:
         """Wait until all nodes have finished.
@@ -463,7 +475,7 @@ class Client:
                 self.tell({"report": summary}, partial(self._reported, summary.first))
         elif "printed" in message:
             self._change(_is_reported=True)
-        elif "sampled" in message:
-            self._questions.answered_by_node(message)
+        elif "replied" in message:
+            self._questions.replied(message)
         elif "record" not in message:
             self.tell(message)

@@ -116,7 +116,7 @@ class Connection:
             ports = (opened.getsockname()[1],)
         # Later it is looked for with other members.
         settings = self._settings
-        first = min(timeout, settings.spare_after) if settings.spares else timeout
+        first = min(timeout, settings.spare_after) if settings.has_spares else timeout
         address = search.CoordinatorAddress(
             meeting.connect_host, ports, first, meeting.notice_ports
         )
@@ -147,7 +147,7 @@ class Connection:
         if self._segment:  # for both sides of each connection
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
         member, settings, peers = None, self._settings, None
-        if settings.spares:
+        if settings.has_spares:
             member = self._member(opened.getsockname()[1])
             settings = replace(settings, coordinator=meeting.node_rank)
         coordinator = Coordinator(settings, member)
@@ -190,7 +190,7 @@ class Connection:
         where = self._meeting
         if where.is_coordinator:
             return self._listen_as_coordinator()
-        if not self._settings.spares:
+        if not self._settings.has_spares:
             return None
         with suppress(OSError):
             return listen(where.local_address, where.ports[0])

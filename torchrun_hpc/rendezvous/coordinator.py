@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _BESIDE = 2  # at most, between the loss of an agent and SIGTERM for the others
 SUSPENDED = 2  # who notices later that a lease has ended was suspended
 
+_SHORT = 60  # characters of a question to all nodes
+
 
 class Coordinator:
     """The coordinator's view of a job.
@@ -55,7 +57,7 @@ class Coordinator:
         self.settings = settings
         self.outbox: list[Answer] = []
         self._member = member
-        nodes, spares = settings.nodes, settings.spares
+        nodes, spares = settings.nodes, settings.spares * settings.has_spares
         record = policy.first_record(nodes, spares, settings.coordinator)
         self._reset(record)
         if member is None:  # nobody takes over from it
@@ -68,6 +70,7 @@ class Coordinator:
         # Seconds in which nodes may come for the first time.
         self._expected_for = settings.join_timeout if record.round < 0 else 0
         self._reported: set[Refusal] = set()  # why others were refused
+        self._questions: dict[int, dict[str, Any]] = {}  # to all, by who asks
         self._printed = False  # the user knows which workers have failed
         # The second in which an agent was lost last, and which one.
         self._loss = -1 - _BESIDE, Failure(Kind.LOST)
@@ -179,7 +182,7 @@ class Coordinator:
         if "bye" in message:
             self._remove(rank)
             self._accept_candidate(rank)
-            if self.settings.spares:  # its workers have ended before
+            if self.settings.has_spares:  # its workers have ended before
                 self.rounds.ended(rank, self.rounds.roster.record.round)
 
     def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:
@@ -201,10 +204,10 @@ class Coordinator:
             if self._stopped:
                 self.fail(self._loss[1])
             self.rounds.lose(rank, self._loss[1])
-            if not (self.settings.spares or self.rounds.has_ended):
+            if not (self.settings.has_spares or self.rounds.has_ended):
                 self.members.report({"lost": rank})
         self._accept_candidate(rank)
-        if ended and self.settings.spares and rank not in self.members.agents:
+        if ended and self.settings.has_spares and rank not in self.members.agents:
             self.rounds.ended(rank, self.rounds.roster.record.round)
 
     def tick(self, seconds: int = 1) -> None:
@@ -257,13 +260,15 @@ class Coordinator:
             # Another round begins with an agent that was started again.
             rounds.lose(rank, Failure(Kind.LOST, (rank,)))
         self.members.accept(connection, request)
-        if not self.settings.spares:
+        if not self.settings.has_spares:
             rounds.roster.present.add(rank)
         if self.failure is None:
             welcome = {"welcome": protocol.VERSION, "job": self.settings.job}
             known = {"round": self.rounds.round, "age": self.rounds.roster.record.age}
             own = {"coordinator": self.settings.coordinator}
             self.members.send(rank, {**welcome, **known, **own})
+            for question in self._questions.values():
+                self.members.send(rank, question)
         if rounds.has_ended:  # it was not here when that was sent
             self._tell_end(rank)
 
@@ -290,13 +295,14 @@ class Coordinator:
     # --- who goes -----------------------------------------------------------------
 
     def _remove(self, rank: int) -> None:
+        self._questions.pop(rank, None)
         self.rounds.removed(rank, self.members.remove(rank))
 
     def _silent(self, rank: int) -> None:
         """End the job, or go on without an agent that does not answer."""
         timeout = self.settings.silence_timeout
         failure = Failure(Kind.SILENT, (rank,), code=timeout)
-        if not self.settings.spares:
+        if not self.settings.has_spares:
             self.fail(failure)
             return
         silent_for = self.members.agents[rank].silent_for
@@ -350,9 +356,9 @@ class Coordinator:
 
     def _hear_of_rounds(self, rank: int, message: Mapping[str, Any]) -> None:
         rounds, store = self.rounds, message.get("store")
-        if "present" in message and self.settings.spares:
+        if "present" in message and self.settings.has_spares:
             self._present(rank, wire.decode(MemberState, message["present"]))
-        if "unfit" in message and self.settings.spares:
+        if "unfit" in message and self.settings.has_spares:
             rounds.roster.leases.pop(rank, None)  # its workers have ended
             rounds.exclude(rank, str(message["unfit"]))
         if "join" in message and not self._stopped:
@@ -400,9 +406,14 @@ class Coordinator:
         if "printed" in message:
             self._printed = True
             members.send_all({"printed": True})
-        if type(message.get("stacks")) is int:
-            members.send_all({"stacks": [rank, message["stacks"]]})
-        match message.get("sampled"):
+        if type(number := message.get("question")) is int:
+            self._questions.pop(rank, None)
+            what = message.get("what")
+            if type(what) is str and len(what) <= _SHORT:
+                asked = {"question": [rank, number], "what": what}
+                self._questions[rank] = asked
+                members.send_all(asked)
+        match message.get("reply"):
             case [int(asks), int(number)]:
-                answer = {"sampled": number, "node": rank, "of": message.get("of")}
-                members.send(asks, answer)
+                reply = {"replied": number, "node": rank, "of": message.get("of")}
+                members.send(asks, reply)

@@ -49,7 +49,7 @@ _SHORTEST_SILENCE = 5
 # Seconds that an agent may take to see that its workers are to end, and to kill them.
 _MARGIN = 10
 
-_SAMPLES = 4  # of the stacks of the workers here, that are taken at once
+_REPLIES = 4  # that are made at once
 
 # Seconds to wait at the end for the workers' store, without a message.
 _PATIENCE = 5
@@ -71,7 +71,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         settings: What all agents agree on; see `settings_of`.
         environ: Environment of this process.
         address: Where the workers' store is, if it is here.
-        sample: Returns the stacks of this node's workers, for other nodes.
+        replies: By the name of a question to all nodes, what returns the reply.
         end_workers: See `Connection`.
 
     Attributes:
@@ -85,13 +85,13 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         environ: Mapping[str, str],
         *,
         address: str = "",
-        sample: Callable[[], Any] = list,
+        replies: Mapping[str, Callable[[], Any]] | None = None,
         end_workers: Callable[[], None] = lambda: None,
     ) -> None:
         self._meeting = meeting
         self._settings = settings
         self._address = address
-        self._sample = sample
+        self._replies = replies or {}
         # As torch's c10d does it.
         self._shares_store = (
             capabilities.RENDEZVOUS_INFO.present
@@ -104,7 +104,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self.client = self._connection.client
         self._workers_store: list[Any] = []
         self._opening: threading.Thread | None = None
-        self._samples = threading.Semaphore(_SAMPLES)
+        self._making_replies = threading.Semaphore(_REPLIES)
 
     # --- what torch asks ----------------------------------------------------------
 
@@ -172,7 +172,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     @property
     def has_spares(self) -> bool:
         """Whether the job goes on without a node that is lost."""
-        return self._settings.spares > 0
+        return self._settings.has_spares
 
     @property
     def failure(self) -> Failure | None:
@@ -333,21 +333,25 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         else:
             opening.append(store)
 
-    def _answer(self, question: Any) -> None:
-        """Send the stacks of this node's workers to the one that asks."""
+    def _reply(self, question: Any, make: Callable[[], Any]) -> None:
+        """Send the reply to a question to the node that asks."""
         try:
-            answer = {"sampled": question, "of": self._sample()}
+            reply = {"reply": question, "of": make()}
         finally:
-            self._samples.release()
-        self.client.send(answer)
+            self._making_replies.release()
+        self.client.send(reply)
 
     def _report(self, event: Mapping[str, Any]) -> None:
         if "report" in event:
             report.write(event["report"], self._meeting)
             return
-        if (asks := event.get("stacks")) is not None:
-            if self._samples.acquire(blocking=False):
-                threading.Thread(target=self._answer, args=[asks], daemon=True).start()
+        if "question" in event:
+            make = self._replies.get(event.get("what", ""))
+            if make is not None and self._making_replies.acquire(blocking=False):
+                arguments = event["question"], make
+                threading.Thread(
+                    target=self._reply, args=arguments, daemon=True
+                ).start()
             return
         message = messages.render(event, self._meeting)
         if message is not None:

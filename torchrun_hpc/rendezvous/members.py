@@ -226,7 +226,7 @@ class Members:
         for rank, agent in self.agents.items():
             if agent.is_reported and agent.silent_for < SILENCE_REPORT:
                 answering.append(rank)
-            agent.silent_for += seconds if self._settings.spares else 1
+            agent.silent_for += seconds if self._settings.has_spares else 1
             if (self.seconds + rank) % self._heartbeat_interval == 0:  # spread
                 self._send_heartbeat(agent)
             if not agent.is_reported and SILENCE_REPORT <= agent.silent_for < timeout:

@@ -49,6 +49,7 @@ def inform(
         join_timeout=0,
         silence_timeout=SILENCE_REPORT,
         spares=meeting.spares.number,
+        is_fixed=True,
     )
     if meeting.is_coordinator:
         _serve(meeting, settings, failure, limit)

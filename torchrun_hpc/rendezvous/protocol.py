@@ -20,8 +20,9 @@ from an agent                 meaning
 ``read: true``                it has received the failure
 ``report: true``              node 0 wants to report the failures of workers
 ``printed: true``             it has done so
-``stacks: NUMBER``            it asks all agents for the stacks of their workers
-``sampled: [RANK, NUMBER]``   the answer, ``of`` its workers, for the node that asks
+``question: NUMBER``          a question to all agents, those that are still to come,
+                              too; ``what`` is asked, or nothing any more
+``reply: [RANK, NUMBER]``     the reply to it, ``of`` its node, for the one that asks
 ``bye: true``                 it closes the connection; that is no fault
 ``heartbeat: SECONDS``        the answer to ``heartbeat``: its clock
 ``ask: NUMBER``               ``set``, ``add``, ``get`` or ``check`` of the store that
@@ -48,8 +49,8 @@ from the coordinator          meaning
                               ``reports`` for the node that reports it
 ``report: SUMMARY``           the failures of workers; nothing if none has failed
 ``printed: true``             node 0 has reported them
-``stacks: [RANK, NUMBER]``    an agent asks for the stacks of the workers
-``sampled: NUMBER``           the answer of a ``node``
+``question: [RANK, NUMBER]``  an agent asks ``what``
+``replied: NUMBER``           the reply of a ``node`` to its question
 ``heartbeat: SECONDS``        to be answered by ``heartbeat``; what the last answer said
 ``answer: NUMBER``            the answer to ``ask``
 ``waiting``, ``finishing``,   for the user, on the node that reports: see
@@ -112,6 +113,7 @@ class Settings:
         spare_after: Seconds until a spare takes the place of a node that has not come.
         kill: Seconds until the workers of a node have ended that are told to.
         health_check: Seconds that the health check of a node may take.
+        is_fixed: Whether all nodes have to be there, even with spares: as in a dry run.
     """
 
     job: str
@@ -127,11 +129,17 @@ class Settings:
     spare_after: int = 0
     kill: int = 0
     health_check: int = 0
+    is_fixed: bool = False
+
+    @property
+    def has_spares(self) -> bool:
+        """Whether the job goes on without a node that is lost."""
+        return self.spares > 0 and not self.is_fixed
 
     @property
     def reporter(self) -> int:
         """Rank of the node that reports."""
-        return told_to_report(self.coordinator, has_spares=self.spares > 0)
+        return told_to_report(self.coordinator, has_spares=self.has_spares)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
 
 class Questions:
@@ -56,28 +55,29 @@ class Questions:
             self._changed.notify_all()
 
     def ask_all(
-        self, nodes: Callable[[], Collection[int]], timeout: float
+        self, what: str, wait: Callable[[Mapping[int, Any]], None]
     ) -> dict[int, Any]:
-        """Ask all for the stacks of their workers; return the answers, by node.
+        """Ask all nodes; return their replies.
 
         Args:
-            nodes: Returns the nodes that are waited for.
-            timeout: Seconds to wait.
+            what: The question: a name that all nodes know.
+            wait: Waits for enough replies; gets those that have come so far.
         """
         with self._changed:  # several threads ask
             self._asked = number = self._asked + 1
-            answers = self._of_nodes[number] = {}
-        self._send({"stacks": number})
-        # None, where there is no coordinator, or no job any more.
-        with contextlib.suppress(Exception):
-            self._until(lambda: {*nodes()} <= answers.keys(), timeout)
-        with self._changed:
-            del self._of_nodes[number]
-        return answers
+            replies = self._of_nodes[number] = {}
+        self._send({"question": number, "what": what})
+        try:
+            wait(replies)
+        finally:
+            self._send({"question": number})
+            with self._changed:
+                del self._of_nodes[number]
+        return replies
 
-    def answered_by_node(self, message: Mapping[str, Any]) -> None:
-        """Take note of a node's answer, unless it comes too late."""
-        number, node = message["sampled"], message.get("node")
+    def replied(self, message: Mapping[str, Any]) -> None:
+        """Take note of a node's reply, unless it comes too late."""
+        number, node = message["replied"], message.get("node")
         with self._changed:
             if type(number) is type(node) is int and number in self._of_nodes:
                 self._of_nodes[number][node] = message.get("of")

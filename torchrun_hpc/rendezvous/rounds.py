@@ -54,7 +54,7 @@ class Rounds:
     """
 
     def __init__(self, settings: Settings, members: Members, record: Record) -> None:
-        self.phase = Phase.STANDBY if settings.spares else Phase.GATHER
+        self.phase = Phase.STANDBY if settings.has_spares else Phase.GATHER
         self.failure: Failure | None = None
         self.round = record.round + 1
         self.began = record.round
@@ -144,7 +144,7 @@ class Rounds:
     def lose(self, node: int, failure: Failure) -> None:
         """Go on without a node; without spares, wait until it is started again."""
         roster, is_running = self.roster, self.phase is Phase.RUN
-        if not self._settings.spares:
+        if not self._settings.has_spares:
             if is_running:
                 self.end(failure)
             elif self.round >= self._settings.max_restarts:
@@ -241,7 +241,7 @@ class Rounds:
             active=active,
             may_run=tuple(sorted(roster.leases)),
         )
-        if not settings.spares:
+        if not settings.has_spares:
             self._begin()
             return
         if self.phase is Phase.SEEK:
@@ -304,8 +304,8 @@ class Rounds:
         self._replaced = []
         self._restart_reported_in = _RESTART_REPORT
         if failure.kind is Kind.LOST:  # without spares, that is reported already
-            self._restart_reported_in = 0 if self._settings.spares else -1
-        if self._settings.spares:
+            self._restart_reported_in = 0 if self._settings.has_spares else -1
+        if self._settings.has_spares:
             self.roster.lease(self.roster.record.active)
 
     def done(self, node: int, number: Any) -> None:
@@ -343,7 +343,7 @@ class Rounds:
         told: dict[str, Any] = {"finished": self.round}
         if self.failure is not None:
             told = {"failed": wire.encode(self.failure.brief)}
-        if self._settings.spares:
+        if self._settings.has_spares:
             has_begun, has_quorum = self.began >= 0, self.has_quorum
             told |= self.roster.closing(has_begun=has_begun, has_quorum=has_quorum)
         return told
@@ -352,7 +352,7 @@ class Rounds:
 
     def wait(self) -> None:
         """Count a second: report what is waited for, and end when its time is up."""
-        roster, has_spares = self.roster, self._settings.spares > 0
+        roster, has_spares = self.roster, self._settings.has_spares
         ready = self._done if self.phase is Phase.RUN else roster.ready
         ready = ready - roster.record.out.keys()
         if self.phase is Phase.RUN or not ready.issuperset(roster.record.active):

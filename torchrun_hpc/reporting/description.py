@@ -106,19 +106,19 @@ def description(
     )
 
 
-def received(text: bytes, rank: int, meeting: Meeting) -> Description | None:
+def received(data: object, rank: int, meeting: Meeting) -> Description | None:
     """Read the description of another node; return ``None`` if it is not valid.
 
-    Whoever reaches the store can write into it. So it must have the form of a
+    Whoever reaches the coordinator can send one. So it must have the form of a
     `Description`, with nothing in it that a terminal or a shell would act on.
 
     Args:
-        text: The value in the store.
+        data: What the node has sent.
         rank: Rank of the node that it should come from.
         meeting: Where this node meets the others.
     """
     with contextlib.suppress(WireError):
-        found = wire.decode(Description, wire.from_json(text))
+        found = wire.decode(Description, data)
         if (
             found.version == VERSION
             and found.meeting.node_rank == rank

@@ -489,7 +489,7 @@ def test_no_address_of_the_workers_store(store: Any) -> None:
 
 @pytest.mark.parametrize("asked", [1, 600])
 def test_only_some_stacks_are_taken_at_once(job: Job, asked: int) -> None:
-    """The others are not answered: each one starts a program for each worker."""
+    """The others are not replied to: each one starts a program for each worker."""
     handler, may_end = job.handler(0), threading.Event()
     taken: list[int] = []
 
@@ -498,19 +498,19 @@ def test_only_some_stacks_are_taken_at_once(job: Job, asked: int) -> None:
         assert may_end.wait(PATIENCE)
         return []
 
-    handler._sample = sample
-    wanted = min(asked, handlers._SAMPLES)
+    handler._replies = {"stacks": sample}
+    wanted = min(asked, handlers._REPLIES)
     for repeated in (1, 2):  # the next questions are answered, too
         sent: list[Any] = []
         handler.client = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
         may_end.clear()
         for number in range(asked):
-            handler._report({"stacks": [0, number]})
+            handler._report({"question": [0, number], "what": "stacks"})
         until(lambda repeated=repeated: len(taken) == repeated * wanted)
         may_end.set()
         until(lambda sent=sent: len(sent) == wanted)
         expected = [[0, number] for number in range(wanted)]
-        assert sorted(each["sampled"] for each in sent) == expected
+        assert sorted(each["reply"] for each in sent) == expected
 
 
 def test_stacks_that_cannot_be_taken_are_taken_again(
@@ -523,9 +523,9 @@ def test_stacks_that_cannot_be_taken_are_taken_again(
         tried.append(threading.current_thread())
         raise MemoryError
 
-    handler._sample = sample
-    for number in range(1, 2 * handlers._SAMPLES):
-        handler._report({"stacks": [0, number]})
+    handler._replies = {"stacks": sample}
+    for number in range(1, 2 * handlers._REPLIES):
+        handler._report({"question": [0, number], "what": "stacks"})
         until(lambda number=number: len(tried) == number)
         tried[-1].join(PATIENCE)
 

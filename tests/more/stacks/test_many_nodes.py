@@ -41,11 +41,11 @@ def agents(workers):
         worker = Worker(node, NODES, node, 0, workers[node], lambda: None)
         stacks = sampling.sample([worker], PATIENCE)
         of = [asdict(stack) for stack in stacks]
-        made[node].send({"sampled": question, "of": of})
+        made[node].send({"reply": question, "of": of})
 
     def on_event(node, event):
-        if "stacks" in event:
-            threading.Thread(target=answer, args=(node, event["stacks"])).start()
+        if "question" in event:
+            threading.Thread(target=answer, args=(node, event["question"])).start()
 
     job.start_server(nodes=NODES)
     made = [

@@ -289,8 +289,9 @@ class Sampled:
         join_all(self.made)
 
     def _answer(self, rank, event):
-        if "stacks" in event and rank not in self.silent:
-            self.made[rank].send({"sampled": event["stacks"], "of": [f"of {rank}"]})
+        if "question" in event and rank not in self.silent:
+            assert event["what"] == "stacks"
+            self.made[rank].send({"reply": event["question"], "of": [f"of {rank}"]})
 
     def ask(self, *answered):
         """Let node 0 ask for stacks; wait until these nodes have answered."""
@@ -332,7 +333,7 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
     sampled.silent.add(1)
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     # Stacks that come too late are not taken for others.
-    sampled[1].send({"sampled": [0, sampled[0]._questions._asked], "of": ["late"]})
+    sampled[1].send({"reply": [0, sampled[0]._questions._asked], "of": ["late"]})
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
     assert sampled[0].stacks(LIMIT) == ANSWERS

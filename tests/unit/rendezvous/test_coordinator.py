@@ -386,31 +386,56 @@ def test_all_hear_that_the_failures_are_reported():
 SAMPLES = [{"rank": 9, "node": 2, "frames": ["f a.py:1"], "problem": ""}]
 
 
+def ask(number=7, what="stacks"):
+    """Return a question of an agent to all."""
+    return {"question": number, "what": what}
+
+
+def asked_by(rank, number=7, what="stacks"):
+    """Return the question as it is passed on."""
+    return {"question": [rank, number], "what": what}
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_all_agents_are_asked_for_stacks(rank):
-    """Also the one that asks: it gets the answers, whoever else asks, too."""
+def test_all_agents_are_asked(rank):
+    """Also the one that asks: it gets the replies, whoever else asks, too."""
     job = Job().all_at_work()
-    assert job.send(rank, stacks=7) == to(range(3), {"stacks": [rank, 7]})
-    job.send((rank + 1) % 3, stacks=7)
+    assert job.send(rank, **ask()) == to(range(3), asked_by(rank))
+    job.send((rank + 1) % 3, **ask())
     for other in (2, 0, 1):
-        sent = job.send(other, sampled=[rank, 7], node=rank, of=SAMPLES)
-        assert sent == {rank: [{"sampled": 7, "node": other, "of": SAMPLES}]}
+        sent = job.send(other, reply=[rank, 7], node=rank, of=SAMPLES)
+        assert sent == {rank: [{"replied": 7, "node": other, "of": SAMPLES}]}
 
 
-@pytest.mark.parametrize("number", [None, "x" * 1000, [1], {"a": 1}, 1.5, True])
-def test_a_question_for_stacks_is_a_number(number):
+WRONG_QUESTIONS = [
+    *(ask(number) for number in (None, "x" * 1000, [1], {"a": 1}, 1.5, True)),
+    *(ask(what=what) for what in (None, "x" * 1000, [1], {"a": 1}, 1.5, True)),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG_QUESTIONS, ids=str)
+def test_a_question_is_a_number_and_a_name(wrong):
     """All agents get it."""
     job = Job().all_at_work()
-    assert job.send(1, stacks=number) == {}
+    assert job.send(1, **wrong) == {}
 
 
-def test_an_answer_for_an_agent_that_is_gone():
+def test_a_reply_to_an_agent_that_is_gone():
     job = Job(max_restarts=1).all_at_work()
-    job.send(1, stacks=7)
+    job.send(1, **ask())
     job.lose(1)
-    assert job.send(2, sampled=[1, 7], of=[]) == {}
+    assert job.send(2, reply=[1, 7], of=[]) == {}
     job.send("again", **request_of(1, agent="second"))
-    assert job.send(0, stacks=8)["again"] == [{"stacks": [0, 8]}]
+    assert job.send(0, **ask(8))["again"] == [asked_by(0, 8)]
+
+
+def test_an_agent_that_comes_later_is_asked_too():
+    job = Job()
+    job.connect(0)
+    job.send(0, **ask())
+    assert job.connect(1) == {1: [welcome(), asked_by(0)]}
+    job.send(0, question=7)
+    assert job.connect(2) == {2: [welcome()]}
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2])
@@ -420,22 +445,22 @@ def test_stacks_may_be_asked_for_at_any_time(failures):
     for number in range(failures):
         job.join(0, 1, 2)
         job.died(KILLED, number)
-    assert job.send(2, stacks=7) == to(range(3), {"stacks": [2, 7]})
-    assert job.send(0, sampled=[2, 7], of=[])[2][0]["sampled"] == 7
+    assert job.send(2, **ask()) == to(range(3), asked_by(2))
+    assert job.send(0, reply=[2, 7], of=[])[2][0]["replied"] == 7
 
 
 @pytest.mark.parametrize(
-    "sampled",
+    "reply",
     [
         *(None, True, 0, "", "07", [], {}, [0], [0, 7, 7], [None, 7], ["0", 7]),
         *([3, 7], [-1, 7], [0.0, 7], [[0], 7], {"0": 7}, [10**30, 7]),
         *([0, []], [0, {}], [0, [7]]),
     ],
 )
-def test_an_answer_for_nobody(sampled):
+def test_a_reply_for_nobody(reply):
     """Nor is anything but a number passed on: who gets it would end the connection."""
     job = Job().all_at_work()
-    assert job.send(2, sampled=sampled, of=SAMPLES) == {}
+    assert job.send(2, reply=reply, of=SAMPLES) == {}
     assert job.coordinator.failure is None
 
 
@@ -450,11 +475,11 @@ json_values = st.recursive(
 nearly = st.tuples(st.integers(0, 2), json_values).map(list)
 
 
-@given(st.sampled_from(["stacks", "sampled"]), json_values | nearly)
-def test_whatever_is_asked_or_answered(key, value):
+@given(st.sampled_from(["question", "reply", "what"]), json_values | nearly)
+def test_whatever_is_asked_or_replied(key, value):
     job = Job().all_at_work()
     with suppress(WireError):
-        job.send(1, **{key: value}, of=value)
+        job.send(1, **ask() | {key: value}, of=value)
     assert job.is_running
 
 

@@ -239,7 +239,7 @@ class Job:
 
 PROTOCOL = {
     *("welcome", "refused", "go", "over", "prepare", "record", "out", "heartbeat"),
-    *("finished", "failed", "report", "printed", "stacks", "sampled", "answer"),
+    *("finished", "failed", "report", "printed", "question", "replied", "answer"),
 }
 
 
