@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _MOST = 12  # ranges, names or texts that are written
 _IN_FULL = 2  # hosts that are not folded
@@ -99,3 +99,11 @@ def nodes(ranks: Sequence[int], hosts: Sequence[str]) -> str:
 def listed(texts: Sequence[str]) -> str:
     """Write some texts, not too many."""
     return ", ".join(texts[:_MOST]) + _and_more(len(texts[_MOST:]))
+
+
+def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the node ranks that use each site, that of the first node first."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(sites):
+        found.setdefault(sites[rank], []).append(rank)
+    return found

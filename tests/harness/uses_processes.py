@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
 

@@ -44,6 +44,34 @@ def test_there_is_no_circle():
     assert not circle
 
 
+def classes(name):
+    """Return the classes of a module, by their names."""
+    body = MODULES[name].body
+    return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+
+
+def private_names(of):
+    """Return the private names that a class defines, or uses of itself."""
+    for node in ast.walk(of):
+        if isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield from [node.attr] * (node.value.id == "self")
+
+
+def test_no_class_uses_private_names_of_a_class_of_another_module():
+    used = []
+    for name in MODULES:
+        others = [classes(other) for other in imports(name)]
+        for each in classes(name).values():
+            own = {n for n in private_names(each) if n[0] == "_" != n[1]}
+            for base in (node.id for node in each.bases if isinstance(node, ast.Name)):
+                found = [module[base] for module in others if base in module]
+                theirs = {n for other in found for n in private_names(other)}
+                used += [(each.name, base, n) for n in own & theirs]
+    assert not used
+
+
 def test_the_top_level_is_small():
     """A command, a folder of its own with a ``__main__.py``, is not counted."""
     paths = [p for p in PACKAGE.iterdir() if p.suffix == ".py" or p.is_dir()]

@@ -92,7 +92,7 @@ class AgentStarter(Starter):
         Raises:
             LaunchError: Something that the user typed, or set, cannot work.
         """
-        inputs, args = self._inputs, self._args
+        inputs, args = self.inputs, self._args
         node = replace(
             inputs.node,
             workers=validation.number_of_workers(inputs.options, args.nproc_per_node),
@@ -116,7 +116,7 @@ class AgentStarter(Starter):
             LaunchError: Torch cannot use the command line.
             SystemExit: The job has failed; its cause is the exception that says why.
         """
-        args, environ, preloaded = self._args, self._inputs.environ, self._preloaded
+        args, environ, preloaded = self._args, self.inputs.environ, self._preloaded
         if CPP_LOG_LEVEL in plan.environment:
             cpp_log.read_level()  # of this process, which has imported torch
         is_launch = not plan.asked.hpc_dry_run
@@ -184,7 +184,7 @@ class AgentStarter(Starter):
         rendezvous = handler.SchedulerRendezvous(
             meeting,
             settings,
-            self._inputs.environ,
+            self.inputs.environ,
             address=str(getattr(args, "local_addr", "")),
             replies={"stacks": observer.sample},
             end_workers=observer.end_workers,
@@ -213,7 +213,7 @@ class AgentStarter(Starter):
 
     def describe(self, plan: LaunchPlan) -> Description:
         """Describe what this node would do."""
-        inputs, options = self._inputs, {**plan.asked.given, **plan.options}
+        inputs, options = self.inputs, {**plan.asked.given, **plan.options}
         command = torchrun_parser.plain_command(self._args, options, inputs.environ)
         outcomes = self._outcomes or registry.examine(
             registry.patches_for(plan), plan.asked.hpc_without_patches
@@ -225,7 +225,7 @@ class AgentStarter(Starter):
 
     def answers(self, plan: LaunchPlan) -> Answers:
         """Meet the other nodes, and return what all would do."""
-        return dry_run.meet(self._args, plan, self.describe(plan), self._inputs.environ)
+        return dry_run.meet(self._args, plan, self.describe(plan), self.inputs.environ)
 
     def run(self, plan: LaunchPlan) -> None:
         """Hand over to torch."""
@@ -233,7 +233,7 @@ class AgentStarter(Starter):
         if not registry.is_applied(self._outcomes, forward_signals):
             names += [number.name for number in signals.FORWARDED]
         signals.leave_to_torch(names)
-        is_scheduled = self._inputs.job is not None
+        is_scheduled = self.inputs.job is not None
         signals.begin(scheduled=is_scheduled, fork_server=self._preloaded.server)
         has_report = registry.is_applied(self._outcomes, watch_workers)
         try:

@@ -33,8 +33,8 @@ class WorkerStarter(Starter):
 
     def run(self, _plan: LaunchPlan) -> None:
         """Let the process manager know when this process has ended."""
-        if self._inputs.the_job.pmi_is_open:
-            pmi.finalize_at_end(self._inputs.environ)
+        if self.inputs.the_job.pmi_is_open:
+            pmi.finalize_at_end(self.inputs.environ)
 
 
 class DirectStarter(WorkerStarter):
@@ -55,7 +55,7 @@ class DirectStarter(WorkerStarter):
         Raises:
             LaunchError: It is not.
         """
-        script.check(self._line.script, self._line.options, self._inputs.environ)
+        script.check(self._line.script, self._line.options, self.inputs.environ)
         return super().ready(plan)
 
     def describe(self, plan: LaunchPlan) -> Description:
@@ -69,7 +69,7 @@ class DirectStarter(WorkerStarter):
             torch = metadata.version("torch")
         except metadata.PackageNotFoundError:
             torch = "unknown"
-        job = self._inputs.job
+        job = self.inputs.job
         return description.description(job, plan, torch, [], self.command())
 
     def command(self) -> list[str]:
@@ -77,7 +77,7 @@ class DirectStarter(WorkerStarter):
         words = [self._line.script, *self._line.arguments]
         if self._line.options.no_python:
             return words
-        python = [self._inputs.environ.get("PYTHON_EXEC") or sys.executable, "-u"]
+        python = [self.inputs.environ.get("PYTHON_EXEC") or sys.executable, "-u"]
         return [*python, *(["-m"] if self._line.options.module else []), *words]
 
     def run(self, plan: LaunchPlan) -> None:

@@ -50,10 +50,13 @@ class Starter:
 
     Args:
         inputs: What is known without torch.
+
+    Attributes:
+        inputs: The same.
     """
 
     def __init__(self, inputs: Inputs) -> None:
-        self._inputs = inputs
+        self.inputs = inputs
 
     def plan(self, meeting: Meeting) -> LaunchPlan:
         """Return the plan, which can be started as far as this process can tell.
@@ -61,7 +64,7 @@ class Starter:
         Raises:
             LaunchError: Something that the user typed, or set, cannot work.
         """
-        return make_plan(self._inputs, meeting)
+        return make_plan(self.inputs, meeting)
 
     def ready(self, _plan: LaunchPlan) -> AbstractContextManager[None]:
         """Return a context to start in; the environment has been written."""

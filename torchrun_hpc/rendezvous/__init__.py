@@ -8,15 +8,21 @@ same connection then carries what concerns all: a restart, the end, a failure.
 =================  ===================================================================
 `protocol`         the messages between agents and coordinator
 `coordinator`      what the coordinator decides: a state machine, without clock or
-                   network
+                   network. It is made of:
+`phases`           its phases, and which may follow which
+`members`          the agents: admission, heartbeats, candidates
+`rounds`           the rounds: when one begins, and when it ends
+`roster`           all nodes: who is ready, lost or out, and may still have workers
+`policy`           who is active in the next round: pure functions
+`record`           what all nodes know of the job, and `member` what one makes of it
 `key_value_store`  the values that torch's agents share, as the coordinator keeps them
 `loop`             the thread in which a process takes part, with what follows
 `server`           serves the coordinator, and whoever may become it
 `client`           an agent's connection to the coordinator
-`search`           how it finds the coordinator where that should be
-`peers`            how it finds the coordinator, or becomes it, in a job with spares
+`search`           finds the coordinator where that should be
+`peers`            finds the coordinator, or becomes it, in a job with spares
 `liveness`         signs of life of the coordinator
-`questions`        what an agent asks through it
+`questions`        what an agent asks: the store, and all other agents
 `connection`       all of these, as a node opens and closes them
 `notice`           the same of a node that cannot start
 `health`           the health check of a node with spares

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.failures.collection import Collection
 from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.names import ranks_by_site
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
 from torchrun_hpc.rendezvous.phases import BETWEEN_ROUNDS, ENDED, NEXT, Phase
 from torchrun_hpc.rendezvous.roster import Roster
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable
 
     from torchrun_hpc.rendezvous.members import Members
     from torchrun_hpc.rendezvous.protocol import Settings
@@ -25,14 +26,6 @@ _AGAIN = 5  # until a node that has not confirmed a round is asked again
 
 # How a job may fail while some nodes have not connected yet.
 WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
-
-
-def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the node ranks that use each site, that of the first node first."""
-    found: dict[str, list[int]] = {}
-    for rank in sorted(sites):
-        found.setdefault(sites[rank], []).append(rank)
-    return found
 
 
 class Rounds:
@@ -433,16 +426,16 @@ class Rounds:
         """Report the latest restart, once, and who has whose place."""
         lost = next(iter(self.roster.lost.values()), None)
         cause, is_told = lost or self._cause, self._restart_reported_in < 0
-        self._restart_reported_in = -1
         summary = self.failures.summary()
         if summary is not None and cause is not None and cause.kind is Kind.WORKER:
             cause = summary.first  # not the one that came first
-        is_news = cause is not None and (lost is not None or not is_told)
-        because = wire.encode(cause) if is_news else None
-        news: dict[str, Any] = {"because": because}
-        if self._replaced:
-            news |= {"replaced": self._replaced, "round": self.round}
+        if cause is None or (is_told and lost is None):
+            because = None
         else:
-            news |= {"restart": self.round}
+            because = wire.encode(cause)
+        news: dict[str, Any] = {"restart": self.round, "because": because}
+        if self._replaced:
+            news = {"replaced": self._replaced, "round": self.round, "because": because}
         if self._replaced or because is not None:
             self._members.report(news)
+        self._restart_reported_in = -1

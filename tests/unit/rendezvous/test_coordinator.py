@@ -1311,6 +1311,12 @@ class AnyCoordinator(RuleBasedStateMachine):
 
     def receive(self, connection, message):
         """Do what the server does."""
+        if (
+            "join" in message
+            and self.coordinator.members.rank_of(connection) is not None
+        ):
+            is_next = self.rounds.phase is Phase.RUN
+            self.joined[self.rounds.round + is_next].add(self.open[connection])
         try:
             self.coordinator.receive(connection, json.loads(json.dumps(message)))
         except WireError:
@@ -1327,9 +1333,6 @@ class AnyCoordinator(RuleBasedStateMachine):
         self.receive(self.next, request_of(rank) | changes)
 
     def join_as(self, connection):
-        if self.coordinator.members.rank_of(connection) is not None:
-            is_next = self.rounds.phase is Phase.RUN
-            self.joined[self.rounds.round + is_next].add(self.open[connection])
         self.receive(connection, {"join": True, "store": STORE})
 
     def read_outbox(self):
