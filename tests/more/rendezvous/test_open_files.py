@@ -16,7 +16,8 @@ SERVER = """
 import resource, socket, sys, threading, time
 from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.server import CoordinatorServer
-from torchrun_hpc.rendezvous.coordinator import Coordinator, Settings
+from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.protocol import Settings
 
 listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
 settings = Settings("19.0", "mine", 3, 0, 0, 60, 120)
