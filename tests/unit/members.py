@@ -20,7 +20,7 @@ from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import policy
 from torchrun_hpc.rendezvous.coordinator import Coordinator
-from torchrun_hpc.rendezvous.member import Member, answer_of
+from torchrun_hpc.rendezvous.member import Member, reply_of
 from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Settings
 from torchrun_hpc.wire import WireError
 
@@ -305,7 +305,7 @@ class Agent:
         if self.looks_for_first:
             self.connect(0)
             return
-        whom = self.member.whom()
+        whom = self.member.next_candidate()
         if whom is None:
             self.pauses = True
             return
@@ -325,7 +325,7 @@ class Agent:
         if self.looks_for_first:
             self.pauses = True
         else:
-            self.member.heard(whom, answer)
+            self.member.record_answer(whom, answer)
 
     def watch_others(self):
         """Ask the other members, and hear their answers, some of them late."""
@@ -340,7 +340,7 @@ class Agent:
         due, answers = self.heard_others
         if self.job.now >= due:
             self.heard_others = None
-            if self.member.gives_way(answers) and self.coordinator.give_way():
+            if self.member.should_step_down(answers) and self.coordinator.give_way():
                 self.member.coordinates = False
 
 
@@ -414,7 +414,7 @@ class Job:
         outbox = other.coordinator.outbox
         found = [m for k, m in outbox if k is key and m is not CLOSE]
         outbox[:] = [pair for pair in outbox if pair[0] is not key]
-        return answer_of(found[0])
+        return reply_of(found[0])
 
     def close(self, link, end, how=END):
         """Close one end of a connection; the other end hears of it, if it can."""
@@ -566,7 +566,7 @@ class Job:
             else:
                 is_answer = message not in (END, BROKEN)
                 self.close(link, 0)
-                answer = answer_of(message) if is_answer else None
+                answer = reply_of(message) if is_answer else None
                 agent.heard(link.ends[1].number, answer)
 
     # --- time

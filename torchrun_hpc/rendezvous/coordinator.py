@@ -388,8 +388,8 @@ class Coordinator:
             rounds.fail(replace(lost, finished=1))
         elif not state.done and record.losses.get(node, 0) >= policy.LOSSES:
             rounds.exclude(node, f"it was lost {policy.LOSSES} times")
-        elif not state.done and node in record.out:
-            self.members.send(node, {"out": record.out[node]})
+        elif not state.done and node in record.excluded:
+            self.members.send(node, {"out": record.excluded[node]})
 
     def _hear_of_workers(self, rank: int, message: Mapping[str, Any]) -> None:
         rounds, members = self.rounds, self.members

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PeerReply:
     """What a member answers to the question who coordinates.
 
     Attributes:
@@ -38,13 +38,13 @@ class Answer:
     is_strong: bool = False
 
 
-def answer_of(message: Mapping[str, Any]) -> Answer | None:
+def reply_of(message: Mapping[str, Any]) -> PeerReply | None:
     """Read an answer; ``None`` if it is none."""
     match message.get("standby"):
         case [follows, bool(coordinates), bool(is_strong)] if (
             follows is None or type(follows) is int
         ):
-            return Answer(follows, coordinates, is_strong)
+            return PeerReply(follows, coordinates, is_strong)
     return None
 
 
@@ -156,7 +156,7 @@ class Member:
         """
         self.follows = None
         self._asking = self.addresses
-        out = {self._own} & self.record.out.keys()
+        out = {self._own} & self.record.excluded.keys()
         self._left = deque(each for each in self._asking if each not in out)
         first = self._own if self.coordinates else self._preferred
         if first is not None and first in self._asking:
@@ -164,7 +164,7 @@ class Member:
         self._preferred = None
         self._asked.clear()
 
-    def whom(self) -> int | None:
+    def next_candidate(self) -> int | None:
         """Return whom to ask next.
 
         Returns:
@@ -175,11 +175,11 @@ class Member:
             self._left.popleft()
         return self._left[0] if self._left else None
 
-    def where(self, member: int) -> Address:
+    def address_of(self, member: int) -> Address:
         """Return the address of a member that is to be asked."""
         return self._asking[member]
 
-    def heard(self, member: int, answer: Answer | None) -> None:
+    def record_answer(self, member: int, answer: PeerReply | None) -> None:
         """Take note of an answer; ``None`` if there was none in time.
 
         A member that lives knows the coordinator, or will be it, if it is not out.
@@ -187,13 +187,13 @@ class Member:
         self._asked.add(member)
         if answer is None or member == self._own:
             return
-        if answer.follows is None and member in self.record.out:
+        if answer.follows is None and member in self.record.excluded:
             return
         self._left.clear()
         if answer.follows is not None and answer.follows in self._asking:
             self._left.append(answer.follows)
 
-    def gives_way(self, answers: Mapping[int, Answer]) -> bool:
+    def should_step_down(self, answers: Mapping[int, PeerReply]) -> bool:
         """Say whether this member is to follow another one, and coordinate no more.
 
         Args:

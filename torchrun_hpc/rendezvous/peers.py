@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous.coordinator import SUSPENDED
 from torchrun_hpc.rendezvous.liveness import Lease
-from torchrun_hpc.rendezvous.member import Answer, answer_of
+from torchrun_hpc.rendezvous.member import PeerReply, reply_of
 from torchrun_hpc.rendezvous.phases import Phase
 from torchrun_hpc.rendezvous.protocol import VERSION
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
@@ -151,9 +151,9 @@ class Peers:
         answers = {
             member: answer
             for member, answer in zip(absent, found, strict=True)
-            if isinstance(answer, Answer)
+            if isinstance(answer, PeerReply)
         }
-        if self.member.gives_way(answers) and self._coordinator.give_way():
+        if self.member.should_step_down(answers) and self._coordinator.give_way():
             self._flush()
             self.member.coordinates = False
 
@@ -199,7 +199,7 @@ class Peers:
         own = self.member
         own.begin()
         while True:
-            member = own.whom()
+            member = own.next_candidate()
             if member is None:
                 waited = clock() - start
                 if waited > timeout:
@@ -215,14 +215,14 @@ class Peers:
                 self._coordinator.coordinate(own.record)
                 self._flush()
                 own.coordinates = True
-            found = await self._ask(own.where(member))
+            found = await self._ask(own.address_of(member))
             if isinstance(found, tuple):
                 return found
-            own.heard(member, found)
+            own.record_answer(member, found)
 
     async def _ask(
         self, address: Address, *, asks: bool = False
-    ) -> Answered | Answer | None:
+    ) -> Answered | PeerReply | None:
         """Ask a member to be accepted, or only who coordinates.
 
         Returns:
@@ -241,7 +241,7 @@ class Peers:
         if (answer.get("welcome") == VERSION and is_job) or "failed" in answer:
             return channel, answer
         channel.close()
-        return answer_of(answer)
+        return reply_of(answer)
 
     async def _answer(
         self, channel: Channel, address: Address, *, asks: bool

@@ -34,14 +34,14 @@ def assigned(
         ready: Members that can take part.
         leaving: Active members that are not waited for.
     """
-    fit = [member for member in sorted(ready) if member not in record.out]
+    fit = [member for member in sorted(ready) if member not in record.excluded]
     before, fit_ones = set(record.active), set(fit)
     spares = [member for member in fit if member not in before]
     active = []
     for member in record.active:
         if member in fit_ones:
             active.append(member)
-        elif spares and (member in leaving or member in record.out):
+        elif spares and (member in leaving or member in record.excluded):
             active.append(spares.pop(0))
         else:
             return None
@@ -54,9 +54,9 @@ def lost(record: Record, member: int) -> Record:
     return replace(record, losses=losses, suspect=-1)
 
 
-def put_out(record: Record, member: int, reason: str) -> Record:
-    """Put a member out: it gets no node rank any more."""
-    return replace(record, out={**record.out, member: reason})
+def excluded(record: Record, member: int, reason: str) -> Record:
+    """Exclude a member: it gets no node rank any more."""
+    return replace(record, excluded={**record.excluded, member: reason})
 
 
 def blamed(record: Record, member: int, *, has_spare: bool) -> Record:
@@ -72,16 +72,22 @@ def blamed(record: Record, member: int, *, has_spare: bool) -> Record:
         has_spare: Whether a spare could take its place.
     """
     rank = record.active.index(member)
-    if rank in record.moved:
-        moved = {**record.moved}
-        first = moved.pop(rank)
-        out = {each: why for each, why in record.out.items() if each != first}
-        excused = (*record.excused, rank)
-        return replace(record, suspect=-1, moved=moved, out=out, excused=excused)
-    if rank in record.excused:
+    if rank in record.moved_from:
+        moved_from = {**record.moved_from}
+        first = moved_from.pop(rank)
+        others = {each: why for each, why in record.excluded.items() if each != first}
+        script_faults = *record.script_faults, rank
+        return replace(
+            record,
+            suspect=-1,
+            moved_from=moved_from,
+            excluded=others,
+            script_faults=script_faults,
+        )
+    if rank in record.script_faults:
         return replace(record, suspect=-1)
     if record.suspect != member or not has_spare:
         return replace(record, suspect=member)
     reason = "its workers were the first to fail in two rounds running"
-    record = put_out(record, member, reason)
-    return replace(record, suspect=-1, moved={**record.moved, rank: member})
+    record = excluded(record, member, reason)
+    return replace(record, suspect=-1, moved_from={**record.moved_from, rank: member})

@@ -35,12 +35,12 @@ class Record:
         active: The member that has each node rank.
         addresses: Where members can be asked.
         losses: How often members were lost.
-        out: Why members are out.
+        excluded: Members that take part no more, and why.
         suspect: The active member of which a worker was the first to fail, in the
             round that ended last; -1 if it is none.
-        moved: The members that are out because of that, by their node rank.
-        excused: Node ranks whose workers failed on another node, too: the script's
-            fault.
+        moved_from: Members excluded because of that, by their node rank.
+        script_faults: Node ranks whose workers failed on another node, too: it was the
+            script.
         may_run: The members that may still have had workers of an earlier round, when
             this one was formed; none once it has begun.
     """
@@ -50,10 +50,10 @@ class Record:
     active: tuple[int, ...]
     addresses: Mapping[int, Address] = field(default_factory=dict)
     losses: Mapping[int, int] = field(default_factory=dict)
-    out: Mapping[int, str] = field(default_factory=dict)
+    excluded: Mapping[int, str] = field(default_factory=dict)
     suspect: int = -1
-    moved: Mapping[int, int] = field(default_factory=dict)
-    excused: tuple[int, ...] = ()
+    moved_from: Mapping[int, int] = field(default_factory=dict)
+    script_faults: tuple[int, ...] = ()
     may_run: tuple[int, ...] = ()
 
     @property

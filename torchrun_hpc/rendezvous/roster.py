@@ -69,12 +69,12 @@ class Roster:
     @property
     def is_complete(self) -> bool:
         """Whether so many nodes are here that there are not enough elsewhere."""
-        return len(self.present - self.record.out.keys()) >= self.wanted
+        return len(self.present - self.record.excluded.keys()) >= self.wanted
 
     @property
     def left(self) -> set[int]:
         """Nodes that may be active once more."""
-        out = self.gone.keys() | self.record.out.keys()
+        out = self.gone.keys() | self.record.excluded.keys()
         return set(range(self._settings.nodes)) - out
 
     @property
@@ -94,19 +94,19 @@ class Roster:
         """Let a node take part no more."""
         self.ready.discard(node)
         reason = printable(reason, _REASON)
-        self._replace(policy.put_out(self.record, node, reason))
+        self._replace(policy.excluded(self.record, node, reason))
 
     def blame(self, node: int) -> None:
         """Take note that a worker of an active node was the first to fail."""
-        spares = self.ready - set(self.record.active) - self.record.out.keys()
+        spares = self.ready - set(self.record.active) - self.record.excluded.keys()
         self._replace(policy.blamed(self.record, node, has_spare=bool(spares)))
 
     def _replace(self, record: Record) -> None:
         """Use a record, and tell those that are out now, or no more."""
-        changed = record.out.keys() ^ self.record.out.keys()
+        changed = record.excluded.keys() ^ self.record.excluded.keys()
         self.record = record
         for node in changed:
-            reason = record.out.get(node, "")
+            reason = record.excluded.get(node, "")
             self._members.report({"excluded": node, "because": reason})
             self._members.send(node, {"out": reason})
 
@@ -123,7 +123,7 @@ class Roster:
         """
         if self.gone:
             return Failure(Kind.LOST, tuple(sorted(self.gone)))
-        if out := self.record.out:
+        if out := self.record.excluded:
             nodes = tuple(sorted(out))
             return Failure(Kind.UNFIT, nodes, text=out[nodes[-1]])
         lost = next(iter(self.lost.values()), None)
@@ -139,7 +139,7 @@ class Roster:
         bad = set(range(settings.nodes)) if has_begun else set()
         if members.seconds < settings.silence_timeout:
             bad &= self.gone.keys() | members.seen | self.record.losses.keys()
-        bad = bad - members.agents.keys() | self.record.out.keys()
+        bad = bad - members.agents.keys() | self.record.excluded.keys()
         is_certain = has_quorum or len(self.away) < self.wanted
         return {"out_at_end": sorted(bad), "is_certain": is_certain}
 
@@ -235,6 +235,6 @@ class Roster:
 
     def _first_addresses(self) -> dict[int, Address]:
         """Return where those are that may have to take over."""
-        fit = sorted(self.present - self.record.out.keys())
+        fit = sorted(self.present - self.record.excluded.keys())
         first = fit[: self._settings.spares + 1]
         return {node: self.addresses[node] for node in first}

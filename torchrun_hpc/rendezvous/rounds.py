@@ -162,7 +162,7 @@ class Rounds:
 
     def exclude(self, node: int, reason: str) -> None:
         """Let a node take part no more."""
-        if node not in self.roster.record.out:
+        if node not in self.roster.record.excluded:
             self.roster.exclude(node, reason)
             if node in self.roster.record.active:
                 self._unconfirm()
@@ -347,7 +347,7 @@ class Rounds:
         """Count a second: report what is waited for, and end when its time is up."""
         roster, has_spares = self.roster, self._settings.has_spares
         ready = self._done if self.phase is Phase.RUN else roster.ready
-        ready = ready - roster.record.out.keys()
+        ready = ready - roster.record.excluded.keys()
         if self.phase is Phase.RUN or not ready.issuperset(roster.record.active):
             self._wait_for_nodes(ready)
         if has_spares and self.phase in BETWEEN_ROUNDS:

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from torchrun_hpc import wire
-from torchrun_hpc.rendezvous.member import Answer, Member, answer_of
+from torchrun_hpc.rendezvous.member import Member, PeerReply, reply_of
 from torchrun_hpc.rendezvous.policy import first_record
 from torchrun_hpc.rendezvous.record import Record
 from torchrun_hpc.wire import WireError
 
 RECORD = Record((1, 2), 3, (0, 1, 2))
 GONE = None  # no answer
-ALONE = Answer()
-THIRD = Answer(follows=3)
+ALONE = PeerReply()
+THIRD = PeerReply(follows=3)
 COORDINATES, IS_STRONG = (
-    Answer(coordinates=True),
-    Answer(coordinates=True, is_strong=True),
+    PeerReply(coordinates=True),
+    PeerReply(coordinates=True, is_strong=True),
 )
 
 
@@ -39,10 +39,10 @@ def make_member(own, **changes):
 @pytest.mark.parametrize(
     ("standby", "expected"),
     [
-        ([None, False, False], Answer()),
-        ([2, False, False], Answer(follows=2)),
-        ([0, True, False], Answer(0, coordinates=True)),
-        ([0, True, True], Answer(0, coordinates=True, is_strong=True)),
+        ([None, False, False], PeerReply()),
+        ([2, False, False], PeerReply(follows=2)),
+        ([0, True, False], PeerReply(0, coordinates=True)),
+        ([0, True, True], PeerReply(0, coordinates=True, is_strong=True)),
         (None, None),
         ([], None),
         ([None, False], None),
@@ -55,12 +55,12 @@ def make_member(own, **changes):
     ],
 )
 def test_an_answer(standby, expected):
-    assert answer_of({"standby": standby}) == expected
+    assert reply_of({"standby": standby}) == expected
 
 
 @pytest.mark.parametrize("message", [{}, {"welcome": 3}, {"refused": "unknown"}])
 def test_what_is_no_answer(message):
-    assert answer_of(message) is None
+    assert reply_of(message) is None
 
 
 # --- whom it asks -------------------------------------------------------------------
@@ -78,11 +78,11 @@ def asked(member, answers):
     """
     found = []
     member.begin()
-    while (whom := member.whom()) is not None:
+    while (whom := member.next_candidate()) is not None:
         found.append(whom)
         if whom == member._own:
             break
-        member.heard(whom, answers.get(whom))
+        member.record_answer(whom, answers.get(whom))
     return found
 
 
@@ -95,14 +95,14 @@ ORDERS = {
     "one before it is alive": (2, {0: GONE, 1: ALONE}, [0, 1]),
     "one before it is alive, and one is silent": (3, {1: ALONE}, [0, 1]),
     "one before it follows another": (2, {1: THIRD}, [0, 1, 3]),
-    "one before it follows it": (2, {1: Answer(follows=2)}, [0, 1, 2]),
-    "one before it follows one that is gone": (2, {1: Answer(follows=0)}, [0, 1]),
-    "one before it follows nobody's number": (2, {1: Answer(follows=9)}, [0, 1]),
+    "one before it follows it": (2, {1: PeerReply(follows=2)}, [0, 1, 2]),
+    "one before it follows one that is gone": (2, {1: PeerReply(follows=0)}, [0, 1]),
+    "one before it follows nobody's number": (2, {1: PeerReply(follows=9)}, [0, 1]),
     "another that it is sent to is gone": (2, {0: THIRD, 1: GONE, 3: GONE}, [0, 3]),
     "those behind it are not asked": (1, {0: GONE, 2: ALONE, 3: ALONE}, [0, 1]),
     "two that point at each other": (
         3,
-        {0: Answer(follows=1), 1: Answer(follows=0), 2: ALONE},
+        {0: PeerReply(follows=1), 1: PeerReply(follows=0), 2: ALONE},
         [0, 1],
     ),
 }
@@ -120,24 +120,24 @@ def test_whom_it_asks(case):
         (None, [0, 1, 2]),
         (ALONE, [0, 1, 2]),  # it will not take over
         (THIRD, [0, 3]),
-        (Answer(follows=0, coordinates=True), [0]),  # and has not accepted this one
+        (PeerReply(follows=0, coordinates=True), [0]),  # and has not accepted this one
     ],
 )
 def test_one_that_is_out_is_asked_and_may_coordinate(answer, expected):
     """It was the coordinator already, or knows which one is."""
-    member = make_member(2, out={0: "why"})
+    member = make_member(2, excluded={0: "why"})
     assert asked(member, {0: answer}) == expected
 
 
 def test_a_member_that_is_out_does_not_take_over():
-    member = make_member(1, out={1: "why"})
+    member = make_member(1, excluded={1: "why"})
     assert asked(member, dict.fromkeys((0, 2, 3), GONE)) == [0, 2, 3]
 
 
 def test_it_begins_anew():
     member = make_member(2)
     assert asked(member, {0: GONE, 1: ALONE}) == [0, 1]
-    assert member.whom() is None
+    assert member.next_candidate() is None
     assert asked(member, {}) == [0, 1, 2]
     assert member.follows is None
 
@@ -165,7 +165,7 @@ def test_members_of_which_nothing_is_known_are_not_asked():
 # The other members' answers, and whom it is to follow.
 GIVES_WAY = {
     "nobody answers": ({}, None),
-    "others do not coordinate": ({0: ALONE, 3: Answer(follows=0)}, None),
+    "others do not coordinate": ({0: ALONE, 3: PeerReply(follows=0)}, None),
     "one that is strong": ({3: IS_STRONG}, 3),
     "one before it": ({0: COORDINATES}, 0),
     "one behind it": ({3: COORDINATES}, None),
@@ -174,18 +174,18 @@ GIVES_WAY = {
 
 
 @pytest.mark.parametrize("case", GIVES_WAY)
-def test_to_whom_it_gives_way(case):
+def test_to_whom_it_should_step_down(case):
     answers, expected = GIVES_WAY[case]
     member = make_member(2)
     member.follows = 2
-    assert member.gives_way(answers) is (expected is not None)
+    assert member.should_step_down(answers) is (expected is not None)
     first = asked(member, {})[0]
     assert first == (0 if expected is None else expected)
 
 
 def test_it_is_asked_first_only_once():
     member = make_member(2)
-    assert member.gives_way({3: IS_STRONG})
+    assert member.should_step_down({3: IS_STRONG})
     assert asked(member, {}) == [3, 0, 1, 2]
     assert asked(member, {}) == [0, 1, 2]
 
@@ -193,15 +193,15 @@ def test_it_is_asked_first_only_once():
 @pytest.mark.parametrize(
     ("follows", "expected"), [(None, False), (2, False), (0, True)]
 )
-def test_it_gives_way_where_it_follows_another(follows, expected):
+def test_it_should_step_down_where_it_follows_another(follows, expected):
     member = make_member(2)
     member.follows = follows
-    assert member.gives_way({}) is expected
+    assert member.should_step_down({}) is expected
 
 
 def test_one_that_is_out_and_has_a_world_is_followed():
-    member = make_member(2, out={3: "why"})
-    assert member.gives_way({3: IS_STRONG})
+    member = make_member(2, excluded={3: "why"})
+    assert member.should_step_down({3: IS_STRONG})
     assert asked(member, {})[0] == 3
 
 

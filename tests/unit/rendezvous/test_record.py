@@ -16,9 +16,9 @@ from torchrun_hpc.rendezvous.policy import (
     LOSSES,
     assigned,
     blamed,
+    excluded,
     first_record,
     lost,
-    put_out,
 )
 from torchrun_hpc.rendezvous.record import Address, Record
 from torchrun_hpc.wire import WireError, printable
@@ -70,10 +70,10 @@ ASSIGNED = {
     "three leave": ({}, {3, 4}, {0, 1, 2}, None),
     "one leaves, and another is waited for": ({}, {0, 3, 4}, {1}, None),
     "who leaves is there": ({}, {0, 1, 2, 3, 4}, {1}, (0, 1, 2)),
-    "one is out": ({"out": {1: "why"}}, {0, 1, 2, 3, 4}, (), (0, 3, 2)),
-    "one is out, and gone": ({"out": {1: "why"}}, {0, 2, 4}, (), (0, 4, 2)),
-    "a spare is out": ({"out": {3: "why"}}, {0, 2, 3, 4}, {1}, (0, 4, 2)),
-    "no spare is left": ({"out": {3: "why", 4: "why"}}, {0, 2, 3, 4}, {1}, None),
+    "one is out": ({"excluded": {1: "why"}}, {0, 1, 2, 3, 4}, (), (0, 3, 2)),
+    "one is out, and gone": ({"excluded": {1: "why"}}, {0, 2, 4}, (), (0, 4, 2)),
+    "a spare is out": ({"excluded": {3: "why"}}, {0, 2, 3, 4}, {1}, (0, 4, 2)),
+    "no spare is left": ({"excluded": {3: "why", 4: "why"}}, {0, 2, 3, 4}, {1}, None),
     "a spare is at work": ({"active": (0, 3, 2)}, {0, 1, 2, 3}, (), (0, 3, 2)),
     "who was lost is a spare": ({"active": (0, 3, 2)}, {0, 1, 3, 4}, {2}, (0, 3, 1)),
     "ranks stay in another order": ({"active": (4, 0, 3)}, {0, 1, 3}, {4}, (1, 0, 3)),
@@ -92,7 +92,7 @@ members = st.integers(0, 6)
 @settings(deadline=None)
 @given(st.permutations(range(7)), st.sets(members), st.sets(members), st.sets(members))
 def test_whoever_is_active_is_there_once_and_keeps_its_rank(order, ready, leaving, out):
-    record = Record((0, 0), 3, tuple(order[:4]), out=dict.fromkeys(out, "why"))
+    record = Record((0, 0), 3, tuple(order[:4]), excluded=dict.fromkeys(out, "why"))
     active = assigned(record, ready, leaving)
     fit = ready - out
     if active is None:
@@ -120,17 +120,17 @@ def test_who_fails_when_a_member_is_lost_is_not_suspect_any_more():
 
 
 def test_members_that_are_out_have_a_reason():
-    record = put_out(put_out(RECORD, 1, "its disk is full"), 3, "it was lost 2 times")
+    record = excluded(excluded(RECORD, 1, "its disk is full"), 3, "it was lost 2 times")
     expected = {1: "its disk is full", 3: "it was lost 2 times"}
-    assert record == replace(RECORD, out=expected)
+    assert record == replace(RECORD, excluded=expected)
 
 
 # --- who is blamed ------------------------------------------------------------------
 
 FULL = {4: "its disk is full"}
-OUT = {"suspect": -1, "out": {1: WHY}, "moved": {1: 1}}
-MOVED = {"out": {1: WHY}, "moved": {1: 1}, "active": (0, 3, 2)}
-EXCUSED = {"suspect": -1, "out": {}, "moved": {}, "excused": (1,)}
+OUT = {"suspect": -1, "excluded": {1: WHY}, "moved_from": {1: 1}}
+MOVED = {"excluded": {1: WHY}, "moved_from": {1: 1}, "active": (0, 3, 2)}
+EXCUSED = {"suspect": -1, "excluded": {}, "moved_from": {}, "script_faults": (1,)}
 
 # What is known; who fails first; what has changed.
 WITH_SPARE = {
@@ -139,9 +139,21 @@ WITH_SPARE = {
     "another one after it": ({"suspect": 1}, 2, {"suspect": 2}),
     "the same node rank on the next node": (MOVED, 3, EXCUSED),
     "another node rank after it": (MOVED, 2, {"suspect": 2}),
-    "one that is excused": ({"excused": (1,), "suspect": 1}, 1, {"suspect": -1}),
-    "another one than is excused": ({"excused": (0,), "suspect": 1}, 1, OUT),
-    "others stay out": (MOVED | {"out": {1: WHY} | FULL}, 3, EXCUSED | {"out": FULL}),
+    "one that is script_faults": (
+        {"script_faults": (1,), "suspect": 1},
+        1,
+        {"suspect": -1},
+    ),
+    "another one than is script_faults": (
+        {"script_faults": (0,), "suspect": 1},
+        1,
+        OUT,
+    ),
+    "others stay out": (
+        MOVED | {"excluded": {1: WHY} | FULL},
+        3,
+        EXCUSED | {"excluded": FULL},
+    ),
 }
 WITHOUT_SPARE = {
     "two rounds running": ({"suspect": 1}, 1, {"suspect": 1}),
@@ -171,7 +183,7 @@ def test_a_script_that_fails_everywhere_costs_no_node():
     for member in (1, 1, 3, 1, 1, 1):
         active = tuple(member if rank == 1 else rank for rank in range(3))
         record = blamed(replace(record, active=active), member, has_spare=True)
-    assert record == replace(RECORD, excused=(1,))
+    assert record == replace(RECORD, script_faults=(1,))
 
 
 # --- as plain data ------------------------------------------------------------------
@@ -193,10 +205,10 @@ records = st.builds(
     active=some_numbers,
     addresses=by_number(st.tuples(hosts, st.integers(1, 2**16 - 1))),
     losses=by_number(numbers),
-    out=by_number(texts),
+    excluded=by_number(texts),
     suspect=numbers,
-    moved=by_number(numbers),
-    excused=some_numbers,
+    moved_from=by_number(numbers),
+    script_faults=some_numbers,
 )
 
 
@@ -216,10 +228,10 @@ WRONG = {
         *([["n1", 4000]], {"n1": ["n1", 4000]}),
     ],
     "losses": [2, [[1]], [[1, []]]],
-    "out": [[[1]], [[1, "a\nb"]], [[1, "\x1b[2J"]], [[1, "\u202e"]]],
+    "excluded": [[[1]], [[1, "a\nb"]], [[1, "\x1b[2J"]], [[1, "\u202e"]]],
     "suspect": NUMBERS,
-    "moved": [[[1, None]]],
-    "excused": [1, ["n1"]],
+    "moved_from": [[[1, None]]],
+    "script_faults": [1, ["n1"]],
     "may_run": [1, ["n1"]],
 }
 

@@ -834,7 +834,7 @@ def test_what_cannot_be_printed_of_a_reason():
     job = Job()
     job.connect(0, 1)
     job.send(1, unfit="\x1b[2J" + 500 * "x")
-    assert job.record.out == {1: " [2J" + 196 * "x"}
+    assert job.record.excluded == {1: " [2J" + 196 * "x"}
 
 
 def test_a_member_that_is_out_hears_so_when_it_comes_back():
@@ -857,7 +857,7 @@ def test_a_member_that_was_lost_twice_is_out():
         out = "it was lost 2 times"
         heard = {"out": out} in job.present(member)[member]
         assert heard is (number == 3)
-        assert job.record.out == ({1: out} if number == 3 else {})
+        assert job.record.excluded == ({1: out} if number == 3 else {})
         job.join(member)
     assert job.events[-1] == {"excluded": 1, "because": out}
 
@@ -891,7 +891,7 @@ def test_a_node_that_is_the_first_to_fail_in_two_rounds_is_out():
     sent = fail_on(job, 1)
     assert {"out": BLAMED} in sent[1]
     assert job.active == (0, 3, 2)
-    assert job.record.out == {1: BLAMED}
+    assert job.record.excluded == {1: BLAMED}
     assert job.events[1] == {"excluded": 1, "because": BLAMED}
 
 
@@ -899,7 +899,7 @@ def test_two_nodes_that_fail_in_turns_are_not_blamed():
     job = Job().all_at_work()
     for member in (1, 2, 1, 2):
         fail_on(job, member)
-    assert (job.active, job.record.out) == ((0, 1, 2), {})
+    assert (job.active, job.record.excluded) == ((0, 1, 2), {})
 
 
 def test_no_node_is_blamed_where_nothing_could_take_its_place():
@@ -907,7 +907,7 @@ def test_no_node_is_blamed_where_nothing_could_take_its_place():
     job.lose(3)
     for _ in range(3):
         fail_on(job, 1)
-    assert (job.active, job.record.out) == ((0, 1, 2), {})
+    assert (job.active, job.record.excluded) == ((0, 1, 2), {})
 
 
 def test_a_script_that_fails_on_the_next_node_too():
@@ -917,10 +917,10 @@ def test_a_script_that_fails_on_the_next_node_too():
     sent = fail_on(job, 3)
     assert {"out": ""} in sent[1]
     assert {"excluded": 1, "because": ""} in job.events
-    assert (job.record.out, job.record.excused) == ({}, (1,))
+    assert (job.record.excluded, job.record.script_faults) == ({}, (1,))
     for _ in range(2):
         fail_on(job, 3)
-    assert (job.active, job.record.out) == ((0, 3, 2), {})
+    assert (job.active, job.record.excluded) == ((0, 3, 2), {})
 
 
 def test_the_first_worker_that_fails_counts():
@@ -932,7 +932,7 @@ def test_the_first_worker_that_fails_counts():
         number = job.rounds.round - 1
         job.send(1, died=wire.encode(worker), round=number)
         job.restart(3, 0, 1, 2)
-    assert (job.active, job.record.out) == ((0, 3, 2), {1: BLAMED})
+    assert (job.active, job.record.excluded) == ((0, 3, 2), {1: BLAMED})
 
 
 def test_a_lost_member_is_not_a_failure_of_the_script():
@@ -942,7 +942,7 @@ def test_a_lost_member_is_not_a_failure_of_the_script():
     job.died(1)
     job.end(2)
     job.restart(3, 4, 0, 1)
-    assert (job.active, job.record.out) == ((0, 1, 3), {})
+    assert (job.active, job.record.excluded) == ((0, 1, 3), {})
 
 
 # --- how it ends --------------------------------------------------------------------
@@ -1252,7 +1252,7 @@ def test_a_replaced_member_comes_back_that_had_finished():
     assert job.is_running
     job.connect(1, term=[0, 0], round=0, done=True)
     assert job.coordinator.failure is None
-    assert 1 in job.record.out
+    assert 1 in job.record.excluded
 
 
 def test_a_member_that_is_on_its_way_is_not_bad():

@@ -202,7 +202,7 @@ def test_all_are_looked_for_until_enough_are_here():
 # --- it gives way -------------------------------------------------------------------
 
 
-def test_it_gives_way():
+def test_it_should_step_down():
     standby = coordinating(1, 2)
     assert standby.give_way()
     left = sent(standby)
