@@ -344,8 +344,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             return
         message = messages.render(event, self._meeting)
         if message is not None:
-            kind = "warning" if message.code in messages.WARNINGS else ""
-            console.write(message, kind)
+            is_warning = messages.is_warning(event, self._meeting)
+            console.write(message, "warning" if is_warning else "")
 
 
 def settings_of(

@@ -194,9 +194,16 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
     "seeks": _seeks,
 }
 
-# Codes of those that are more than news.
-_SPARES = ("HPC207", "HPC208", "HPC209", "HPC210", "HPC211", "HPC212", "HPC214")
-WARNINGS = frozenset({*_SPARES, "HPC163", "HPC217", "HPC218", "HPC229"})
+_WARNINGS = frozenset(
+    ["sites", "stranger", "replaced", "excluded", "out", "takes_over", "may_run"]
+)
+_WARNINGS_OF_SPARES = frozenset(["suspended", "seeks", "silent", "coordinator_silent"])
+
+
+def is_warning(event: Mapping[str, Any], meeting: Meeting) -> bool:
+    """Return whether an event is more than news."""
+    with_spares = _WARNINGS_OF_SPARES if meeting.spares.number else ()
+    return not event.keys().isdisjoint({*_WARNINGS, *with_spares})
 
 
 def _own(meeting: Meeting) -> str:
