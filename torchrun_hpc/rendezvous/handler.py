@@ -355,7 +355,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             return
         message = messages.render(event, self._meeting)
         if message is not None:
-            console.write(message, messages.kind_of(event, self._meeting))
+            is_warning = messages.is_warning(event, self._meeting)
+            console.write(message, "warning" if is_warning else "")
 
 
 def settings_of(

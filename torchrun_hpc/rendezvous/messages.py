@@ -190,23 +190,16 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
     "seeks": _seeks,
 }
 
-_WARNINGS = {"sites", "stranger"}
-_OF_SPARES = {
-    "replaced",
-    "excluded",
-    "out",
-    "takes_over",
-    "may_run",
-    "suspended",
-    "seeks",
-}
-_WARNINGS_WITH_SPARES = _WARNINGS | _OF_SPARES | {"silent", "coordinator_silent"}
+_WARNINGS = frozenset(
+    ["sites", "stranger", "replaced", "excluded", "out", "takes_over", "may_run"]
+)
+_WARNINGS_OF_SPARES = frozenset(["suspended", "seeks", "silent", "coordinator_silent"])
 
 
-def kind_of(event: Mapping[str, Any], meeting: Meeting) -> str:
-    """Return whether an event is more than news, as `console.write` has it."""
-    warnings = _WARNINGS_WITH_SPARES if meeting.spares.number else _WARNINGS
-    return "warning" if event.keys() & warnings else ""
+def is_warning(event: Mapping[str, Any], meeting: Meeting) -> bool:
+    """Return whether an event is more than news."""
+    with_spares = _WARNINGS_OF_SPARES if meeting.spares.number else ()
+    return not event.keys().isdisjoint({*_WARNINGS, *with_spares})
 
 
 def _own(meeting: Meeting) -> str:

@@ -130,6 +130,7 @@ def test_an_event(case):
     event, expected = EVENTS[case]
     message = messages.render(event, meeting())
     assert (message and str(message)) == expected
+    assert message is None or messages.is_warning(event, meeting())
 
 
 @pytest.mark.parametrize(
@@ -149,3 +150,9 @@ def test_nodes_that_the_next_job_had_better_do_without(ranks, exclude, expected)
 def test_nodes_where_the_scheduler_cannot_exclude_them():
     message = messages.bad_nodes((1,), meeting())
     assert str(message) == f"HPC213 lost, or out: {N1}"
+
+
+@pytest.mark.parametrize("key", ["silent", "coordinator_silent", "waiting", "lost"])
+def test_what_is_no_warning_without_spares(key):
+    assert not messages.is_warning({key: [2]}, meeting(spares=0))
+    assert messages.is_warning({key: [2]}, meeting()) is key.endswith("silent")
