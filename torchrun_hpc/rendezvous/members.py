@@ -161,6 +161,11 @@ class Members:
         self._outbox.append((connection, RESET))
         return connection
 
+    def reset(self) -> None:
+        """Reset the connections of all agents, and of those that would be one."""
+        known = (*self.agents.values(), *self._candidates.values())
+        self._outbox += [(each.connection, RESET) for each in known]
+
     # --- candidates ---------------------------------------------------------------
 
     def claim(self, connection: Hashable, request: JoinRequest) -> None:

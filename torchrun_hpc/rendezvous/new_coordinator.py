@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import WorkerFailure
-from torchrun_hpc.rendezvous import protocol
+from torchrun_hpc.rendezvous import policy, protocol
 from torchrun_hpc.rendezvous.members import Members, Refused
 from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.rendezvous.protocol import Failure, Kind, Refusal
+from torchrun_hpc.rendezvous.protocol import CLOSE, Failure, Kind, Refusal
+from torchrun_hpc.rendezvous.record import MemberState
 from torchrun_hpc.rendezvous.rounds import WHILE_STARTING, Rounds
-from torchrun_hpc.spares import record as records
-from torchrun_hpc.spares.record import MemberState
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from torchrun_hpc.rendezvous.key_value_store import Answer
+    from torchrun_hpc.rendezvous.member import Member
     from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings
-    from torchrun_hpc.spares.record import Record
+    from torchrun_hpc.rendezvous.record import Address, Record
 
 # Seconds.
 _BESIDE = 2  # at most, between the loss of an agent and SIGTERM for the others
@@ -41,7 +42,8 @@ class Coordinator:
     Args:
         settings: What all agents agree on.
         record: What this node knows of the job; by default, that it has not begun.
-        outbox: Where to leave what is to be sent.
+        member: What this node knows as a member, if the job has spares. Then it is on
+            standby at first.
 
     Attributes:
         outbox: Pairs of a connection and a message to send there, in order.
@@ -49,15 +51,17 @@ class Coordinator:
         rounds: The rounds of the job.
     """
 
-    def __init__(self, settings: Settings, record: Record | None = None) -> None:
+    def __init__(self, settings: Settings, member: Member | None = None) -> None:
         self.settings = settings
         self.outbox: list[Answer] = []
-        if record is None:
-            nodes, spares = settings.nodes, settings.spares
-            record = records.first_record(nodes, spares, settings.coordinator)
-        self._begin(record)
+        self._member = member
+        nodes, spares = settings.nodes, settings.spares
+        record = policy.first_record(nodes, spares, settings.coordinator)
+        self._reset(record)
+        if member is None:  # nobody takes over from it
+            self.coordinate(record)
 
-    def _begin(self, record: Record) -> None:
+    def _reset(self, record: Record) -> None:
         settings = self.settings
         self.members = Members(settings, self.outbox)
         self.rounds = Rounds(settings, self.members, record)
@@ -70,7 +74,55 @@ class Coordinator:
         # Agents that have received SIGTERM, or have failed since then.
         self._stopped: dict[int, Failure] = {}
         self._stopped_at = 0  # the second in which the first has
-        self.rounds.take_over()
+
+    # --- taking over --------------------------------------------------------------
+
+    def coordinate(self, record: Record) -> None:
+        """Become the coordinator.
+
+        Args:
+            record: What this node knows of the job. After the first round its
+                coordinator was lost, and this one takes over.
+        """
+        if self.rounds.phase is Phase.STANDBY:
+            self._reset(record)
+            self.rounds.take_over()
+
+    def give_way(self) -> bool:
+        """Be the coordinator no longer, if too few are here: all look for another one.
+
+        Returns:
+            Whether this node is on standby.
+        """
+        if not (self.rounds.has_quorum or self.rounds.has_ended):
+            self.members.reset()
+            self._reset(self.rounds.roster.record)
+        return self.rounds.phase is Phase.STANDBY
+
+    def absent(self, *, ask_all: bool) -> dict[int, Address] | None:
+        """Return where to look for other nodes; ``None`` if enough are here.
+
+        Args:
+            ask_all: Whether also for those that have not come yet.
+        """
+        roster, here = self.rounds.roster, self.members.agents.keys()
+        if self._member is None or self.rounds.has_quorum or self.rounds.has_ended:
+            return None
+        addresses = {**self._member.addresses, **roster.addresses}
+        absent = {*addresses} - here
+        if not ask_all:
+            active = roster.record.active if self.rounds.began >= 0 else ()
+            absent = {*roster.addresses, *active} - here - roster.gone.keys()
+        return {node: addresses[node] for node in absent if node in addresses}
+
+    def _answer_peer(self, connection: Hashable, message: Mapping[str, Any]) -> None:
+        """Answer a node that looks for the coordinator."""
+        if message.get("job") != self.settings.job or self._member is None:
+            raise WireError("not a member of this job")
+        coordinates = self.rounds.phase is not Phase.STANDBY
+        has_quorum = coordinates and self.rounds.has_quorum
+        standby = [self._member.follows, coordinates, has_quorum]
+        self.outbox += [(connection, {"standby": standby}), (connection, CLOSE)]
 
     # --- what others ask ----------------------------------------------------------
 
@@ -106,6 +158,9 @@ class Coordinator:
         Raises:
             WireError: It is not valid; the connection is to be closed.
         """
+        if self.rounds.phase is Phase.STANDBY or message.get("asks"):
+            self._answer_peer(connection, message)
+            return
         rank = self.members.rank_of(connection)
         if rank is None:
             self._handle_request(connection, message)
@@ -325,8 +380,8 @@ class Coordinator:
         elif state.done and state.round == record.round:
             lost = next(iter(roster.lost.values()), Failure(Kind.AGENT, (node,)))
             rounds.fail(replace(lost, finished=1))
-        elif not state.done and record.losses.get(node, 0) >= records.LOSSES:
-            rounds.exclude(node, f"it was lost {records.LOSSES} times")
+        elif not state.done and record.losses.get(node, 0) >= policy.LOSSES:
+            rounds.exclude(node, f"it was lost {policy.LOSSES} times")
         elif not state.done and node in record.out:
             self.members.send(node, {"out": record.out[node]})
 

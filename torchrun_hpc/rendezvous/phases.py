@@ -21,7 +21,7 @@ class Phase(Enum):
 NEXT = {
     Phase.STANDBY: (Phase.SEEK,),
     Phase.SEEK: (Phase.GATHER, Phase.CONFIRM, Phase.FAILED, Phase.STANDBY),
-    Phase.GATHER: (Phase.SEEK, Phase.CONFIRM, Phase.RUN, Phase.FAILED),
+    Phase.GATHER: (Phase.SEEK, Phase.CONFIRM, Phase.RUN, Phase.FAILED, Phase.STANDBY),
     Phase.CONFIRM: (Phase.GATHER, Phase.RUN, Phase.FAILED),
     Phase.RUN: (Phase.GATHER, Phase.FINISHED, Phase.FAILED),
     Phase.FINISHED: (),

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
+from torchrun_hpc.rendezvous import policy
 from torchrun_hpc.rendezvous.protocol import Failure, Kind
-from torchrun_hpc.spares import record as policy
 from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.rendezvous.members import Members
     from torchrun_hpc.rendezvous.protocol import Settings
-    from torchrun_hpc.spares.record import Address, MemberState, Record
+    from torchrun_hpc.rendezvous.record import Address, MemberState, Record
 
 _REASON = 200  # characters of why a node is out
 

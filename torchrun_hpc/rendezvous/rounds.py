@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.rendezvous.members import Members
     from torchrun_hpc.rendezvous.protocol import Settings
-    from torchrun_hpc.spares.record import Record
+    from torchrun_hpc.rendezvous.record import Record
 
 # Seconds.
 _RESTART_REPORT = 2  # until others have failed, of which one may have been the first
@@ -55,7 +55,7 @@ class Rounds:
     """
 
     def __init__(self, settings: Settings, members: Members, record: Record) -> None:
-        self.phase = Phase.SEEK if settings.spares else Phase.GATHER
+        self.phase = Phase.STANDBY if settings.spares else Phase.GATHER
         self.failure: Failure | None = None
         self.round = record.round + 1
         self.began = record.round
@@ -105,6 +105,7 @@ class Rounds:
         """Go on from what was recorded by a coordinator that is lost."""
         record, roster = self.roster.record, self.roster
         before = record.term[1]
+        self.enter(Phase.SEEK)
         if self.began >= 0:
             roster.lease({*record.active, *record.may_run})
             self._cause = Failure(Kind.LOST, (before,))
@@ -324,7 +325,7 @@ class Rounds:
 
     def fail(self, failure: Failure) -> None:
         """End the job, and inform all agents; only the first failure counts."""
-        if self.has_ended:
+        if self.has_ended or self.phase is Phase.STANDBY:
             return
         self._failed_in, self.failure = self.phase, failure
         self.enter(Phase.FAILED)

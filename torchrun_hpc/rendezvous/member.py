@@ -1,0 +1,208 @@
+"""What a member knows, and whom it follows: without clock or network.
+
+All know the order of the members. When the coordinator is lost, each asks them in this
+order; the first one that answers takes over. A member is that one itself if all before
+it are gone, or silent. Where a network falls apart, there may be several. Those that
+have too few members look for others, and give way to one that has enough, or comes
+before them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc import wire
+from torchrun_hpc.rendezvous.record import MemberState, Record
+from torchrun_hpc.wire import WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torchrun_hpc.rendezvous.record import Address
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a member answers to the question who coordinates.
+
+    Attributes:
+        follows: The coordinator that it is connected to; ``None`` without one.
+        coordinates: Whether it is one.
+        is_strong: Whether it has enough members.
+    """
+
+    follows: int | None = None
+    coordinates: bool = False
+    is_strong: bool = False
+
+
+def answer_of(message: Mapping[str, Any]) -> Answer | None:
+    """Read an answer; ``None`` if it is none."""
+    match message.get("standby"):
+        case [follows, bool(coordinates), bool(is_strong)] if (
+            follows is None or type(follows) is int
+        ):
+            return Answer(follows, coordinates, is_strong)
+    return None
+
+
+class Member:
+    """A member: what it knows, tells a coordinator, and whom it follows.
+
+    Args:
+        own: Its number.
+        address: Where it can be asked.
+        record: That of a job that has not begun.
+        hints: Where other members probably can be asked, that it has not heard of.
+
+    Attributes:
+        record: What it knows of the job.
+        follows: The coordinator that it is connected to; ``None`` without one.
+        coordinates: Whether it is a coordinator.
+        is_ready: Whether its workers have ended, and it waits for a round.
+        is_done: Whether its workers have finished.
+        unfit: Why its node is not well; empty if it is.
+    """
+
+    def __init__(
+        self,
+        own: int,
+        address: Address,
+        record: Record,
+        hints: Mapping[int, Address] | None = None,
+    ) -> None:
+        self._own = own
+        self._address = address
+        self._hints = {**(hints or {}), own: address}
+        self.record = record
+        self.follows: int | None = None
+        self.coordinates = False
+        self.is_ready = False
+        self.is_done = False
+        self.unfit = ""
+        self._gone: tuple[int, int] | None = None  # the last coordinator that has ended
+        self._preferred: int | None = None
+        self._asking: Mapping[int, Address] = {}  # a thousand of them, so not anew
+        self._left: deque[int] = deque()
+        self._asked: set[int] = set()
+
+    # --- with a coordinator -------------------------------------------------------
+
+    def accepted(self, answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield what to send to a coordinator that has accepted this member.
+
+        Args:
+            answer: Its welcome.
+        """
+        self.follows = answer.get("coordinator")
+        number, term = answer["age"][0], tuple(answer["age"][1])
+        is_newer = self.record.age > (number, term) or self.record.term > term
+        state = MemberState(
+            address=self._address,
+            done=self.is_done,
+            term=self.record.term,
+            round=self.record.round,
+            gone=self._gone,
+            record=self.record if is_newer else None,
+        )
+        yield {"present": wire.encode(state)}
+        if self.unfit:
+            yield {"unfit": self.unfit}
+        elif self.is_ready:
+            yield {"join": True}
+
+    def prepared(self, message: Mapping[str, Any]) -> Record | None:
+        """Return the record of a round that this member is to confirm, if it is."""
+        record = wire.decode(Record, message["prepare"])
+        if record.age < self.record.age:
+            raise WireError("a round of a lower term")
+        self.record = record
+        return record if self._own in record.active else None
+
+    def informed(self, message: Mapping[str, Any]) -> None:
+        """Take note of what has changed since the round was prepared."""
+        record = wire.decode(Record, message["record"])
+        if record.age >= self.record.age:
+            addresses = {**self.record.addresses, **record.addresses}
+            self.record = replace(record, addresses=addresses)
+
+    def began(self) -> None:
+        """Take note that the round has begun: no older workers are left."""
+        self.record = replace(self.record, may_run=())
+
+    def saw_end(self) -> None:
+        """Take note that the process of its coordinator has ended.
+
+        The next one must know in which round: an agent that was started again may
+        have workers of a later one.
+        """
+        if self.follows is not None:
+            self._gone = self.follows, self.record.round
+
+    # --- without ------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> Mapping[int, Address]:
+        """Where the members are, in their order."""
+        known = {**self._hints, **self.record.addresses}
+        return {member: known[member] for member in sorted(known)}
+
+    def begin(self) -> None:
+        """Begin to ask who coordinates: the coordinator is lost, or all were asked.
+
+        A coordinator asks itself first: others may follow it.
+        """
+        self.follows = None
+        self._asking = self.addresses
+        out = {self._own} & self.record.out.keys()
+        self._left = deque(each for each in self._asking if each not in out)
+        first = self._own if self.coordinates else self._preferred
+        if first is not None and first in self._asking:
+            self._left.appendleft(first)
+        self._preferred = None
+        self._asked.clear()
+
+    def whom(self) -> int | None:
+        """Return whom to ask next.
+
+        Returns:
+            A member; this one, if it is to take over; ``None`` if it is to begin anew,
+            a little later.
+        """
+        while self._left and self._left[0] in self._asked:
+            self._left.popleft()
+        return self._left[0] if self._left else None
+
+    def where(self, member: int) -> Address:
+        """Return the address of a member that is to be asked."""
+        return self._asking[member]
+
+    def heard(self, member: int, answer: Answer | None) -> None:
+        """Take note of an answer; ``None`` if there was none in time.
+
+        A member that lives knows the coordinator, or will be it, if it is not out.
+        """
+        self._asked.add(member)
+        if answer is None or member == self._own:
+            return
+        if answer.follows is None and member in self.record.out:
+            return
+        self._left.clear()
+        if answer.follows is not None and answer.follows in self._asking:
+            self._left.append(answer.follows)
+
+    def gives_way(self, answers: Mapping[int, Answer]) -> bool:
+        """Say whether this member is to follow another one, and coordinate no more.
+
+        Args:
+            answers: Of other members, while too few are here.
+        """
+        if self.follows not in {None, self._own}:
+            return True
+        for member, answer in sorted(answers.items()):
+            if answer.coordinates and (answer.is_strong or member < self._own):
+                self._preferred = member
+                return True
+        return False

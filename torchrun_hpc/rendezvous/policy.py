@@ -1,0 +1,87 @@
+"""Who is active in the next round, who is lost, and who is out: pure functions.
+
+Without spares all nodes are active. With spares, one of them takes the place of a node
+that is lost, late, or out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.rendezvous.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+LOSSES = 2  # of a node, after which it is out
+
+
+def first_record(nodes: int, spares: int, coordinator: int) -> Record:
+    """Return the record of a job that has not begun: the last members are spares."""
+    return Record((0, coordinator), -1, tuple(range(nodes - spares)))
+
+
+def assigned(
+    record: Record, ready: Collection[int], leaving: Collection[int]
+) -> tuple[int, ...] | None:
+    """Return the active members of the next round; ``None`` if some are missing.
+
+    Each keeps its node rank, but for those that leave: a spare has theirs.
+
+    Args:
+        record: The record of the round before.
+        ready: Members that can take part.
+        leaving: Active members that are not waited for.
+    """
+    fit = [member for member in sorted(ready) if member not in record.out]
+    before, fit_ones = set(record.active), set(fit)
+    spares = [member for member in fit if member not in before]
+    active = []
+    for member in record.active:
+        if member in fit_ones:
+            active.append(member)
+        elif spares and (member in leaving or member in record.out):
+            active.append(spares.pop(0))
+        else:
+            return None
+    return tuple(active)
+
+
+def lost(record: Record, member: int) -> Record:
+    """Take note that a member was lost; it may come back, but not forever."""
+    losses = {**record.losses, member: record.losses.get(member, 0) + 1}
+    return replace(record, losses=losses, suspect=-1)
+
+
+def put_out(record: Record, member: int, reason: str) -> Record:
+    """Put a member out: it gets no node rank any more."""
+    return replace(record, out={**record.out, member: reason})
+
+
+def blamed(record: Record, member: int, *, has_spare: bool) -> Record:
+    """Take note that a worker of an active member was the first to fail in a round.
+
+    If that was so in the round before, too, the node may be the cause, and is out. If
+    the same then happens on the node that took its place, it was the script: nobody is
+    blamed for this node rank any more, and the first one comes back.
+
+    Args:
+        record: The record of that round.
+        member: The member.
+        has_spare: Whether a spare could take its place.
+    """
+    rank = record.active.index(member)
+    if rank in record.moved:
+        moved = {**record.moved}
+        first = moved.pop(rank)
+        out = {each: why for each, why in record.out.items() if each != first}
+        excused = (*record.excused, rank)
+        return replace(record, suspect=-1, moved=moved, out=out, excused=excused)
+    if rank in record.excused:
+        return replace(record, suspect=-1)
+    if record.suspect != member or not has_spare:
+        return replace(record, suspect=member)
+    reason = "its workers were the first to fail in two rounds running"
+    record = put_out(record, member, reason)
+    return replace(record, suspect=-1, moved={**record.moved, rank: member})
