@@ -231,9 +231,8 @@ class Peers:
         """
         channel = Channel()
         try:
-            answer = await asyncio.wait_for(
-                self._answer(channel, address, asks=asks), _ANSWER_TIMEOUT
-            )
+            opening = channel.open(*address, {**self._first_line, "asks": asks})
+            answer = await asyncio.wait_for(opening, _ANSWER_TIMEOUT)
         except (OSError, ValueError, OverflowError, asyncio.TimeoutError):
             channel.abort()
             return None
@@ -242,12 +241,3 @@ class Peers:
             return channel, answer
         channel.close()
         return reply_of(answer)
-
-    async def _answer(
-        self, channel: Channel, address: Address, *, asks: bool
-    ) -> Mapping[str, Any]:
-        """Connect, and return the answer to the first line."""
-        loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: channel, *address)
-        channel.send({**self._first_line, "asks": asks})
-        return await channel.first()

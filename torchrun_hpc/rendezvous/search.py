@@ -114,9 +114,21 @@ class Channel(End):
         if self._fault is not None:
             raise self._fault
 
-    async def first(self) -> Mapping[str, Any]:
-        """Wait for the first message; it is empty if the connection ends before."""
-        await self._arrived.wait()
+    async def open(
+        self, host: str, port: int, first_line: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Connect; return the answer to the first line, empty if the connection ends.
+
+        Raises:
+            OSError: It cannot connect.
+            ValueError: There is no such host.
+            OverflowError: There is no such port.
+            asyncio.TimeoutError: There is no answer.
+        """
+        opening = asyncio.get_running_loop().create_connection(lambda: self, host, port)
+        await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
+        self.send(first_line)
+        await asyncio.wait_for(self._arrived.wait(), _ANSWER_TIMEOUT)
         return self._messages.pop(0) if self._messages else {}
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -232,43 +244,16 @@ class Search:
             _OtherPeerError: The coordinator is not there.
             RefusedError: It is, and refuses this agent.
         """
-        channel = await self._connect(port)
+        channel = Channel()
         try:
-            channel.send(self._first_line)
-            try:
-                answer = await asyncio.wait_for(channel.first(), _ANSWER_TIMEOUT)
-            except asyncio.TimeoutError:
-                raise _OtherPeerError("somebody who says nothing") from None
+            answer = await channel.open(self._address.host, port, self._first_line)
             self._check(answer, port)
-        except BaseException:
+        except BaseException as error:
             channel.abort()
+            if text := _why(error, is_connected=channel.transport is not None):
+                raise _OtherPeerError(text) from None
             raise
         return channel, answer
-
-    async def _connect(self, port: int) -> Channel:
-        """Open a connection.
-
-        Raises:
-            _OtherPeerError: That is not possible.
-        """
-        loop, channel = asyncio.get_running_loop(), Channel()
-        opening = loop.create_connection(lambda: channel, self._address.host, port)
-        try:
-            await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
-        except asyncio.TimeoutError:
-            raise _OtherPeerError("no answer to the connection") from None
-        except (OverflowError, ValueError) as error:  # no host, or no port
-            raise _OtherPeerError(str(error)) from None
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # this node's own fault
-            # asyncio's own text repeats address and port.
-            number = error.errno or 0
-            text = os.strerror(number) if number > 0 else error.strerror or str(error)
-            if error.errno == errno.ECONNREFUSED:
-                text = f"{NOBODY} (not started there yet, or ended)"
-            raise _OtherPeerError(text) from None
-        return channel
 
     def _check(self, answer: Mapping[str, Any], port: int) -> None:
         """Find out whether this is what the coordinator of the job answers.
@@ -291,3 +276,20 @@ class Search:
                     raise _OtherPeerError("another job")
                 raise RefusedError(reason, port)
         raise _OtherPeerError("somebody else")
+
+
+def _why(error: BaseException, *, is_connected: bool) -> str:
+    """Return why there is no answer; empty if that is not the other end's fault."""
+    text = ""  # as for EMFILE: this node's own fault
+    if isinstance(error, asyncio.TimeoutError):
+        text = "no answer to the connection"
+        if is_connected:
+            text = "somebody who says nothing"
+    elif isinstance(error, ConnectionRefusedError):
+        text = f"{NOBODY} (not started there yet, or ended)"
+    elif isinstance(error, OverflowError | ValueError):  # no host, or no port
+        text = str(error)
+    elif isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENFILE):
+        number = error.errno or 0  # asyncio's own text repeats address and port
+        text = os.strerror(number) if number > 0 else error.strerror or str(error)
+    return text
