@@ -82,7 +82,7 @@ class Relay:
         return worker
 
     def reads(self, pid: int) -> bool:
-        """Say whether it reads what this worker writes."""
+        """Return whether it reads what this worker writes."""
         return pid in self._pipes
 
     def end_of(self, pid: int) -> tuple[bytes, float]:

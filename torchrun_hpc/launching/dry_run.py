@@ -51,6 +51,7 @@ def meet(
         environ: Environment of this process.
 
     Raises:
+        JobFailedError: A node cannot take part.
         RendezvousError: The head node could not be reached, or is lost.
     """
     meeting = plan.meeting
@@ -138,7 +139,8 @@ def _wait(
             text = f"{state()} after {waited:.0f} s; the limit is {limit:.0f} s"
             console.write(Message("HPC100", text))
 
-    is_done = waiting.until(lambda: condition() or client.failure, limit, report)
-    if client.failure is not None:
+    waiting.until(lambda: condition() or client.failure, limit, report)
+    is_done = condition()
+    if not is_done and client.failure is not None:
         raise JobFailedError(client.failure)
     return is_done

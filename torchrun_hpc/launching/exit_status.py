@@ -87,7 +87,9 @@ def together(
         raise SystemExit(FAILED) from cause
     # Elsewhere torch's own traceback follows, as after torchrun.
     is_silent = plan.meeting.is_ours and isinstance(problem, SignalException)
-    if is_silent or isinstance(problem, JobFailedError | OSError):
+    is_ours = is_command or plan.meeting.is_ours
+    is_silent = is_silent or (is_ours and isinstance(problem, OSError))
+    if is_silent or isinstance(problem, JobFailedError):
         raise SystemExit(FAILED) from problem
     if problem is not None:
         raise problem

@@ -155,7 +155,7 @@ class Client:
         if member is None and self.request.rank == 0:
             message["store"] = open_store()
         with self._changed:
-            self._wanted = message["join"] = self.next_round
+            message["join"], self._wanted = True, self.next_round
             # But not what is prepared: it is of a later round.
             self._go, self.is_over = None, False
             self._own_failure = None
@@ -302,6 +302,7 @@ class Client:
     # --- in the loop --------------------------------------------------------------
 
     def _begin(self, finder: Search | Peers) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._on_exception)
         self._task = asyncio.create_task(self._run(finder))
 
     async def _run(self, finder: Search | Peers) -> None:
@@ -321,6 +322,15 @@ class Client:
         if self._channel is not None:
             self._channel.abort()
         self._task.cancel()
+
+    def _on_exception(
+        self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+    ) -> None:
+        """End this agent if a call has failed; a fault of a connection ends that."""
+        error = context.get("exception")
+        if isinstance(error, Exception) and "protocol" not in context:
+            self._on_fault(error)
+        loop.default_exception_handler(context)
 
     def _change(self, **values: Any) -> None:
         with self._changed:
@@ -351,7 +361,10 @@ class Client:
         self._channel = channel
         self._silence.begin()
         channel.on_message = self._handle
-        self._change(next_round=answer.get("round", 0), is_accepted=True)
+        number = answer.get("round", 0)
+        # Another coordinator may begin an earlier round than this agent has joined.
+        wanted = min(self._wanted, number)
+        self._change(next_round=number, _wanted=wanted, is_accepted=True)
         watching = self._accepted(answer)
         if "failed" in answer:
             self._handle(answer)

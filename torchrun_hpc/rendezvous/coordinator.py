@@ -18,7 +18,7 @@ from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import policy, protocol
 from torchrun_hpc.rendezvous.members import Members, Refused
 from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.rendezvous.protocol import CLOSE, Refusal
+from torchrun_hpc.rendezvous.protocol import CLOSE, SUSPENDED, Refusal
 from torchrun_hpc.rendezvous.record import MemberState
 from torchrun_hpc.rendezvous.rounds import WHILE_STARTING, Rounds
 from torchrun_hpc.wire import WireError
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 # Seconds.
 _BESIDE = 2  # at most, between the loss of an agent and SIGTERM for the others
-SUSPENDED = 2  # who notices later that a lease has ended was suspended
 
 _SHORT = 60  # characters of a question to all nodes
 
@@ -43,7 +42,6 @@ class Coordinator:
 
     Args:
         settings: What all agents agree on.
-        record: What this node knows of the job; by default, that it has not begun.
         member: What this node knows as a member, if the job has spares. Then it is on
             standby at first.
 
@@ -399,7 +397,7 @@ class Coordinator:
             failure = replace(failure, nodes=(rank,), by=rank)
             rounds.failures.add(failure)
             if rounds.phase is Phase.RUN and not self._stopped:
-                rounds.end(failure)
+                rounds.end(failure.brief)
         if "report" in message:
             summary = rounds.failures.summary()
             members.send(rank, {"report": summary and wire.encode(summary)})

@@ -143,7 +143,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return capabilities.rendezvous_info(store, rank, nodes, address, port)
 
     def num_nodes_waiting(self) -> int:
-        """Say whether there is to be another round; this costs nothing.
+        """Return whether there is to be another round; this costs nothing.
 
         Raises:
             JobFailedError: The job has failed on another node, or for all.
@@ -155,7 +155,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return int(self.client.is_over)
 
     def is_closed(self) -> bool:
-        """Say whether there will be no other round."""
+        """Return whether there will be no other round."""
         return self.failure is not None
 
     def set_closed(self) -> None:
@@ -246,7 +246,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             raise CoordinatorMissingError(message) from None
 
     def finish(self) -> bool:
-        """Wait until all nodes have finished; say whether they did."""
+        """Wait until all nodes have finished; return whether they did."""
         try:
             if self.took_part:
                 self.client.finish()

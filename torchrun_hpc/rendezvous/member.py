@@ -194,7 +194,7 @@ class Member:
             self._left.append(answer.follows)
 
     def should_step_down(self, answers: Mapping[int, PeerReply]) -> bool:
-        """Say whether this member is to follow another one, and coordinate no more.
+        """Return whether this member is to follow another one, and coordinate no more.
 
         Args:
             answers: Of other members, while too few are here.

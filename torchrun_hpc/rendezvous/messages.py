@@ -108,10 +108,14 @@ def _coordinator_silent(event: Mapping[str, Any], meeting: Meeting) -> Message |
 
 
 def _coordinator_answers(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
-    if not reports_wait_for(meeting.node_rank, meeting.coordinator):
+    of = event.get("of", meeting.coordinator)
+    if not reports_wait_for(meeting.node_rank, of):
         return None
+    who = _head_node(meeting)
+    if "of" in event:
+        who = f"the coordinator on {names([of], meeting)}"
     text = f"answers again, after {event['coordinator_answers']} s"
-    return Message("HPC161", f"{_head_node(meeting)} {text}")
+    return Message("HPC161", f"{who} {text}")
 
 
 def _replaced(event: Mapping[str, Any], meeting: Meeting) -> Message:

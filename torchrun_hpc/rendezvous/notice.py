@@ -47,7 +47,7 @@ def inform(
         coordinator=meeting.node_rank,
         max_restarts=0,
         join_timeout=0,
-        silence_timeout=SILENCE_REPORT,
+        silence_timeout=SILENCE_REPORT if meeting.is_coordinator else int(limit),
         spares=meeting.spares.number,
         is_fixed=True,
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
-from torchrun_hpc.rendezvous.coordinator import SUSPENDED
 from torchrun_hpc.rendezvous.liveness import Lease
 from torchrun_hpc.rendezvous.member import PeerReply, reply_of
 from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.rendezvous.protocol import VERSION
+from torchrun_hpc.rendezvous.protocol import SUSPENDED, VERSION
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Peers:
         channel.abort()
         if late <= SUSPENDED:
             return 0
-        self._end_workers()
+        self._end_workers_now()
         return int(late) + self._lease.length
 
     def heard(self, message: Mapping[str, Any]) -> None:
@@ -126,11 +126,15 @@ class Peers:
         elif "go" in message:
             self.member.began()
         elif "suspended" in message:  # this member has it, and was suspended with it
-            self._end_workers()
+            self._end_workers_now()
         elif "finished" in message or "failed" in message:
             self.reports = self.member.coordinates
             self.is_certain = bool(message.get("is_certain"))
             self.out_at_end = tuple(message.get("out_at_end", ()))
+
+    def _end_workers_now(self) -> None:
+        """End them beside the loop: a disk may hang, and others wait for an answer."""
+        threading.Thread(target=self._end_workers, daemon=True).start()
 
     async def watch(self) -> None:
         """While too few members are here, look for a coordinator that has enough."""
@@ -236,6 +240,9 @@ class Peers:
         except (OSError, ValueError, OverflowError, asyncio.TimeoutError):
             channel.abort()
             return None
+        except asyncio.CancelledError:
+            channel.abort()
+            raise
         is_job = answer.get("job") == self._request.job
         if (answer.get("welcome") == VERSION and is_job) or "failed" in answer:
             return channel, answer

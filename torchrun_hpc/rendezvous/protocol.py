@@ -56,7 +56,9 @@ from the coordinator          meaning
 ``waiting``, ``finishing``,   for the user, on the node that reports: see
 ``silent``, ``answering``,    `messages.render`
 ``lost``, ``restart``,
-``sites``, ``stranger``
+``sites``, ``stranger``,
+``replaced``, ``excluded``,
+``may_run``, ``suspended``
 ============================  ==========================================================
 """
 
@@ -74,6 +76,8 @@ VERSION = 6
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096
 LINE_LIMIT = 16 * 2**20
+
+SUSPENDED = 2  # seconds: who notices later that a lease has ended was suspended
 
 # In an outbox: close, or reset, this connection. A process that lives resets those of
 # agents: an end of file means to them that it has ended.

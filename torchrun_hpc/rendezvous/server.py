@@ -39,8 +39,10 @@ UNKNOWN_PEERS = 256
 # Errors of accept(2) where no other file can be opened.
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-# Bytes that are kept for an agent that does not read.
+# Bytes that are kept for an agent that does not read: a line or two, and the replies of
+# all nodes to a question, which may come at once.
 _UNSENT_LIMIT = 2 * protocol.LINE_LIMIT
+_REPLY = 64 * 1024
 
 
 def listen(address: str | None, port: int) -> socket.socket:
@@ -91,7 +93,9 @@ class CoordinatorServer:
         self._has_reported = False
         self._unknown: dict[Hashable, _Connection] = {}  # the oldest is the first
         self._connections: dict[Hashable, _Connection] = {}
-        self._limit = coordinator.settings.nodes + unknown_peers
+        nodes = coordinator.settings.nodes
+        self._limit = nodes + unknown_peers
+        self.unsent_limit = _UNSENT_LIMIT + nodes * _REPLY
         self._opening: set[asyncio.Task[Any]] = set()
         self._loop, self._events = loop, loop.events
         self._all_informed = threading.Event()
@@ -176,7 +180,7 @@ class CoordinatorServer:
         task.add_done_callback(self._opening.discard)
 
     def _abort_oldest(self) -> bool:
-        """Abort the oldest connection of an unknown peer; say whether there is one."""
+        """Abort the oldest connection of an unknown peer; return whether there is one."""
         oldest = next(iter(self._unknown), None)
         if oldest is not None:
             self._unknown.pop(oldest).abort()
@@ -279,7 +283,7 @@ class _Connection(End):
         self._server.disconnected(self)
 
     def send(self, line: bytes) -> None:
-        if self.transport.get_write_buffer_size() > _UNSENT_LIMIT:
+        if self.transport.get_write_buffer_size() > self._server.unsent_limit:
             self.abort()
-        else:
+        elif not self.transport.is_closing():
             self.transport.write(line)

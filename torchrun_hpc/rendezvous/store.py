@@ -61,7 +61,7 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
         return int(self._ask({"add": key, "by": amount}))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Say whether all keys exist."""
+        """Return whether all keys exist."""
         asked = self._unknown(keys)
         return not asked or bool(self._ask({"check": asked}))
 

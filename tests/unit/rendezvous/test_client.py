@@ -589,12 +589,18 @@ def test_a_fault_of_the_agent_leaves_the_coordinator(sharing):
     assert sharing[1].failure is None
 
 
-def test_a_fault_of_the_coordinator_leaves_the_agent(job, sharing, monkeypatch, caplog):
+def test_a_fault_of_the_coordinator_ends_its_agent(job, sharing, monkeypatch, caplog):
+    """Otherwise all would wait for it."""
     monkeypatch.setattr(job.server.coordinator, "tick", lambda _: 1 / 0)
     job.server._loop.call(job.server.catch_up, 0)
-    assert sharing[0].ask({"add": "a", "by": 1}, LIMIT) == 1
+    text = failure_of(sharing[0]).text
+    assert text == "ZeroDivisionError: division by zero"
     assert "ZeroDivisionError" in caplog.text
-    assert [client.failure for client in sharing] == [None] * 3
+
+
+def test_a_call_that_fails_ends_the_agent(sharing):
+    sharing[1].send({"join": object()})
+    assert failure_of(sharing[1]).text.startswith("TypeError: ")
 
 
 def test_the_coordinator_stays_when_its_own_agent_has_left(job, sharing):
