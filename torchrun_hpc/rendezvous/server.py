@@ -180,7 +180,11 @@ class CoordinatorServer:
         task.add_done_callback(self._opening.discard)
 
     def _abort_oldest(self) -> bool:
-        """Abort the oldest connection of an unknown peer; return whether there is one."""
+        """Abort the oldest connection of an unknown peer, if there is one.
+
+        Returns:
+            Whether there was one.
+        """
         oldest = next(iter(self._unknown), None)
         if oldest is not None:
             self._unknown.pop(oldest).abort()
