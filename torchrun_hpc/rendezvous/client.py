@@ -80,6 +80,7 @@ class Client:
         is_over: Whether the round that this agent is in has ended.
         finished: Whether all nodes have finished.
         is_accepted: Whether the coordinator has accepted this agent.
+        questions: What it asks through the coordinator.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Client:
         self._is_reported = False  # which workers have failed
         self._changed = threading.Condition()
         self._channel: Channel | None = None
-        self._questions = Questions(self._changed, self._until, self.send)
+        self.questions = Questions(self._changed, self._until, self.send)
         self._task: asyncio.Task[None]
 
     # --- for the main thread ------------------------------------------------------
@@ -138,8 +139,8 @@ class Client:
         """Wait for a round in which this node has workers.
 
         Args:
-            open_store: Opens the workers' store, and returns its address and port; it
-                is called where this node has node rank 0.
+            open_store: Opens the workers' store, and returns its address and port. It
+                is called if this node has node rank 0.
 
         Returns:
             The coordinator's ``go``, the node rank, and the number of nodes that have
@@ -202,7 +203,7 @@ class Client:
             RoundOverError: The round that it is about has ended.
             JobFailedError: The job has failed.
         """
-        answer = self._questions.ask(question, lambda: self.is_over, timeout)
+        answer = self.questions.ask(question, lambda: self.is_over, timeout)
         if self.is_over:
             raise RoundOverError
         return answer
@@ -217,18 +218,12 @@ class Client:
         """
 
         def wait(replies: Mapping[int, Any]) -> None:
-            # None, where there is no coordinator, or no job any more.
+            # No reply comes if the coordinator, or the job, has ended.
             with suppress(Exception):
                 self._until(lambda: {*self._active} <= replies.keys(), timeout)
 
         spares = {*range(self.request.nodes)} - {*self._active}
-        return {node: [] for node in spares} | self.ask_all("stacks", wait)
-
-    def ask_all(
-        self, what: str, wait: Callable[[Mapping[int, Any]], None]
-    ) -> dict[int, Any]:
-        """Ask all nodes; see `Questions.ask_all`."""
-        return self._questions.ask_all(what, wait)
+        return {node: [] for node in spares} | self.questions.ask_all("stacks", wait)
 
     def finish(self) -> None:
         """Wait until all nodes have finished.
@@ -327,10 +322,10 @@ class Client:
         self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ) -> None:
         """End this agent if a call has failed; a fault of a connection ends that."""
+        loop.default_exception_handler(context)
         error = context.get("exception")
         if isinstance(error, Exception) and "protocol" not in context:
             self._on_fault(error)
-        loop.default_exception_handler(context)
 
     def _change(self, **values: Any) -> None:
         with self._changed:
@@ -451,7 +446,7 @@ class Client:
         if "heartbeat" in message:
             self._send({"heartbeat": now()})
         elif "answer" in message:
-            self._questions.answered(message)
+            self.questions.answered(message)
         elif "prepare" in message and self.peers is not None:
             self._change(_prepared=self.peers.member.prepared(message))
         elif "go" in message:
@@ -489,6 +484,6 @@ class Client:
         elif "printed" in message:
             self._change(_is_reported=True)
         elif "replied" in message:
-            self._questions.replied(message)
+            self.questions.replied(message)
         elif "record" not in message:
             self.tell(message)

@@ -26,7 +26,7 @@ from torchrun_hpc.wire import WireError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from torchrun_hpc.rendezvous.key_value_store import Answer
+    from torchrun_hpc.rendezvous.key_value_store import Outgoing
     from torchrun_hpc.rendezvous.member import Member
     from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings
     from torchrun_hpc.rendezvous.record import Address, Record
@@ -42,8 +42,7 @@ class Coordinator:
 
     Args:
         settings: What all agents agree on.
-        member: What this node knows as a member, if the job has spares. Then it is on
-            standby at first.
+        member: What this node knows of a job with spares. Then it starts on standby.
 
     Attributes:
         outbox: Pairs of a connection and a message to send there, in order.
@@ -53,7 +52,7 @@ class Coordinator:
 
     def __init__(self, settings: Settings, member: Member | None = None) -> None:
         self.settings = settings
-        self.outbox: list[Answer] = []
+        self.outbox: list[Outgoing] = []
         self._member = member
         nodes, spares = settings.nodes, settings.spares * settings.has_spares
         record = policy.first_record(nodes, spares, settings.coordinator)
@@ -90,7 +89,7 @@ class Coordinator:
             self.rounds.take_over()
 
     def give_way(self) -> bool:
-        """Be the coordinator no longer, if too few are here: all look for another one.
+        """Stop coordinating if too few nodes are here; all look for another coordinator.
 
         Returns:
             Whether this node is on standby.
@@ -271,7 +270,7 @@ class Coordinator:
             self._tell_end(rank)
 
     def _accept_candidate(self, rank: int) -> None:
-        """Accept the second agent of a node rank, of which the first has gone."""
+        """Accept the second agent of a node rank after the first has gone."""
         if second := self.members.take_candidate(rank):
             self._accept(second.connection, second.request)
 

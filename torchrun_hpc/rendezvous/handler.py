@@ -183,12 +183,12 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def reports(self) -> bool:
         """Whether this node reports how the job has ended."""
         failure, peers, meeting = self.failure, self.client.peers, self._meeting
-        is_alone = failure is not None and failure.kind is Kind.COORDINATOR
+        if failure is None:
+            return self.is_first if peers is None else peers.reports
+        is_alone = failure.kind is Kind.COORDINATOR
         if peers is not None:
             return peers.reports or is_alone
-        if failure is None:
-            return self.is_first
-        if failure.kind is Kind.COORDINATOR:
+        if is_alone:
             return reports_wait_for(meeting.node_rank, meeting.coordinator)
         return reports_failure(meeting.node_rank, meeting.nodes, failure.unaware)
 

@@ -10,7 +10,7 @@ from torchrun_hpc.wire import WireError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
 
-    Answer = tuple[Hashable, Mapping[str, Any]]  # where to send it, and what
+    Outgoing = tuple[Hashable, Mapping[str, Any]]  # where to send it, and what
 
 # Characters that agents may store; torch needs 100 per node.
 LIMIT = 64 * 2**20
@@ -39,14 +39,14 @@ class KeyValueStore:
         self._waiting: dict[str, dict[Hashable, _Get]] = {}
         self._missing: dict[Hashable, str] = {}  # that key, by connection
 
-    def ask(self, connection: Hashable, message: Mapping[str, Any]) -> list[Answer]:
+    def ask(self, connection: Hashable, message: Mapping[str, Any]) -> list[Outgoing]:
         """Answer a question, and others that waited for what it sets.
 
         Raises:
             WireError: It is no question, or there would be too many values.
         """
         number = message["ask"]
-        answers: list[Answer] = []
+        answers: list[Outgoing] = []
         try:
             if "set" in message:
                 new = {str(k): str(v) for k, v in message["set"].items()}
@@ -76,7 +76,7 @@ class KeyValueStore:
             if not self._waiting[key]:
                 del self._waiting[key]
 
-    def _set(self, values: Mapping[str, str]) -> Iterator[Answer]:
+    def _set(self, values: Mapping[str, str]) -> Iterator[Outgoing]:
         for key, value in values.items():
             old = len(key) + len(self._values[key]) if key in self._values else 0
             size = self._size + len(key) + len(value) - old
@@ -89,7 +89,7 @@ class KeyValueStore:
                 del self._missing[question.connection]
                 yield from self._get(question)
 
-    def _get(self, question: _Get) -> Iterator[Answer]:
+    def _get(self, question: _Get) -> Iterator[Outgoing]:
         """Answer now, or when all keys exist."""
         for index in range(question.start, len(question.keys)):
             key = question.keys[index]

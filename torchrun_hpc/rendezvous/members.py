@@ -13,7 +13,7 @@ from torchrun_hpc.wire import WireError, printable
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from torchrun_hpc.rendezvous.key_value_store import Answer
+    from torchrun_hpc.rendezvous.key_value_store import Outgoing
     from torchrun_hpc.rendezvous.protocol import Settings
 
 # Seconds.
@@ -83,7 +83,7 @@ class Members:
         seconds: How many have passed.
     """
 
-    def __init__(self, settings: Settings, outbox: list[Answer]) -> None:
+    def __init__(self, settings: Settings, outbox: list[Outgoing]) -> None:
         self.agents: dict[int, Agent] = {}
         self.seen: set[int] = set()
         self.informed: set[int] = set()

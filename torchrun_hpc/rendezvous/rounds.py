@@ -81,7 +81,7 @@ class Rounds:
         phase = self._failed_in or self.phase
         return phase not in BETWEEN_ROUNDS or self.roster.is_complete
 
-    def enter(self, phase: Phase) -> None:
+    def _enter(self, phase: Phase) -> None:
         """Enter a phase.
 
         Raises:
@@ -94,10 +94,10 @@ class Rounds:
     # --- what changes who takes part ----------------------------------------------
 
     def take_over(self) -> None:
-        """Go on from what was recorded by a coordinator that is lost."""
+        """Continue from the record of a lost coordinator."""
         record, roster = self.roster.record, self.roster
         before = record.term[1]
-        self.enter(Phase.SEEK)
+        self._enter(Phase.SEEK)
         if self.began >= 0:
             roster.lease({*record.active, *record.may_run})
             self._cause = Failure(Kind.LOST, (before,))
@@ -135,7 +135,7 @@ class Rounds:
             self._unconfirm()
 
     def lose(self, node: int, failure: Failure) -> None:
-        """Go on without a node; without spares, wait until it is started again."""
+        """Continue without a node; without spares, wait until it is started again."""
         roster, is_running = self.roster, self.phase is Phase.RUN
         if not self._settings.has_spares:
             if is_running:
@@ -171,7 +171,7 @@ class Rounds:
     def _unconfirm(self) -> None:
         """Form the round anew, if it is formed."""
         if self.phase is Phase.CONFIRM:
-            self.enter(Phase.GATHER)
+            self._enter(Phase.GATHER)
 
     def _go_on(self) -> None:
         """Form the round, or end the job if too few nodes can be left."""
@@ -239,7 +239,7 @@ class Rounds:
             return
         if self.phase is Phase.SEEK:
             self._formed_for = 0
-        self.enter(Phase.CONFIRM)
+        self._enter(Phase.CONFIRM)
         self._confirmed.clear()
         roster.share_with_all("prepare")
 
@@ -266,11 +266,12 @@ class Rounds:
 
     def _begin(self) -> None:
         roster, agents = self.roster, self._members.agents
-        sites = ranks_by_site({rank: a.request.site for rank, a in agents.items()})
         self._report_restart()
-        if self.began < 0 and len(sites) > 1:
-            self._members.report({"sites": sites})
-        self.enter(Phase.RUN)
+        if self.began < 0:
+            sites = ranks_by_site({rank: a.request.site for rank, a in agents.items()})
+            if len(sites) > 1:
+                self._members.report({"sites": sites})
+        self._enter(Phase.RUN)
         self.began, self._unjudged = self.round, None
         self.store = KeyValueStore()
         for old in (self.failures, self._done, roster.lost, roster.late):
@@ -289,7 +290,7 @@ class Rounds:
             return
         self._cause = failure
         self._unjudged = failure if failure.kind is Kind.WORKER else None
-        self.enter(Phase.GATHER)
+        self._enter(Phase.GATHER)
         self._waited = self._formed_for = 0
         self.roster.ready.clear()
         self._members.send_all({"over": self.round})
@@ -311,7 +312,7 @@ class Rounds:
             self._done.add(node)
             self._waited = 0
             if self._done.issuperset(self.roster.record.active):
-                self.enter(Phase.FINISHED)
+                self._enter(Phase.FINISHED)
                 self._members.send_all(self.ending)
 
     def is_done(self, node: int) -> bool:
@@ -323,7 +324,7 @@ class Rounds:
         if self.has_ended or self.phase is Phase.STANDBY:
             return
         self._failed_in, self.failure = self.phase, failure
-        self.enter(Phase.FAILED)
+        self._enter(Phase.FAILED)
         if failure.kind in WHILE_STARTING:
             self._members.informed.update(failure.nodes)
         told = self.ending
@@ -376,10 +377,10 @@ class Rounds:
         """Form the round without those that are late, once that is safe."""
         roster, settings = self.roster, self._settings
         if self.phase is Phase.SEEK and roster.is_complete:
-            self.enter(Phase.GATHER)
+            self._enter(Phase.GATHER)
             self._formed_for = 0
         elif self.phase is Phase.GATHER and not roster.is_complete:
-            self.enter(Phase.SEEK)
+            self._enter(Phase.SEEK)
         has_quorum = self.phase is not Phase.SEEK
         if roster.leases and has_quorum and waiting.is_report_due(self._formed_for):
             left = max(roster.leases.values())
@@ -429,13 +430,11 @@ class Rounds:
         summary = self.failures.summary()
         if summary is not None and cause is not None and cause.kind is Kind.WORKER:
             cause = summary.first  # not the one that came first
-        if cause is None or (is_told and lost is None):
-            because = None
-        else:
-            because = wire.encode(cause)
-        news: dict[str, Any] = {"restart": self.round, "because": because}
+        is_news = cause is not None and (lost is not None or not is_told)
+        because = wire.encode(cause) if is_news else None
         if self._replaced:
-            news = {"replaced": self._replaced, "round": self.round, "because": because}
-        if self._replaced or because is not None:
-            self._members.report(news)
+            places = {"replaced": self._replaced, "round": self.round}
+            self._members.report({**places, "because": because})
+        elif is_news:
+            self._members.report({"restart": self.round, "because": because})
         self._restart_reported_in = -1

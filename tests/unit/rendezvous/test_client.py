@@ -301,7 +301,7 @@ class Sampled:
                 waits(self.made[0])
                 and [
                     set(answers)
-                    for answers in [*self.made[0]._questions._of_nodes.values()]
+                    for answers in [*self.made[0].questions._of_nodes.values()]
                 ]
                 == [set(answered)]
             )
@@ -333,7 +333,7 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
     sampled.silent.add(1)
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     # Stacks that come too late are not taken for others.
-    sampled[1].send({"reply": [0, sampled[0]._questions._asked], "of": ["late"]})
+    sampled[1].send({"reply": [0, sampled[0].questions._asked], "of": ["late"]})
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
     assert sampled[0].stacks(LIMIT) == ANSWERS
