@@ -89,7 +89,7 @@ class Coordinator:
             self.rounds.take_over()
 
     def give_way(self) -> bool:
-        """Stop coordinating if too few nodes are here; all look for another coordinator.
+        """Stop coordinating if too few nodes are here; all look for another one.
 
         Returns:
             Whether this node is on standby.
