@@ -66,11 +66,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.options.values import C10D, SCHEDULER
 from torchrun_hpc.planning.meeting import Meeting, Spares
-from torchrun_hpc.rendezvous.handler import (
-    SchedulerRendezvous,
-    register,
-    settings_of,
-)
+from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -127,9 +123,6 @@ class Job:
     spares: int = 0
 
 
-_registry = threading.Lock()  # ours is registered anew for each node
-
-
 def make_handler(job: Job, meeting: Meeting) -> RendezvousHandler:
     """Make the handler of one node; only torch's own connects already."""
     parameters = RendezvousParameters(
@@ -146,10 +139,7 @@ def make_handler(job: Job, meeting: Meeting) -> RendezvousHandler:
         return get_rendezvous_handler(parameters)
     conf = RdzvConf(join_timeout=job.bound + 60)
     settings = settings_of(meeting, meeting.launch_id, conf, 1, 30)
-    handler = SchedulerRendezvous(meeting, settings, os.environ, address=HOST)
-    with _registry:
-        register(handler)
-        return get_rendezvous_handler(parameters)
+    return SchedulerRendezvous(meeting, settings, os.environ, address=HOST)
 
 
 def make_meetings(job: Job, ranks: Iterable[int]) -> list[Meeting]:

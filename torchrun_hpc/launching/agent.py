@@ -26,8 +26,12 @@ from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.rendezvous import handler
 from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.handler import (
+    CoordinatorMissingError,
+    SchedulerRendezvous,
+    settings_of,
+)
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.torch_compat import capabilities, cpp_log
@@ -121,12 +125,17 @@ class AgentStarter(Starter):
             cpp_log.read_level()  # of this process, which has imported torch
         is_launch = not plan.asked.hpc_dry_run
         try:
-            with self._rendezvous(plan) if is_launch else contextlib.nullcontext():
+            meets = self._rendezvous(plan) if is_launch else contextlib.nullcontext()
+            with meets as ours:
                 is_first = is_reporter(plan.meeting.report_rank)
                 preloaded.check(environ, is_reporter=is_first)
                 observer = self._observer
                 hooks = Hooks(
-                    signals.forward, observer.relay, observer.watch, preloaded.fork
+                    forward=signals.forward,
+                    relay=observer.relay,
+                    watch=observer.watch,
+                    rendezvous=ours,
+                    fork=preloaded.fork,
                 )
                 self._outcomes = registry.apply_patches(plan, hooks)
                 validation.check_configuration(args, plan.asked, environ)
@@ -137,7 +146,7 @@ class AgentStarter(Starter):
             raise
         except JobFailedError as error:  # in a dry run
             _fail(report.failed(error.failure, plan.meeting), error)
-        except handler.CoordinatorMissingError as error:
+        except CoordinatorMissingError as error:
             _fail(error.message, error)
         except RendezvousError as error:
             cause = f": {error.__cause__}" if error.__cause__ else ""
@@ -148,8 +157,8 @@ class AgentStarter(Starter):
             _fail(Message("HPC085", text), error)
 
     @contextlib.contextmanager
-    def _rendezvous(self, plan: LaunchPlan) -> Iterator[None]:
-        """Let torch find our rendezvous, if it is the one; report failures there.
+    def _rendezvous(self, plan: LaunchPlan) -> Iterator[SchedulerRendezvous | None]:
+        """Report failures to our rendezvous, if it is the one; yield it then.
 
         Raises:
             LaunchError: There is no folder for the outcome.
@@ -162,26 +171,31 @@ class AgentStarter(Starter):
             args.rdzv_backend = SCHEDULER
         try:
             with exit_status.together(plan, world, is_command=self._is_command):
-                yield
+                if isinstance(world, LocalWorld):
+                    yield None
+                    return
+                if meeting.in_process:
+                    world.connect()  # also reports what fails before torch meets
+                yield world
         finally:
             args.rdzv_backend = backend  # a program may launch with them once more
 
     def _world(self, plan: LaunchPlan) -> World:
         """Return what this launch is part of; it hears of failures of workers."""
         args, observer, meeting = self._args, self._observer, plan.meeting
-        if not meeting.is_ours:
+        if not meeting.has_coordinator:
             own = LocalWorld(meeting)
             observer.watch.on_failure = own.worker_failed
             return own
         asked = plan.asked
-        settings = handler.settings_of(
+        settings = settings_of(
             meeting,
             str(args.rdzv_id),
             asked.rdzv_conf,
             asked.max_restarts,
             args.monitor_interval + capabilities.shutdown_timeout(args),
         )
-        rendezvous = handler.SchedulerRendezvous(
+        rendezvous = SchedulerRendezvous(
             meeting,
             settings,
             self.inputs.environ,
@@ -189,7 +203,6 @@ class AgentStarter(Starter):
             replies={"stacks": observer.sample},
             end_workers=observer.end_workers,
         )
-        handler.register(rendezvous)
         client = rendezvous.client
         observer.watch.on_failure = lambda failure, _: client.worker_failed(failure)
         observer.ask_all = client.stacks

@@ -66,7 +66,7 @@ class Meeting:
         notice_ports: Where it reports that it found none of ``ports`` to use.
         coordinator: Rank of the node that hosts the rendezvous; ``None`` if only that
             node knows.
-        is_coordinator: Whether this node hosts it.
+        is_coordinator: Whether this node hosts it; on one node, whether that is ours.
         local_address: This node's address for the job, as a number; ``None`` if it is
             not known.
         listen: Address and port on which this process hosts the rendezvous; ``None``
@@ -124,6 +124,16 @@ class Meeting:
         """Whether the nodes meet by our rendezvous."""
         return self.backend == SCHEDULER
 
+    @property
+    def in_process(self) -> bool:
+        """Whether our coordinator serves this process only: nobody else can come."""
+        return self.nodes == 1 and self.is_coordinator
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether our coordinator collects the failures and decides on restarts."""
+        return self.is_ours or self.in_process
+
     def uses_ours(self, options: Options) -> bool:
         """Return whether the nodes meet by our rendezvous: in a dry run, if they can.
 
@@ -135,4 +145,7 @@ class Meeting:
 
     def by_torch(self) -> Meeting:
         """Return the same meeting by torch's c10d."""
-        return replace(self, backend=C10D, ports=self.ports[:1])
+        is_coordinator = self.is_coordinator and not self.in_process
+        return replace(
+            self, backend=C10D, ports=self.ports[:1], is_coordinator=is_coordinator
+        )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.options.arguments import names_folder
 from torchrun_hpc.options.values import C10D, STATIC
-from torchrun_hpc.planning import endpoints, local_endpoint, messages
+from torchrun_hpc.planning import endpoints, local_endpoint, messages, several_nodes
 from torchrun_hpc.planning.endpoints import C10D_PORT, LOOPBACK, STATIC_PORT
 from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.setting import Setting
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
 
 _RULE = "one node"
+
+# Options with which torch's own rendezvous stays.
+_OF_RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "rdzv_conf")
 
 
 def meet(inputs: Inputs) -> Meeting:
@@ -52,6 +55,8 @@ def meet(inputs: Inputs) -> Meeting:
         derived["nnodes"] = Setting("1", _RULE)  # nobody can join what is standalone
     hosts = () if job is None or job.node_rank is None else (job.own_name,)
     is_typed = options.standalone or "nnodes" in options
+    is_told = is_told or any(name in options for name in _OF_RENDEZVOUS)
+    in_process = several_nodes.meets_by_ours(inputs) and not is_told
     return Meeting(
         backend=options.backend,
         report_rank=0 if job is None else job.task.rank,
@@ -59,6 +64,8 @@ def meet(inputs: Inputs) -> Meeting:
         fast_hosts=hosts,
         endpoint=options.rdzv_endpoint or "localhost",
         local_address=address,
+        coordinator=0 if in_process else None,
+        is_coordinator=in_process,
         listen=listen,
         options=derived,
         notes=(

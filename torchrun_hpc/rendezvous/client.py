@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.peers import Peers
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.record import Record
-    from torchrun_hpc.rendezvous.search import Channel, Search
+    from torchrun_hpc.rendezvous.search import Channel, Search, Within
 
 _log = logging.getLogger(__name__)
 
@@ -117,11 +117,11 @@ class Client:
 
     # --- for the main thread ------------------------------------------------------
 
-    def connect(self, search: Search, peers: Peers | None = None) -> None:
+    def connect(self, search: Search | Within, peers: Peers | None = None) -> None:
         """Find the coordinator, and be accepted.
 
         Args:
-            search: Looks for it.
+            search: Finds it.
             peers: With spares, the other members, which may be it; they use `search`.
 
         Raises:
@@ -256,6 +256,8 @@ class Client:
         if self._wanted >= 0 and not self.finished:
             text, rank = "it left before the end", self.request.rank
             self.fail(Failure(Kind.AGENT, (rank,), text=text, by=rank))
+        if self.is_unreported and self.request.nodes == 1:
+            self.send({"report": True})  # its workers have ended: no more will fail
         with self._changed:
             if self.failure is not None and self.is_accepted:
                 self._wait_for(lambda: self._is_decided, _DECIDED_TIMEOUT)
@@ -296,11 +298,11 @@ class Client:
 
     # --- in the loop --------------------------------------------------------------
 
-    def _begin(self, finder: Search | Peers) -> None:
+    def _begin(self, finder: Search | Within | Peers) -> None:
         asyncio.get_running_loop().set_exception_handler(self._on_exception)
         self._task = asyncio.create_task(self._run(finder))
 
-    async def _run(self, finder: Search | Peers) -> None:
+    async def _run(self, finder: Search | Within | Peers) -> None:
         try:
             await self._communicate(finder)
         except (CoordinatorNotFoundError, RefusedError, OSError) as problem:
@@ -332,7 +334,7 @@ class Client:
             vars(self).update(values)
             self._changed.notify_all()
 
-    async def _communicate(self, finder: Search | Peers) -> None:
+    async def _communicate(self, finder: Search | Within | Peers) -> None:
         """Take part until the end: without spares, that of the first connection."""
         found, peers = await finder.find(), self.peers
         while True:

@@ -47,7 +47,7 @@ def request_of(meeting: Meeting, run_id: str) -> JoinRequest:
         run_id=run_id,
         nodes=meeting.nodes,
         rank=rank,
-        host=meeting.hosts[rank],
+        host="" if meeting.in_process else meeting.hosts[rank],
         pid=os.getpid(),
         release=__version__,
         agent=f"{_AGENT}.{os.getpid()}",
@@ -111,6 +111,10 @@ class Connection:
         meeting, ports = self._meeting, self._meeting.ports
         _allow_open_files()
         self._loop.start()
+        if meeting.in_process:
+            server = self._start(None, Coordinator(self._settings))
+            self.client.connect(search.Within(self._request, server.take))
+            return self.client
         opened = self._listen()
         if opened is not None and meeting.is_coordinator:
             ports = (opened.getsockname()[1],)
@@ -151,12 +155,10 @@ class Connection:
             member = self._member(opened.getsockname()[1])
             settings = replace(settings, coordinator=meeting.node_rank)
         coordinator = Coordinator(settings, member)
-        server = self._server = CoordinatorServer(
-            self._loop, opened, coordinator, on_problem=_report_problem
-        )
+        if member is not None and meeting.is_coordinator:
+            coordinator.coordinate(member.record)
+        server = self._start(opened, coordinator)
         if member is not None:
-            if meeting.is_coordinator:
-                coordinator.coordinate(member.record)
             peers = Peers(
                 self._request,
                 finder,
@@ -167,8 +169,16 @@ class Connection:
                 tell=self.client.tell,
                 end_workers=self._end_workers,
             )
-        server.start()
         return peers
+
+    def _start(
+        self, opened: socket.socket | None, coordinator: Coordinator
+    ) -> CoordinatorServer:
+        server = self._server = CoordinatorServer(
+            self._loop, opened, coordinator, on_problem=_report_problem
+        )
+        server.start()
+        return server
 
     def _member(self, port: int) -> Member:
         """Return what this node knows as a member, that others can ask at a port."""

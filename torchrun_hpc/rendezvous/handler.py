@@ -15,7 +15,6 @@ from torchrun_hpc import waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.preflight import JOIN_TIMEOUT
 from torchrun_hpc.rendezvous import messages, search
 from torchrun_hpc.rendezvous.client import JobFailedError, RoundOverError
@@ -76,6 +75,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     Attributes:
         client: The connection to the coordinator, also before it is opened.
+        run_id: The id that torch gives this rendezvous.
     """
 
     def __init__(  # noqa: PLR0913 - the last three are of few
@@ -88,6 +88,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         replies: Mapping[str, Callable[[], Any]] | None = None,
         end_workers: Callable[[], None] = lambda: None,
     ) -> None:
+        self.run_id = settings.run_id
         self._meeting = meeting
         self._settings = settings
         self._address = address
@@ -110,11 +111,11 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def get_backend(self) -> str:
         """Return the name of this kind of rendezvous."""
-        return SCHEDULER
+        return self._meeting.backend
 
     def get_run_id(self) -> str:
         """Return the id that the user set, or that of the launch."""
-        return self._settings.run_id
+        return self.run_id
 
     @property
     def use_agent_store(self) -> bool:
@@ -203,6 +204,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     @property
     def is_certain(self) -> bool:
         """Whether the job cannot go on without this node, when that gives up."""
+        if self._meeting.in_process:  # each task may have such a world
+            return is_reporter(self._meeting.report_rank)
         return self.client.peers is None or self.client.peers.is_certain
 
     @property
@@ -408,28 +411,3 @@ def workers_address(go: Mapping[str, Any]) -> tuple[str, int]:
         case [str(address), int(port)] if 0 < port < 2**16:
             return address, port
     raise rendezvous.RendezvousError("the head node did not say where the workers meet")
-
-
-class _Creator:
-    """Gives torch a handler that is made already.
-
-    Torch's registry keeps the first creator of a name, unless the other one is equal:
-    all of ours are.
-    """
-
-    def __init__(self, handler: SchedulerRendezvous) -> None:
-        self._handler = handler
-
-    def __call__(self, _parameters: object) -> SchedulerRendezvous:
-        return self._handler
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Creator)
-
-    __hash__ = object.__hash__
-
-
-def register(handler: SchedulerRendezvous) -> None:
-    """Let torch find this rendezvous under its name."""
-    creator = _Creator(handler)
-    rendezvous.rendezvous_handler_registry.register(SCHEDULER, creator)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,7 @@ class Channel(End):
     async def open(
         self, host: str, port: int, first_line: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Connect; return the answer to the first line, empty if the connection ends.
+        """Connect; return the answer to the first line, see `ask`.
 
         Raises:
             OSError: It cannot connect.
@@ -127,6 +128,14 @@ class Channel(End):
         """
         opening = asyncio.get_running_loop().create_connection(lambda: self, host, port)
         await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
+        return await self.ask(first_line)
+
+    async def ask(self, first_line: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to the first line, empty if the connection ends.
+
+        Raises:
+            asyncio.TimeoutError: There is no answer.
+        """
         self.send(first_line)
         await asyncio.wait_for(self._arrived.wait(), _ANSWER_TIMEOUT)
         return self._messages.pop(0) if self._messages else {}
@@ -141,6 +150,30 @@ class Channel(End):
         """Send a message, unless the connection has ended."""
         if not self.transport.is_closing():
             self.transport.write(wire.to_line(message))
+
+
+class Within:
+    """Reaches the coordinator of this process, which has no port.
+
+    Args:
+        request: Who this agent is.
+        serve: Serves the coordinator's end of a connection.
+    """
+
+    def __init__(
+        self, request: JoinRequest, serve: Callable[[socket.socket], object]
+    ) -> None:
+        self._first_line = {"protocol": VERSION, **wire.encode(request)}
+        self._serve = serve
+
+    async def find(self) -> Answered:
+        """Connect; return the coordinator's answer."""
+        own, other = socket.socketpair()
+        self._serve(other)
+        channel = Channel()
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: channel, sock=own)
+        return channel, await channel.ask(self._first_line)
 
 
 class Search:

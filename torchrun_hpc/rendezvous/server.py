@@ -69,7 +69,8 @@ class CoordinatorServer:
 
     Args:
         loop: Where it does that.
-        listening: The socket to listen on; bound, and closed by this server.
+        listening: The socket to listen on; bound, and closed by this server. Without
+            one, it serves what it is given, see `take`.
         coordinator: Decides what is answered.
         unknown_peers: How many connections it may hold beside one for each node. Where
             there are more, the oldest one without a join request is closed, because
@@ -81,14 +82,15 @@ class CoordinatorServer:
     def __init__(
         self,
         loop: Loop,
-        listening: socket.socket,
+        listening: socket.socket | None,
         coordinator: Coordinator,
         unknown_peers: int = UNKNOWN_PEERS,
         on_problem: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.coordinator = coordinator
         self._listening = listening
-        listening.settimeout(0)
+        if listening is not None:
+            listening.settimeout(0)
         self._on_problem = on_problem
         self._has_reported = False
         self._unknown: dict[Hashable, _Connection] = {}  # the oldest is the first
@@ -145,8 +147,9 @@ class CoordinatorServer:
 
     def _end(self) -> None:
         self._is_serving = False
-        self._events.remove_reader(self._listening)
-        self._listening.close()
+        if self._listening is not None:
+            self._events.remove_reader(self._listening)
+            self._listening.close()
         self._events.create_task(self._close_all())
 
     async def _close_all(self) -> None:
@@ -159,19 +162,23 @@ class CoordinatorServer:
     def _listen(self) -> None:
         # Not asyncio's own server, which writes a traceback for each connection for
         # which no file can be opened.
-        if self._is_serving:
-            self._events.add_reader(self._listening, self._accept)
+        if self._is_serving and self._listening is not None:
+            self._events.add_reader(self._listening, self._accept, self._listening)
 
-    def _accept(self) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         """Accept one connection; the loop calls again while there are more."""
         try:
-            opened, _ = self._listening.accept()
+            opened, _ = listening.accept()
         except OSError as error:
             if error.errno in _NO_FILES and not self._abort_oldest():
-                self._pause_accepting(str(error.strerror))
+                self._pause_accepting(listening, str(error.strerror))
             return  # it has ended already, or waits
         if len(self._connections) >= self._limit:
             self._abort_oldest()
+        self.take(opened)
+
+    def take(self, opened: socket.socket) -> None:
+        """Serve the other end of a connection that is open."""
         opened.settimeout(0)
         task = self._events.create_task(
             self._events.connect_accepted_socket(lambda: _Connection(self), opened)
@@ -190,8 +197,8 @@ class CoordinatorServer:
             self._unknown.pop(oldest).abort()
         return oldest is not None
 
-    def _pause_accepting(self, reason: str) -> None:
-        self._events.remove_reader(self._listening)
+    def _pause_accepting(self, listening: socket.socket, reason: str) -> None:
+        self._events.remove_reader(listening)
         self._events.call_later(_TICK, self._listen)
         if not self._has_reported:
             self._has_reported = True

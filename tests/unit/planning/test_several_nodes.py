@@ -488,5 +488,6 @@ def test_a_typed_kind_of_rendezvous_that_has_no_effect(changes, noted):
         notes = [str(note) for note in plan.messages.notes]
         expected = f"HPC077 --hpc_rendezvous=scheduler has no effect on {noted}"
         assert notes == ([expected] if value == "scheduler" else [])
-        assert plan.meeting.backend != "scheduler"
-        assert not plan.meeting.is_coordinator
+        assert not plan.meeting.is_ours
+        is_ours = noted == ONE_NODE and value != "c10d"
+        assert plan.meeting.in_process == is_ours

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.launcher import api as launcher
 
 from torchrun_hpc.rendezvous.client import NotNeededError, RoundOverError
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.errors import failure_of
-from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes
+from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes, wrap
+
+if TYPE_CHECKING:
+    from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 TARGET = "LocalElasticAgent"
 REASON = (
@@ -27,6 +31,8 @@ REASON = (
     "restarts are counted per agent (pytorch#108158)"
 )
 IS_FOR = capabilities.EVERY
+
+FIND = "get_rendezvous_handler"
 
 _Simple: Any = api.SimpleElasticAgent
 
@@ -99,12 +105,23 @@ def fits() -> bool:
         and takes(LocalElasticAgent, "_monitor_workers", "self", "worker_group")
         and {"state", "return_values"} <= {*inspect.signature(api.RunResult).parameters}
         and capabilities.uses(_Simple.__init__, "_remaining_restarts")
+        and takes(rendezvous, FIND, "params")
+        and capabilities.uses(launcher.launch_agent, FIND)
     )
 
 
-def apply(*_: object) -> None:
-    """Let the agent and the handler know of each other."""
+def apply(_plan: object, hooks: Hooks) -> None:
+    """Let torch find our rendezvous, once, and an agent that knows of it."""
+    ours = [hooks.rendezvous] if hooks.rendezvous else []
+
+    def find(original: Any, parameters: Any) -> Any:
+        if not (ours and ours[0].get_backend() == parameters.backend):
+            return original(parameters)
+        ours[0].run_id = parameters.run_id
+        return ours.pop()
+
     extend(launcher, TARGET, JobAgent)
+    wrap(rendezvous, FIND, find)
 
 
 def _handler(agent: JobAgent) -> SchedulerRendezvous | None:

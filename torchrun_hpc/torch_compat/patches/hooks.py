@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.failures.relay import Relay
     from torchrun_hpc.failures.watch import Watch
+    from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Hooks:
             ranks and process numbers.
         relay: Passes on what workers write to stderr.
         watch: Finds out which workers fail.
+        rendezvous: What torch finds instead of its own; ``None`` if that stays.
         fork: Starts a worker as a fork, of which it gets command line, environment,
             stdout and stderr; returns ``None`` if it cannot.
     """
@@ -28,4 +30,5 @@ class Hooks:
     forward: Callable[[Mapping[int, int]], None]
     relay: Relay
     watch: Watch
+    rendezvous: SchedulerRendezvous | None = None
     fork: Callable[..., Any] = lambda *_: None
