@@ -32,7 +32,7 @@ from torch.distributed.elastic.multiprocessing.errors import (
 from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousParameters,
-    rendezvous_handler_registry,
+    registry,
 )
 from waiting import PATIENCE, until
 
@@ -55,9 +55,11 @@ from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.patches import agent, replacing
+from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torchrun_hpc.planning.plan import LaunchPlan
 
@@ -618,17 +620,62 @@ def test_known_keys_are_there_without_asking() -> None:
             ask(others)
 
 
-# --- torch's registry ---------------------------------------------------------------
+# --- how torch finds it -------------------------------------------------------------
 
 
-def test_a_second_launch_in_one_process(job: Job) -> None:
-    for nodes in (2, 3):
-        handler = job.handler(1, nodes=nodes, max_restarts=4)
-        handlers.register(handler)
-        parameters = RendezvousParameters("scheduler", "", "mine", nodes, nodes)
-        made = rendezvous_handler_registry.create_handler(parameters)
-        assert made is handler
-        assert (handler._settings.nodes, handler._settings.max_restarts) == (nodes, 4)
+@pytest.fixture
+def finds(job: Job) -> Iterator[Callable[..., Any]]:
+    """Return what makes a handler, and returns what torch finds instead of its own."""
+
+    def find(backend: str, **changes: Any) -> tuple[SchedulerRendezvous, list[Any]]:
+        ours = job.handler(0, backend=backend, **changes)
+        replacing.restore()
+        nothing: Any = None
+        agent.apply(None, Hooks(nothing, nothing, nothing, rendezvous=ours))
+        kinds: tuple[Any, ...] = ("static", "c10d", "scheduler", "c10d")
+        conf = {"is_host": "1", "store_type": "file"}
+        found = []
+        for kind in kinds:
+            parameters = RendezvousParameters(kind, "", "torchs", 1, 1, **conf)
+            with contextlib.suppress(ValueError, RendezvousError):
+                found.append(registry.get_rendezvous_handler(parameters))
+        return ours, found
+
+    yield find
+    replacing.restore()
+
+
+def test_torch_finds_ours_once(finds: Any) -> None:
+    for backend in ("scheduler", "c10d", "scheduler"):
+        ours, found = finds(backend)
+        assert [type(each) for each in found].count(SchedulerRendezvous) == 1
+        assert ours in found
+        assert (ours.get_backend(), ours.get_run_id()) == (backend, "torchs")
+
+
+# --- one node -----------------------------------------------------------------------
+
+
+def test_one_node_meets_without_a_port(job: Job) -> None:
+    one = {"nodes": 1, "hosts": (), "backend": "c10d", "ports": (), "launch_id": ""}
+    handler = job.handler(0, **one, local_address="127.0.0.1")
+    before = _listening()
+    client = handler.connect()
+    assert _listening() == before
+    found = handler.next_rendezvous()
+    if handler.use_agent_store:
+        assert len(_listening()) == len(before) + 1  # the workers' store
+    assert (found.rank, found.world_size) == (0, 1)
+    found.store.set("key", "value")
+    assert found.store.get("key") == b"value"
+    client.worker_failed(worker_failure(0, size=1))
+    until(lambda: handler.failure is not None)
+    assert (handler.reports, handler.is_certain, handler.took_part) == (True,) * 3
+
+
+def _listening() -> set[Any]:
+    found = psutil.Process().net_connections()
+    return {each.laddr for each in found if each.status == psutil.CONN_LISTEN}
 
 
 # --- how a launch ends --------------------------------------------------------------

@@ -86,6 +86,36 @@ def test_what_is_typed_for_one_node_stays(options, derived):
     assert plan.options.keys() == set(derived.split())
 
 
+STAYS_TORCHS = [
+    {"rdzv_backend": "c10d"},
+    {"rdzv_backend": "static"},
+    {"rdzv_backend": "c10d", "standalone": True},
+    {"rdzv_endpoint": "localhost:0"},
+    {"rdzv_conf": "timeout=5"},
+    {"master_port": 29500},
+    {"hpc_rendezvous": "c10d"},
+    {"hpc_without_patches": "agent"},
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "in_process"),
+    [
+        *(({**typed}, False) for typed in STAYS_TORCHS),
+        *(({**typed}, True) for typed in ({}, {"standalone": True}, {"nnodes": "1"})),
+        ({"rdzv_id": "mine"}, True),
+        ({"local_addr": "10.20.0.1"}, True),
+    ],
+)
+@pytest.mark.parametrize("job", [None, ONE_NODE_JOBS["step"]])
+def test_our_coordinator_serves_one_node(job, options, in_process):
+    meeting = planned(job=job, options=options).meeting
+    assert (meeting.in_process, meeting.has_coordinator) == (in_process, in_process)
+    assert not meeting.is_ours  # for a user it is torch's
+    unfit = planned(job=job, options=options, unfit_patches=("agent",)).meeting
+    assert not unfit.in_process
+
+
 @pytest.mark.parametrize(
     ("conf", "expected"),
     [(None, "is_host=1"), ("join_timeout=5", "join_timeout=5,is_host=1")],
