@@ -109,12 +109,12 @@ class Connection:
             JobFailedError: The job has failed already.
         """
         meeting, ports = self._meeting, self._meeting.ports
-        _allow_open_files()
         self._loop.start()
         if meeting.in_process:
             server = self._start(None, Coordinator(self._settings))
             self.client.connect(search.Within(self._request, server.take))
             return self.client
+        _allow_open_files()
         opened = self._listen()
         if opened is not None and meeting.is_coordinator:
             ports = (opened.getsockname()[1],)

@@ -110,9 +110,9 @@ def fits() -> bool:
     )
 
 
-def apply(_plan: object, hooks: Hooks) -> None:
+def apply(_plan: object = None, hooks: Hooks | None = None) -> None:
     """Let torch find our rendezvous, once, and an agent that knows of it."""
-    ours = [hooks.rendezvous] if hooks.rendezvous else []
+    ours = [hooks.rendezvous] if hooks and hooks.rendezvous else []
 
     def find(original: Any, parameters: Any) -> Any:
         if not (ours and ours[0].get_backend() == parameters.backend):
