@@ -112,7 +112,10 @@ def fits() -> bool:
 
 def apply(_plan: object = None, hooks: Hooks | None = None) -> None:
     """Let torch find our rendezvous, once, and an agent that knows of it."""
-    ours = [hooks.rendezvous] if hooks and hooks.rendezvous else []
+    extend(launcher, TARGET, JobAgent)
+    if hooks is None or hooks.rendezvous is None:
+        return
+    ours = [hooks.rendezvous]
 
     def find(original: Any, parameters: Any) -> Any:
         if not (ours and ours[0].get_backend() == parameters.backend):
@@ -120,7 +123,6 @@ def apply(_plan: object = None, hooks: Hooks | None = None) -> None:
         ours[0].run_id = parameters.run_id
         return ours.pop()
 
-    extend(launcher, TARGET, JobAgent)
     wrap(rendezvous, FIND, find)
 
 

@@ -22,13 +22,13 @@ class Hooks:
             ranks and process numbers.
         relay: Passes on what workers write to stderr.
         watch: Finds out which workers fail.
-        rendezvous: What torch finds instead of its own; ``None`` if that stays.
         fork: Starts a worker as a fork, of which it gets command line, environment,
             stdout and stderr; returns ``None`` if it cannot.
+        rendezvous: What torch finds instead of its own; ``None`` if that stays.
     """
 
     forward: Callable[[Mapping[int, int]], None]
     relay: Relay
     watch: Watch
-    rendezvous: SchedulerRendezvous | None = None
     fork: Callable[..., Any] = lambda *_: None
+    rendezvous: SchedulerRendezvous | None = None
