@@ -76,6 +76,7 @@ class Client:
         peers: The other members of a job with spares. Without, the end of the
             coordinator is that of the job.
         failure: Why the job failed.
+        ending: What the coordinator says of the end; empty before.
         next_round: The round to join.
         is_over: Whether the round that this agent is in has ended.
         finished: Whether all nodes have finished.
@@ -93,6 +94,7 @@ class Client:
         self.request = request
         self.peers: Peers | None = None
         self.failure: Failure | None = None
+        self.ending: Mapping[str, Any] = {}
         self.next_round = 0
         self.is_over = False
         self.finished = False
@@ -102,7 +104,6 @@ class Client:
         self._on_event = on_event
         self._is_running = False
         self._is_leaving = False
-        self._is_decided = False  # which failure is the first
         self._problem: Exception | None = None
         self._wanted = -1  # the round that it has joined last
         self._go: Mapping[str, Any] | None = None
@@ -260,7 +261,7 @@ class Client:
             self.send({"report": True})  # its workers have ended: no more will fail
         with self._changed:
             if self.failure is not None and self.is_accepted:
-                self._wait_for(lambda: self._is_decided, _DECIDED_TIMEOUT)
+                self._wait_for(lambda: self.ending, _DECIDED_TIMEOUT)
                 # Where one task ends with an error, some schedulers end all.
                 self._wait_for(lambda: not self.is_unreported, _REPORT_TIMEOUT)
             self._loop.call(self._disconnect)
@@ -459,7 +460,7 @@ class Client:
             number = message["over"] + 1
             self._change(next_round=number, is_over=is_over, _prepared=None)
         elif "finished" in message:
-            self._change(finished=True)
+            self._change(finished=True, ending=message)
         elif "failed" in message:
             self._handle_failure(message)
         else:
@@ -469,7 +470,7 @@ class Client:
         """Confirm that it is known; ask for a report if this node writes it."""
         self._send({"read": True})
         failure = wire.decode(Failure, message["failed"])
-        self._change(failure=failure, _is_decided=True)
+        self._change(failure=failure, ending=message)
         if "reports" in message and failure.kind is Kind.WORKER:
             asyncio.get_running_loop().call_later(
                 COLLECT_TIMEOUT, self._send, {"report": True}

@@ -183,12 +183,12 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     @property
     def reports(self) -> bool:
         """Whether this node reports how the job has ended."""
-        failure, peers, meeting = self.failure, self.client.peers, self._meeting
+        failure, meeting = self.failure, self._meeting
+        is_alone = failure is not None and failure.kind is Kind.COORDINATOR
+        if self.has_spares:
+            return is_alone or (self.is_first and bool(self.client.ending))
         if failure is None:
-            return self.is_first if peers is None else peers.reports
-        is_alone = failure.kind is Kind.COORDINATOR
-        if peers is not None:
-            return peers.reports or is_alone
+            return self.is_first
         if is_alone:
             return reports_wait_for(meeting.node_rank, meeting.coordinator)
         return reports_failure(meeting.node_rank, meeting.nodes, failure.unaware)
@@ -206,12 +206,12 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         """Whether the job cannot go on without this node, when that gives up."""
         if self._meeting.in_process:  # each task may have such a world
             return is_reporter(self._meeting.report_rank)
-        return self.client.peers is None or self.client.peers.is_certain
+        return not self.has_spares or bool(self.client.ending.get("is_certain"))
 
     @property
     def out_at_end(self) -> Sequence[int]:
         """Ranks of the nodes that the next job had better do without."""
-        return () if self.client.peers is None else self.client.peers.out_at_end
+        return tuple(self.client.ending.get("out_at_end", ()))
 
     @property
     def took_part(self) -> bool:

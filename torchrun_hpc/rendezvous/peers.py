@@ -46,9 +46,6 @@ class Peers:
 
     Attributes:
         member: What this member knows.
-        reports: Whether the coordinator wants this member to report the end.
-        is_certain: Whether the job has ended for all members.
-        out_at_end: Members that were lost, or out, when it ended.
     """
 
     def __init__(  # noqa: PLR0913 - what it is made of
@@ -66,8 +63,6 @@ class Peers:
         self.member = member
         member.coordinates = coordinator.rounds.phase is not Phase.STANDBY
         self._lease = Lease(coordinator.settings.silence_timeout)
-        self.reports = self.is_certain = False
-        self.out_at_end: tuple[int, ...] = ()
         self._request = request
         self._first_line = {"protocol": VERSION, **wire.encode(request)}
         self._search, self._timeout = search, timeout
@@ -127,10 +122,6 @@ class Peers:
             self.member.began()
         elif "suspended" in message:  # this member has it, and was suspended with it
             self._end_workers_now()
-        elif "finished" in message or "failed" in message:
-            self.reports = self.member.coordinates
-            self.is_certain = bool(message.get("is_certain"))
-            self.out_at_end = tuple(message.get("out_at_end", ()))
 
     def _end_workers_now(self) -> None:
         """End them beside the loop: a disk may hang, and others wait for an answer."""

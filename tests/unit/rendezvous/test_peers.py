@@ -187,11 +187,12 @@ def test_a_member_that_is_not_well(client):
 
 def test_what_it_hears_at_the_end(client, events):
     client._handle({"out": "bad GPU"})
-    client._handle({"finished": 0, "out_at_end": [1], "is_certain": True})
+    assert client.ending == {}
+    end = {"finished": 0, "out_at_end": [1], "is_certain": True}
+    client._handle(end)
     until(lambda: events)
     assert events == [{"out": "bad GPU"}]
-    assert (client.peers.out_at_end, client.peers.is_certain) == ((1,), True)
-    assert not client.peers.reports  # the one that coordinates does
+    assert client.ending == end
 
 
 # --- the lease ----------------------------------------------------------------------
