@@ -118,7 +118,7 @@ WHY = FIRST.brief  # what all hear
 
 def all_hear_of(failure, made):
     """Wait until all agents have heard why the job failed, by the coordinator."""
-    until(lambda: all(client._is_decided for client in made))
+    until(lambda: all(client.ending for client in made))
     settle(*made)
     assert {client.failure for client in made} == {failure}
 
@@ -572,7 +572,7 @@ def test_a_report_that_nobody_reads_is_not_confirmed(job, sharing, reads):
     until(lambda: all(client.is_over for client in sharing))
     join_all(sharing)
     sharing[1].worker_failed(FIRST)
-    until(lambda: all(client._is_decided for client in sharing))
+    until(lambda: all(client.ending for client in sharing))
     job.clock.now += clients.COLLECT_TIMEOUT
     settle(job.server, aside=False)
     until(lambda: sharing[0]._loop._aside is not None)
