@@ -7,6 +7,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 import resource
 import signal
 import socket
@@ -656,11 +657,20 @@ def test_torch_finds_ours_once(finds: Any) -> None:
 # --- one node -----------------------------------------------------------------------
 
 
+ONE: dict[str, Any] = {
+    "nodes": 1,
+    "hosts": (),
+    "backend": "c10d",
+    "ports": (),
+    "launch_id": "",
+    "local_address": "127.0.0.1",
+}
+
+
 def test_one_node_meets_without_a_port(job: Job) -> None:
-    one = {"nodes": 1, "hosts": (), "backend": "c10d", "ports": (), "launch_id": ""}
-    handler = job.handler(0, **one, local_address="127.0.0.1")
+    handler = job.handler(0, **ONE)
     before = _listening()
-    client = handler.connect()
+    handler.connect()
     assert _listening() == before
     found = handler.next_rendezvous()
     if handler.use_agent_store:
@@ -668,9 +678,24 @@ def test_one_node_meets_without_a_port(job: Job) -> None:
     assert (found.rank, found.world_size) == (0, 1)
     found.store.set("key", "value")
     assert found.store.get("key") == b"value"
-    client.worker_failed(worker_failure(0, size=1))
-    until(lambda: handler.failure is not None)
+    assert handler.num_nodes_waiting() == 0
+
+
+def test_one_node_reports_as_soon_as_its_workers_have_ended(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No other node may still tell of a failure."""
+    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 10 * PATIENCE)
+    handler = job.handler(0, **ONE, max_restarts=1)
+    for restarts in (0, 1):
+        handler.next_rendezvous()
+        assert handler.restarts == restarts
+        handler.client.worker_failed(worker_failure(0, text="boom", size=1))
+        until(lambda: handler.num_nodes_waiting() or handler.failure)
     assert (handler.reports, handler.is_certain, handler.took_part) == (True,) * 3
+    handler.leave()
+    assert not handler.is_unreported
+    assert re.findall(r"HPC\d+", capsys.readouterr().err) == ["HPC128", "HPC125"]
 
 
 def _listening() -> set[Any]:
