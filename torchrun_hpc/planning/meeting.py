@@ -66,7 +66,8 @@ class Meeting:
         notice_ports: Where it reports that it found none of ``ports`` to use.
         coordinator: Rank of the node that hosts the rendezvous; ``None`` if only that
             node knows.
-        is_coordinator: Whether this node hosts it; on one node, whether that is ours.
+        is_coordinator: Whether this node hosts it; without ``ports``, by a coordinator
+            of ours, within the agent's process.
         local_address: This node's address for the job, as a number; ``None`` if it is
             not known.
         listen: Address and port on which this process hosts the rendezvous; ``None``
@@ -126,8 +127,8 @@ class Meeting:
 
     @property
     def in_process(self) -> bool:
-        """Whether our coordinator serves this process only: nobody else can come."""
-        return self.nodes == 1 and self.is_coordinator
+        """Whether our coordinator serves this process only: it has no port."""
+        return self.is_coordinator and not self.ports
 
     @property
     def has_coordinator(self) -> bool:

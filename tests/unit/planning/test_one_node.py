@@ -172,6 +172,7 @@ def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
     port = endpoints.port_of(job.launch_id)
     rendezvous = plan.meeting
     assert (rendezvous.backend, rendezvous.may_join) == ("c10d", False)
+    assert not rendezvous.has_coordinator
     assert rendezvous.endpoint == f"jwb0001i:{port}"
     assert rendezvous.listen == ("10.20.0.1", port)
     assert rendezvous.local_address == "10.20.0.1"
