@@ -410,7 +410,7 @@ class Client:
         self, event: Mapping[str, Any], then: Callable[[], object] = lambda: None
     ) -> None:
         """Let the user know, aside; then do something in the loop."""
-        self._loop.call_aside(partial(self._on_event, event), then, self._on_fault)
+        self._loop.call_aside(partial(self._on_event, event), then)
 
     def _reported(self, first: Failure | None = None) -> None:
         """Take note that workers' failures are reported, and which was the first."""

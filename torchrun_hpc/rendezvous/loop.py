@@ -26,7 +26,8 @@ class Loop:
     """An event loop in a thread of its own.
 
     What may block is called aside, in another thread: a message that nobody reads must
-    not keep the coordinator from answering.
+    not keep the coordinator from answering. A fault of it is one of the loop, which has
+    one handler for all.
 
     Attributes:
         events: The event loop, once it is started.
@@ -36,16 +37,19 @@ class Loop:
         self.events: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._aside: threading.Thread | None = None
+        self._aside = threading.Thread(
+            target=self._run_aside, name="aside", daemon=True
+        )
 
     def start(self) -> None:
-        """Start the thread.
+        """Start the thread, and the one for what is called aside.
 
         Raises:
             OSError: No file can be opened for it.
         """
         self.events = asyncio.new_event_loop()
         self._thread.start()
+        self._aside.start()
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
         """Call something in the thread, from any other one, while it runs."""
@@ -57,21 +61,14 @@ class Loop:
         self,
         function: Callable[[], object],
         then: Callable[[], object] = lambda: None,
-        on_fault: Callable[[Exception], object] | None = None,
     ) -> None:
         """Call something that may block, from the thread, in the order of the calls.
 
         Args:
             function: That.
-            then: Called in the thread after it.
-            on_fault: Gets there what it raises; by default, asyncio reports that.
+            then: Called in the thread after it, unless it has raised something.
         """
-        if self._aside is None:
-            self._aside = threading.Thread(
-                target=self._run_aside, name="aside", daemon=True
-            )
-            self._aside.start()
-        self._calls.put((function, then, on_fault or self._raise))
+        self._calls.put((function, then))
 
     def close(self) -> None:
         """End, once what is called aside has returned, or blocks for too long."""
@@ -81,8 +78,7 @@ class Loop:
         self._thread.join(_END_TIMEOUT)
         self._calls.put(None)
         for _ in range(2):
-            if self._aside is not None:
-                self._aside.join(_END_TIMEOUT)
+            self._aside.join(_END_TIMEOUT)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.events)
@@ -101,14 +97,11 @@ class Loop:
 
     def _run_aside(self) -> None:
         while (call := self._calls.get()) is not None:
-            function, then, on_fault = call
+            function, then = call
             try:
                 function()
-            except Exception as error:  # noqa: BLE001 - it belongs to who has called
-                self.call(on_fault, error)
+            except Exception as error:  # noqa: BLE001 - the loop's handler has it
+                fault = {"message": "what was called aside", "exception": error}
+                self.call(self.events.call_exception_handler, fault)
             else:
                 self.call(then)
-
-    @staticmethod
-    def _raise(error: Exception) -> None:
-        raise error
