@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
-import threading
+from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import wire
+from torchrun_hpc import waiting, wire
 from torchrun_hpc.host.network import bound_socket
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.end import End
@@ -28,6 +29,7 @@ BACKLOG = 65535
 # Seconds.
 _TICK = 1.0
 _END_TIMEOUT = 0.5  # to send the rest
+_SIGNAL_TIMEOUT = 0.5  # the main thread acts on a signal behind a wait
 _JOIN_REQUEST_TIMEOUT = 30.0
 CLOSE_TIMEOUT = 5.0
 LATE_NODES_TIMEOUT = 30.0  # for nodes that connect when the job has failed already
@@ -98,16 +100,14 @@ class CoordinatorServer:
         self.unsent_limit = _UNSENT_LIMIT + nodes * _REPLY
         self._opening: set[asyncio.Task[Any]] = set()
         self._loop, self._events = loop, loop.events
-        self._all_informed = threading.Event()
-        self._is_serving = False
-        self._is_closing = False
-        self._has_ended = threading.Event()
-        self._expects_nodes = False
+        self._next_second: asyncio.TimerHandle | None = None
+        self._flushed = asyncio.Event()
+        self._end: futures.Future[None] | None = None
         self._counted = now()  # until when the coordinator has counted seconds
 
     def start(self) -> None:
         """Start to serve."""
-        self._loop.call(self._begin)
+        self._loop.call(self._tick)
 
     def close(
         self, timeout: float = CLOSE_TIMEOUT, late_timeout: float = LATE_NODES_TIMEOUT
@@ -118,18 +118,15 @@ class CoordinatorServer:
             timeout: Seconds to wait for that.
             late_timeout: The same for nodes that have not connected yet.
         """
-        if self._has_ended.is_set():
-            return
-        self._is_closing = True
-        self._loop.call(self.flush)
-        clock = self._events.time
-        start = clock()
-        while not self._all_informed.wait(0.05):
-            limit = late_timeout if self._expects_nodes else timeout
-            if clock() - start > limit:
-                break
-        self._loop.call(self._end)
-        self._has_ended.wait(_END_TIMEOUT)
+        end = self._end or asyncio.run_coroutine_threadsafe(
+            self._close(timeout, late_timeout), self._events
+        )
+        self._end = end
+        waiting.until(
+            lambda: futures.wait([end], _SIGNAL_TIMEOUT).done,
+            max(timeout, late_timeout) + _END_TIMEOUT,
+            pause=0,
+        )
 
     def fail(self, failure: Failure) -> None:
         """End the job, also where this node's own agent is not connected any more."""
@@ -138,29 +135,24 @@ class CoordinatorServer:
 
     # --- in the loop --------------------------------------------------------------
 
-    def _begin(self) -> None:
-        self._is_serving = True
-        self._listen()
-        self._events.call_later(_TICK, self._tick)
-
-    def _end(self) -> None:
-        self._is_serving = False
+    async def _close(self, timeout: float, late_timeout: float) -> None:
+        clock = self._events.time
+        start = clock()
+        while not self.coordinator.all_informed:
+            limit = late_timeout if self.coordinator.expects_nodes else timeout
+            if (left := start + limit - clock()) <= 0:
+                break
+            self._flushed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._flushed.wait(), left)
+        if self._next_second is not None:
+            self._next_second.cancel()
         self._events.remove_reader(self._listening)
         self._listening.close()
-        self._events.create_task(self._close_all())
-
-    async def _close_all(self) -> None:
         await asyncio.gather(*self._opening, return_exceptions=True)
         for connection in self._connections.values():
             connection.close()
         await asyncio.sleep(0)  # sends what it can
-        self._has_ended.set()
-
-    def _listen(self) -> None:
-        # Not asyncio's own server, which writes a traceback for each connection for
-        # which no file can be opened.
-        if self._is_serving:
-            self._events.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
         """Accept one connection; the loop calls again while there are more."""
@@ -191,16 +183,17 @@ class CoordinatorServer:
         return oldest is not None
 
     def _pause_accepting(self, reason: str) -> None:
+        """Accept no more before the next second."""
         self._events.remove_reader(self._listening)
-        self._events.call_later(_TICK, self._listen)
         if not self._has_reported:
             self._has_reported = True
             self._loop.call_aside(lambda: self._on_problem(reason))
 
     def _tick(self) -> None:
-        if not self._is_serving:
-            return
-        self._events.call_later(_TICK, self._tick)
+        self._next_second = self._events.call_later(_TICK, self._tick)
+        # Not asyncio's own server, which writes a traceback for each connection for
+        # which no file can be opened.
+        self._events.add_reader(self._listening, self._accept)
         self.catch_up(1)
         self.flush()
 
@@ -229,9 +222,7 @@ class CoordinatorServer:
                 if message is not last:  # else all get the same
                     last, line = message, wire.to_line(message)
                 connection.send(line)
-        self._expects_nodes = self.coordinator.expects_nodes
-        if self._is_closing and self.coordinator.all_informed:
-            self._all_informed.set()
+        self._flushed.set()
 
     def connected(self, connection: _Connection) -> None:
         """Keep a new connection."""
