@@ -143,12 +143,11 @@ class Coordinator:
         """Whether nodes may still come that cannot know that the job has ended."""
         members, failure, nodes = self.members, self.failure, self.settings.nodes
         if self.rounds.began < 0:
-            is_while_starting = failure is not None and failure.kind in WHILE_STARTING
-            return is_while_starting and len(members.informed) < nodes
-        # A short job may end before a spare has come.
-        is_signal = failure is not None and failure.kind is Kind.SIGNAL
-        is_late = members.seconds >= self._expected_for
-        return not (is_signal or is_late) and len(members.seen) < nodes
+            may_come = failure is not None and failure.kind in WHILE_STARTING
+        else:  # a short job may end before a spare has come
+            is_signal = failure is not None and failure.kind is Kind.SIGNAL
+            may_come = members.seconds < self._expected_for and not is_signal
+        return may_come and len(members.seen) < nodes
 
     # --- events -------------------------------------------------------------------
 
@@ -258,7 +257,9 @@ class Coordinator:
             for question in self._questions.values():
                 self.members.send(rank, question)
         if rounds.has_ended:  # it was not here when that was sent
-            self._tell_end(rank)
+            self.members.inform(rank, rounds.ending)
+            if self._printed:
+                self.members.send(rank, {"printed": True})
 
     def _refused(self, refused: Refused | None) -> None:
         """End the job if it waits for an agent that was refused; or report it."""
@@ -271,7 +272,7 @@ class Coordinator:
         is_awaited = self.rounds.began < 0 and reason is not Refusal.STARTED
         if nodes and is_awaited and rank not in self.members.agents:
             self.fail(Failure(Kind.REFUSED, nodes, text=text))
-            self.members.informed.update(nodes)
+            self.members.seen.update(nodes)
         elif is_news and self.members.report({"stranger": nodes, "because": text}):
             self._reported.add(reason)
 
@@ -346,15 +347,6 @@ class Coordinator:
             if not self.members.agents.keys() <= self._stopped.keys():
                 return  # one of the others may be lost
         self.fail(next(iter(self._stopped.values()), failure))
-
-    def _tell_end(self, rank: int) -> None:
-        """Tell an agent how the job has ended."""
-        if self.failure is None:
-            self.members.send(rank, self.rounds.ending)
-        else:
-            self.members.inform(rank, self.rounds.ending)
-            if self._printed:
-                self.members.send(rank, {"printed": True})
 
     # --- what an agent says -------------------------------------------------------
 

@@ -75,9 +75,8 @@ class Members:
 
     Attributes:
         agents: Those that are connected.
-        seen: Node ranks of those that have been.
-        informed: Node ranks to which a failure was sent.
-        unread: Connections that have not confirmed it.
+        seen: Node ranks of those that have been, or will not come.
+        unread: Connections that have not confirmed a failure.
         candidates: Agents that claim the node rank of another one.
         seconds: How many have passed.
     """
@@ -85,7 +84,6 @@ class Members:
     def __init__(self, settings: Settings, outbox: list[Outgoing]) -> None:
         self.agents: dict[int, Agent] = {}
         self.seen: set[int] = set()
-        self.informed: set[int] = set()
         self.unread: set[Hashable] = set()
         self._settings = settings
         self._outbox = outbox
@@ -261,23 +259,19 @@ class Members:
 
     def report(self, message: Mapping[str, Any]) -> bool:
         """Send something for the user to the node that reports, if it is there."""
-        here = [
-            rank
-            for rank in (self._settings.reporter, self._settings.coordinator)
-            if rank in self.agents
-        ]
-        if here:
-            self.send(here[0], message)
-        return bool(here)
+        for rank in (self._settings.reporter, self._settings.coordinator):
+            if rank in self.agents:
+                self.send(rank, message)
+                return True
+        return False
 
     def inform(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Send the failure to an agent, which is to confirm it.
+        """Tell an agent how the job has ended; it confirms a failure.
 
         Args:
             rank: Its node rank.
-            message: The failure; the node that reports hears that it does.
+            message: The end; the node that reports a failure hears that it does.
         """
-        is_reporter = rank == self._settings.reporter
-        self.send(rank, {**message, "reports": True} if is_reporter else message)
+        reports = "failed" in message and rank == self._settings.reporter
+        self.send(rank, {**message, "reports": True} if reports else message)
         self.unread.add(self.agents[rank].connection)
-        self.informed.add(rank)

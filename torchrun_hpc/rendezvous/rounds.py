@@ -323,7 +323,7 @@ class Rounds:
         self._failed_in, self.failure = self.phase, failure
         self._enter(Phase.FAILED)
         if failure.kind in WHILE_STARTING:
-            self._members.informed.update(failure.nodes)
+            self._members.seen.update(failure.nodes)
         told = self.ending
         for rank in self._members.agents:
             self._members.inform(rank, told)
