@@ -93,7 +93,7 @@ class CoordinatorServer:
         listening.settimeout(0)
         self._on_problem = on_problem
         self._has_reported = False
-        self._unknown: dict[Hashable, _Connection] = {}  # the oldest is the first
+        self._unknown: dict[_Connection, float] = {}  # since when; the oldest first
         self._connections: dict[Hashable, _Connection] = {}
         nodes = coordinator.settings.nodes
         self._limit = nodes + unknown_peers
@@ -179,7 +179,8 @@ class CoordinatorServer:
         """
         oldest = next(iter(self._unknown), None)
         if oldest is not None:
-            self._unknown.pop(oldest).abort()
+            del self._unknown[oldest]
+            oldest.abort()
         return oldest is not None
 
     def _pause_accepting(self, reason: str) -> None:
@@ -194,6 +195,10 @@ class CoordinatorServer:
         # Not asyncio's own server, which writes a traceback for each connection for
         # which no file can be opened.
         self._events.add_reader(self._listening, self._accept)
+        expired = self._events.time() - _JOIN_REQUEST_TIMEOUT
+        for connection, since in self._unknown.items():
+            if since <= expired:
+                connection.abort()
         self.catch_up(1)
         self.flush()
 
@@ -226,11 +231,14 @@ class CoordinatorServer:
 
     def connected(self, connection: _Connection) -> None:
         """Keep a new connection."""
-        self._unknown[connection] = self._connections[connection] = connection
+        self._unknown[connection] = self._events.time()
+        self._connections[connection] = connection
 
-    def identified(self, connection: _Connection) -> None:
-        """Take note that a connection has sent its first line."""
+    def received(self, connection: _Connection, message: Mapping[str, Any]) -> None:
+        """Pass a message to the coordinator, and send what it answers."""
         self._unknown.pop(connection, None)
+        self.coordinator.receive(connection, message)
+        self.flush()
 
     def disconnected(self, connection: _Connection) -> None:
         """Forget a connection that has ended."""
@@ -247,13 +255,10 @@ class _Connection(End):
     def __init__(self, server: CoordinatorServer) -> None:
         super().__init__(protocol.JOIN_REQUEST_LIMIT)
         self._server = server
-        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._server.connected(self)
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(_JOIN_REQUEST_TIMEOUT, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._server.catch_up()
@@ -261,20 +266,13 @@ class _Connection(End):
             for message in self.lines.feed(data):
                 if self.transport.is_closing():  # it is refused, or has left
                     break
-                if self._deadline is not None:
-                    self._deadline.cancel()
-                    self._deadline = None
-                    self.lines.limit = protocol.LINE_LIMIT
-                    self._server.identified(self)
-                self._server.coordinator.receive(self, message)
-                self._server.flush()
+                self.lines.limit = protocol.LINE_LIMIT  # behind the join request
+                self._server.received(self, message)
         except wire.WireError:
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        if self._deadline is not None:
-            self._deadline.cancel()
         self._server.disconnected(self)
 
     def send(self, line: bytes) -> None:
