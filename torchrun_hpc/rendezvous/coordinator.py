@@ -205,7 +205,7 @@ class Coordinator:
         """
         members = self.members
         members.tick(seconds)
-        for rank in members.silent_for(self.settings.silence_timeout):
+        for rank in members.silent(self.settings.silence_timeout):
             self._silent(rank)
         for connection in members.replaced():
             self.disconnected(connection)

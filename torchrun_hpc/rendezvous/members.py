@@ -218,7 +218,7 @@ class Members:
         for candidate in self.candidates.values():
             candidate.silent_for += 1
 
-    def silent_for(self, seconds: int) -> list[int]:
+    def silent(self, seconds: int) -> list[int]:
         """Return the node ranks of agents that have not answered for so long."""
         return [rank for rank, a in self.agents.items() if a.silent_for >= seconds]
 
@@ -233,7 +233,7 @@ class Members:
 
     def report_silence(self) -> None:
         """Report which agents do not answer, and which do so again."""
-        silent = self.silent_for(SILENCE_REPORT)
+        silent = self.silent(SILENCE_REPORT)
         news = [rank for rank in silent if rank not in self._silent]
         answering = [rank for rank in self._silent if rank not in silent]
         self._silent = silent

@@ -384,8 +384,9 @@ class Rounds:
         if roster.leases and has_quorum and waiting.is_report_due(self._gathered_for):
             left = max(roster.leases.values())
             self._members.report({"may_run": sorted(roster.leases), "left": left})
-        if self.phase is Phase.CONFIRM and self._gathered_for % _AGAIN == 0:
-            roster.share("prepare", active - self._confirmed)
+        late = active - self._confirmed
+        if late and self.phase is Phase.CONFIRM and self._gathered_for % _AGAIN == 0:
+            roster.share("prepare", late)
         limit = settings.spare_after
         if self.began >= 0:
             limit = max(limit, settings.kill + settings.health_check)
