@@ -364,7 +364,8 @@ class Client:
         if "failed" in answer:
             self._handle(answer)
         channel.deliver()  # what arrived with the answer
-        tasks = {asyncio.ensure_future(each) for each in (channel.wait(), *watching)}
+        ended = channel.closed.wait()
+        tasks = {asyncio.ensure_future(each) for each in (ended, *watching)}
         try:
             while not channel.closed.is_set():
                 done, tasks = await asyncio.wait(

@@ -70,14 +70,13 @@ class Channel(End):
     Attributes:
         closed: Set when it has ended.
         has_received: Whether anything has come since this was last set to ``False``.
-        on_message: Takes the messages behind the first one; a fault of it resets the
-            connection.
+        on_message: Takes the messages behind the first one; a fault of it is one of the
+            loop.
     """
 
     def __init__(self) -> None:
         super().__init__(LINE_LIMIT)
         self.closed = asyncio.Event()
-        self._fault: Exception | None = None
         self.has_received = False
         self.on_message: Callable[[Mapping[str, Any]], None] | None = None
         self._messages: list[Mapping[str, Any]] = []
@@ -101,15 +100,9 @@ class Channel(End):
                 self.on_message(self._messages.pop(0))
         except (WireError, KeyError, TypeError):
             self.abort()
-        except Exception as error:  # noqa: BLE001 - raised by `wait`
-            self._fault = error
-            self.abort()
-
-    async def wait(self) -> None:
-        """Wait for the end of the connection; raise the fault that has ended it."""
-        await self.closed.wait()
-        if self._fault is not None:
-            raise self._fault
+        except Exception as error:  # noqa: BLE001 - the loop's handler has it
+            fault = {"message": "a message of the coordinator", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(fault)
 
     async def open(
         self, host: str, port: int, first_line: Mapping[str, Any]
