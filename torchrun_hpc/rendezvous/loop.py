@@ -36,7 +36,9 @@ class Loop:
     def __init__(self) -> None:
         self.events: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
-        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = (
+            queue.SimpleQueue()
+        )
         self._aside = threading.Thread(
             target=self._run_aside, name="aside", daemon=True
         )
@@ -57,18 +59,9 @@ class Loop:
             if self._thread.is_alive():
                 self.events.call_soon_threadsafe(function, *args)
 
-    def call_aside(
-        self,
-        function: Callable[[], object],
-        then: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Call something that may block, from the thread, in the order of the calls.
-
-        Args:
-            function: That.
-            then: Called in the thread after it, unless it has raised something.
-        """
-        self._calls.put((function, then))
+    def call_aside(self, function: Callable[[], object]) -> None:
+        """Call something that may block, in the order of the calls."""
+        self._calls.put(function)
 
     def close(self) -> None:
         """End, once what is called aside has returned, or blocks for too long."""
@@ -96,12 +89,9 @@ class Loop:
         await asyncio.sleep(0)  # connections that are aborted are closed
 
     def _run_aside(self) -> None:
-        while (call := self._calls.get()) is not None:
-            function, then = call
+        while (function := self._calls.get()) is not None:
             try:
                 function()
-            except Exception as error:  # noqa: BLE001 - the loop's handler has it
+            except Exception as error:  # noqa: BLE001, PERF203 - each has its own
                 fault = {"message": "what was called aside", "exception": error}
                 self.call(self.events.call_exception_handler, fault)
-            else:
-                self.call(then)
