@@ -10,6 +10,7 @@ before them.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +41,10 @@ class PeerReply:
 
 def reply_of(message: Mapping[str, Any]) -> PeerReply | None:
     """Read an answer; ``None`` if it is none."""
-    match message.get("standby"):
-        case [follows, bool(coordinates), bool(is_strong)] if (
-            follows is None or type(follows) is int
-        ):
-            return PeerReply(follows, coordinates, is_strong)
+    with suppress(WireError):
+        return PeerReply(
+            *wire.decode(tuple[int | None, bool, bool], message.get("standby"))
+        )
     return None
 
 
