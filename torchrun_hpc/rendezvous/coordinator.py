@@ -165,7 +165,7 @@ class Coordinator:
             self._handle_request(connection, message)
             return
         self.members.answered(rank, message)
-        if "bye" not in message:
+        if rank in self.members.candidates and "bye" not in message:
             self._refused(self.members.refuse_candidate(rank))
         self._hear_of_rounds(rank, message)
         self._hear_of_workers(rank, message)
@@ -261,11 +261,11 @@ class Coordinator:
             if self._printed:
                 self.members.send(rank, {"printed": True})
 
-    def _refused(self, refused: Refused | None) -> None:
+    def _refused(self, refused: Refused) -> None:
         """End the job if it waits for an agent that was refused; or report it."""
-        if refused is None or refused.reason is Refusal.UNKNOWN:
-            return
         reason, rank, text = refused
+        if reason is Refusal.UNKNOWN:
+            return
         nodes = () if rank is None else (rank,)
         is_news = reason not in self._reported and not self.rounds.has_ended
         # An agent of another command belongs to another launch: ours is still to come.

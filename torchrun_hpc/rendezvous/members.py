@@ -24,6 +24,7 @@ SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
 _SHORT = 60  # characters of what is shown of an agent that is refused
 _COMPARED = (Refusal.STARTED, Refusal.NODES, Refusal.RUN_ID, Refusal.SPARES)
 _DIFFERENT = {
+    Refusal.UNKNOWN: "",
     Refusal.VERSION: "torchrun_hpc {} instead of {}",
     Refusal.NODES: "{} nodes instead of {}",
     Refusal.RUN_ID: "--rdzv_id={} instead of {}",
@@ -62,8 +63,8 @@ class Refused(NamedTuple):
     """
 
     reason: Refusal
-    rank: int | None = None
-    text: str = ""
+    rank: int | None
+    text: str
 
 
 class Members:
@@ -138,8 +139,6 @@ class Members:
             values: What is different: its own values, and those of the job.
         """
         self._outbox += [(connection, {"refused": reason.value}), (connection, CLOSE)]
-        if reason is Refusal.UNKNOWN:
-            return Refused(reason)
         is_rank = type(rank) is int and 0 <= rank < self._settings.nodes
         shown = (printable(str(value), _SHORT) for value in values)
         text = _DIFFERENT[reason].format(*shown)
@@ -179,10 +178,8 @@ class Members:
         self.candidates[request.rank] = Agent(connection, request)
         self._send_heartbeat(self.agents[request.rank])
 
-    def refuse_candidate(self, rank: int) -> Refused | None:
+    def refuse_candidate(self, rank: int) -> Refused:
         """Refuse the second agent of a node rank, whose first one has just answered."""
-        if rank not in self.candidates:
-            return None
         second, first = self.candidates.pop(rank), self.agents[rank].request
         who = second.request.pid, second.request.host, first.pid, first.host
         return self._refuse(second.connection, Refusal.TAKEN, rank, *who)
