@@ -185,8 +185,7 @@ class Clock:
 def end(server):
     """End a server, and the thread that it lives in."""
     if server._loop._thread.is_alive():
-        server._loop.call(server._end)
-        until(server._has_ended.is_set)
+        server.close(0, 0)
         server._loop.close()
 
 

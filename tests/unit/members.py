@@ -97,6 +97,8 @@ class Agent:
         self.seeks_since = job.now
         self.pauses = False  # until the next tick
         self.looks_for_first = True
+        self.candidates = None  # those that it asks who coordinates
+        self.whom = None  # it asks next
         self.heard_others = None  # when, and what other members have answered
 
     def __repr__(self):
@@ -237,7 +239,7 @@ class Agent:
         self.job.reset(self.link, 0)
         self.link = self.confirmation = None
         self.round_over()
-        self.member.begin()
+        self.begin()
         self.seeks_since = self.job.now
 
     def worker_fails(self):
@@ -278,14 +280,14 @@ class Agent:
             return
         if self.pauses:
             self.pauses = False
-            self.member.begin()
+            self.begin()
         if self.link is not None:
             if self.check_lease():
                 self.lose()
         elif self.trial is not None and self.clock > self.trial_until:
             trial = self.trial
             self.job.reset(trial, 0)
-            self.heard(trial.ends[1].number, None)
+            self.heard(None)
         if self.link is None:
             self.search_on()
         self.watch_others()
@@ -294,9 +296,20 @@ class Agent:
         waited = self.job.now - self.seeks_since
         if self.looks_for_first and waited >= SPARE_AFTER:
             self.looks_for_first = False
-            self.member.begin()
+            self.begin()
         if waited > JOIN:
             self.end("alone")
+
+    def begin(self):
+        """Begin to ask who coordinates."""
+        self.candidates = self.member.candidates()
+        self.replied(None)
+
+    def replied(self, reply):
+        try:
+            self.whom, _ = self.candidates.send(reply)
+        except StopIteration:
+            self.whom = None
 
     def seek(self):
         """Ask the next member, if none is asked yet."""
@@ -305,7 +318,7 @@ class Agent:
         if self.looks_for_first:
             self.connect(0)
             return
-        whom = self.member.next_candidate()
+        whom = self.whom
         if whom is None:
             self.pauses = True
             return
@@ -318,14 +331,14 @@ class Agent:
         self.trial = self.job.open(self, whom)
         self.trial_until = self.clock + ANSWER_TIMEOUT
         if self.trial is None:
-            self.heard(whom, None)
+            self.heard(None)
 
-    def heard(self, whom, answer):
+    def heard(self, answer):
         self.trial = None
         if self.looks_for_first:
             self.pauses = True
         else:
-            self.member.record_answer(whom, answer)
+            self.replied(answer)
 
     def watch_others(self):
         """Ask the other members, and hear their answers, some of them late."""
@@ -359,7 +372,7 @@ class Job:
         first.coordinator.coordinate(policy.first_record(nodes, spares, 0))
         first.looks_for_first = False
         first.member.coordinates = True
-        first.member.begin()
+        first.begin()
         for agent in self.agents:
             agent.member.is_ready = True
         self.may_finish = False  # some workers have; their agent may be lost by now
@@ -567,7 +580,7 @@ class Job:
                 is_answer = message not in (END, BROKEN)
                 self.close(link, 0)
                 answer = reply_of(message) if is_answer else None
-                agent.heard(link.ends[1].number, answer)
+                agent.heard(answer)
 
     # --- time
 

@@ -367,7 +367,8 @@ class Client:
         if "failed" in answer:
             self._handle(answer)
         channel.deliver()  # what arrived with the answer
-        tasks = {asyncio.ensure_future(each) for each in (channel.wait(), *watching)}
+        ended = channel.closed.wait()
+        tasks = {asyncio.ensure_future(each) for each in (ended, *watching)}
         try:
             while not channel.closed.is_set():
                 done, tasks = await asyncio.wait(
@@ -409,11 +410,14 @@ class Client:
         if not self.finished and not self._is_leaving:
             self._change(failure=self.failure or failure)
 
-    def tell(
-        self, event: Mapping[str, Any], then: Callable[[], object] = lambda: None
-    ) -> None:
-        """Let the user know, aside; then do something in the loop."""
-        self._loop.call_aside(partial(self._on_event, event), then, self._on_fault)
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Let the user know, aside."""
+        self._loop.call_aside(partial(self._on_event, event))
+
+    def _report(self, summary: Summary) -> None:
+        """Report, aside, which workers have failed."""
+        self._on_event({"report": summary})
+        self._loop.call(self._reported, summary.first)
 
     def _reported(self, first: Failure | None = None) -> None:
         """Take note that workers' failures are reported, and which was the first."""
@@ -483,7 +487,7 @@ class Client:
             if summary is None or self.failure is None:
                 self._reported()
             else:
-                self.tell({"report": summary}, partial(self._reported, summary.first))
+                self._loop.call_aside(partial(self._report, summary))
         elif "printed" in message:
             self._change(_is_reported=True)
         elif "replied" in message:

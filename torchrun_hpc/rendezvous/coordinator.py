@@ -143,12 +143,11 @@ class Coordinator:
         """Whether nodes may still come that cannot know that the job has ended."""
         members, failure, nodes = self.members, self.failure, self.settings.nodes
         if self.rounds.began < 0:
-            is_while_starting = failure is not None and failure.kind in WHILE_STARTING
-            return is_while_starting and len(members.informed) < nodes
-        # A short job may end before a spare has come.
-        is_signal = failure is not None and failure.kind is Kind.SIGNAL
-        is_late = members.seconds >= self._expected_for
-        return not (is_signal or is_late) and len(members.seen) < nodes
+            may_come = failure is not None and failure.kind in WHILE_STARTING
+        else:  # a short job may end before a spare has come
+            is_signal = failure is not None and failure.kind is Kind.SIGNAL
+            may_come = members.seconds < self._expected_for and not is_signal
+        return may_come and len(members.seen) < nodes
 
     # --- events -------------------------------------------------------------------
 
@@ -166,7 +165,7 @@ class Coordinator:
             self._handle_request(connection, message)
             return
         self.members.answered(rank, message)
-        if "bye" not in message:
+        if rank in self.members.candidates and "bye" not in message:
             self._refused(self.members.refuse_candidate(rank))
         self._hear_of_rounds(rank, message)
         self._hear_of_workers(rank, message)
@@ -177,10 +176,7 @@ class Coordinator:
         if "read" in message:
             self.members.unread.discard(connection)
         if "bye" in message:
-            self._remove(rank)
-            self._accept_candidate(rank)
-            if self.settings.has_spares:  # its workers have ended before
-                self.rounds.ended(rank, self.rounds.roster.record.round)
+            self._leave(rank, has_ended=True)  # its workers have ended before
 
     def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:
         """Handle the end of a connection.
@@ -194,18 +190,12 @@ class Coordinator:
         if rank is None:
             self.members.forget_candidate(connection)
             return
-        had_joined = self.members.agents[rank].has_joined
-        self._remove(rank)
-        if had_joined and not self.rounds.is_done(rank) and rank not in self._stopped:
-            self._loss = self.members.seconds, Failure(Kind.LOST, (rank,))
-            if self._stopped:
-                self.fail(self._loss[1])
-            self.rounds.lose(rank, self._loss[1])
-            if not (self.settings.has_spares or self.rounds.has_ended):
-                self.members.report({"lost": rank})
-        self._accept_candidate(rank)
-        if ended and self.settings.has_spares and rank not in self.members.agents:
-            self.rounds.ended(rank, self.rounds.roster.record.round)
+        members, failure = self.members, None
+        is_needed = members.agents[rank].has_joined and not self.rounds.is_done(rank)
+        if is_needed and rank not in self._stopped:
+            failure = Failure(Kind.LOST, (rank,))
+            self._loss = members.seconds, failure
+        self._leave(rank, failure, has_ended=ended)
 
     def tick(self, seconds: int = 1) -> None:
         """Handle that a second has passed, however late.
@@ -213,16 +203,16 @@ class Coordinator:
         Args:
             seconds: How many seconds have passed; see `Members.tick`.
         """
-        ended, replaced, news = self.members.tick(seconds)
-        for rank in ended:
+        members = self.members
+        members.tick(seconds)
+        for rank in members.silent(self.settings.silence_timeout):
             self._silent(rank)
-        for connection in replaced:
+        for connection in members.replaced():
             self.disconnected(connection)
         if self.rounds.has_ended:
             return
-        for each in news:
-            self.members.report(each)
-        if self._stopped and self.members.seconds - self._stopped_at >= _BESIDE:
+        members.report_silence()
+        if self._stopped and members.seconds - self._stopped_at >= _BESIDE:
             self.fail(next(iter(self._stopped.values())))
         else:
             self.rounds.wait()
@@ -267,29 +257,49 @@ class Coordinator:
             for question in self._questions.values():
                 self.members.send(rank, question)
         if rounds.has_ended:  # it was not here when that was sent
-            self._tell_end(rank)
+            self.members.inform(rank, rounds.ending)
+            if self._printed:
+                self.members.send(rank, {"printed": True})
 
-    def _accept_candidate(self, rank: int) -> None:
-        """Accept the second agent of a node rank after the first has gone."""
-        if second := self.members.take_candidate(rank):
-            self._accept(second.connection, second.request)
-
-    def _refused(self, refused: Refused | None) -> None:
+    def _refused(self, refused: Refused) -> None:
         """End the job if it waits for an agent that was refused; or report it."""
-        if refused is None or refused.reason is Refusal.UNKNOWN:
-            return
         reason, rank, text = refused
+        if reason is Refusal.UNKNOWN:
+            return
         nodes = () if rank is None else (rank,)
         is_news = reason not in self._reported and not self.rounds.has_ended
         # An agent of another command belongs to another launch: ours is still to come.
         is_awaited = self.rounds.began < 0 and reason is not Refusal.STARTED
         if nodes and is_awaited and rank not in self.members.agents:
             self.fail(Failure(Kind.REFUSED, nodes, text=text))
-            self.members.informed.update(nodes)
+            self.members.seen.update(nodes)
         elif is_news and self.members.report({"stranger": nodes, "because": text}):
             self._reported.add(reason)
 
     # --- who goes -----------------------------------------------------------------
+
+    def _leave(
+        self, rank: int, failure: Failure | None = None, *, has_ended: bool = False
+    ) -> None:
+        """Continue without an agent, or with the second one of its node rank.
+
+        Args:
+            rank: Its node rank.
+            failure: How it was lost; ``None`` if it has left, or is not needed.
+            has_ended: Whether its process has ended, or at least its workers.
+        """
+        rounds, has_spares = self.rounds, self.settings.has_spares
+        self._remove(rank)
+        if failure is not None:
+            if self._stopped:
+                self.fail(failure)
+            rounds.lose(rank, failure)
+            if not (has_spares or rounds.has_ended):
+                self.members.report({"lost": rank})
+        if second := self.members.candidates.pop(rank, None):
+            self._accept(second.connection, second.request)
+        elif has_ended and has_spares:
+            rounds.ended(rank, rounds.roster.record.round)
 
     def _remove(self, rank: int) -> None:
         self._questions.pop(rank, None)
@@ -305,9 +315,7 @@ class Coordinator:
         silent_for = self.members.agents[rank].silent_for
         if silent_for > timeout + SUSPENDED:  # it has no time to end its workers
             self.members.report({"suspended": silent_for})
-        self._remove(rank)
-        self.rounds.lose(rank, failure)
-        self._accept_candidate(rank)
+        self._leave(rank, failure)
 
     def _gave_up(self, rank: int, failure: Failure) -> None:
         """End the job: an agent gives up, or cannot start.
@@ -339,15 +347,6 @@ class Coordinator:
             if not self.members.agents.keys() <= self._stopped.keys():
                 return  # one of the others may be lost
         self.fail(next(iter(self._stopped.values()), failure))
-
-    def _tell_end(self, rank: int) -> None:
-        """Tell an agent how the job has ended."""
-        if self.failure is None:
-            self.members.send(rank, self.rounds.ending)
-        else:
-            self.members.inform(rank, self.rounds.ending)
-            if self._printed:
-                self.members.send(rank, {"printed": True})
 
     # --- what an agent says -------------------------------------------------------
 

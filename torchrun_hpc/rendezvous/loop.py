@@ -26,7 +26,8 @@ class Loop:
     """An event loop in a thread of its own.
 
     What may block is called aside, in another thread: a message that nobody reads must
-    not keep the coordinator from answering.
+    not keep the coordinator from answering. A fault of it is one of the loop, which has
+    one handler for all.
 
     Attributes:
         events: The event loop, once it is started.
@@ -35,17 +36,22 @@ class Loop:
     def __init__(self) -> None:
         self.events: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
-        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._aside: threading.Thread | None = None
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = (
+            queue.SimpleQueue()
+        )
+        self._aside = threading.Thread(
+            target=self._run_aside, name="aside", daemon=True
+        )
 
     def start(self) -> None:
-        """Start the thread.
+        """Start the thread, and the one for what is called aside.
 
         Raises:
             OSError: No file can be opened for it.
         """
         self.events = asyncio.new_event_loop()
         self._thread.start()
+        self._aside.start()
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
         """Call something in the thread, from any other one, while it runs."""
@@ -53,25 +59,9 @@ class Loop:
             if self._thread.is_alive():
                 self.events.call_soon_threadsafe(function, *args)
 
-    def call_aside(
-        self,
-        function: Callable[[], object],
-        then: Callable[[], object] = lambda: None,
-        on_fault: Callable[[Exception], object] | None = None,
-    ) -> None:
-        """Call something that may block, from the thread, in the order of the calls.
-
-        Args:
-            function: That.
-            then: Called in the thread after it.
-            on_fault: Gets there what it raises; by default, asyncio reports that.
-        """
-        if self._aside is None:
-            self._aside = threading.Thread(
-                target=self._run_aside, name="aside", daemon=True
-            )
-            self._aside.start()
-        self._calls.put((function, then, on_fault or self._raise))
+    def call_aside(self, function: Callable[[], object]) -> None:
+        """Call something that may block, in the order of the calls."""
+        self._calls.put(function)
 
     def close(self) -> None:
         """End, once what is called aside has returned, or blocks for too long."""
@@ -81,8 +71,7 @@ class Loop:
         self._thread.join(_END_TIMEOUT)
         self._calls.put(None)
         for _ in range(2):
-            if self._aside is not None:
-                self._aside.join(_END_TIMEOUT)
+            self._aside.join(_END_TIMEOUT)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.events)
@@ -100,15 +89,9 @@ class Loop:
         await asyncio.sleep(0)  # connections that are aborted are closed
 
     def _run_aside(self) -> None:
-        while (call := self._calls.get()) is not None:
-            function, then, on_fault = call
+        while (function := self._calls.get()) is not None:
             try:
                 function()
-            except Exception as error:  # noqa: BLE001 - it belongs to who has called
-                self.call(on_fault, error)
-            else:
-                self.call(then)
-
-    @staticmethod
-    def _raise(error: Exception) -> None:
-        raise error
+            except Exception as error:  # noqa: BLE001, PERF203 - each has its own
+                fault = {"message": "what was called aside", "exception": error}
+                self.call(self.events.call_exception_handler, fault)

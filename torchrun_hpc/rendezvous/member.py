@@ -10,6 +10,7 @@ before them.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from torchrun_hpc.rendezvous.record import MemberState, Record
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
 
     from torchrun_hpc.rendezvous.record import Address
 
@@ -40,11 +41,10 @@ class PeerReply:
 
 def reply_of(message: Mapping[str, Any]) -> PeerReply | None:
     """Read an answer; ``None`` if it is none."""
-    match message.get("standby"):
-        case [follows, bool(coordinates), bool(is_strong)] if (
-            follows is None or type(follows) is int
-        ):
-            return PeerReply(follows, coordinates, is_strong)
+    with suppress(WireError):
+        return PeerReply(
+            *wire.decode(tuple[int | None, bool, bool], message.get("standby"))
+        )
     return None
 
 
@@ -84,9 +84,6 @@ class Member:
         self.unfit = ""
         self._gone: tuple[int, int] | None = None  # the last coordinator that has ended
         self._preferred: int | None = None
-        self._asking: Mapping[int, Address] = {}  # a thousand of them, so not anew
-        self._left: deque[int] = deque()
-        self._asked: set[int] = set()
 
     # --- with a coordinator -------------------------------------------------------
 
@@ -149,49 +146,34 @@ class Member:
         known = {**self._hints, **self.record.addresses}
         return {member: known[member] for member in sorted(known)}
 
-    def begin(self) -> None:
-        """Begin to ask who coordinates: the coordinator is lost, or all were asked.
+    def candidates(self) -> Generator[tuple[int, Address], PeerReply | None, None]:
+        """Ask who coordinates: the coordinator is lost, or all were asked.
 
-        A coordinator asks itself first: others may follow it.
+        A coordinator asks itself first: others may follow it. A member that lives knows
+        the coordinator, or will be it, if it is not out.
+
+        Yields:
+            Whom to ask, and where; this one, if it is to take over. The reply is to be
+            sent; ``None`` if there is none in time. After the last one it is to begin
+            anew, a little later.
         """
         self.follows = None
-        self._asking = self.addresses
-        out = {self._own} & self.record.excluded.keys()
-        self._left = deque(each for each in self._asking if each not in out)
+        known = self.addresses
         first = self._own if self.coordinates else self._preferred
-        if first is not None and first in self._asking:
-            self._left.appendleft(first)
         self._preferred = None
-        self._asked.clear()
-
-    def next_candidate(self) -> int | None:
-        """Return whom to ask next.
-
-        Returns:
-            A member; this one, if it is to take over; ``None`` if it is to begin anew,
-            a little later.
-        """
-        while self._left and self._left[0] in self._asked:
-            self._left.popleft()
-        return self._left[0] if self._left else None
-
-    def address_of(self, member: int) -> Address:
-        """Return the address of a member that is to be asked."""
-        return self._asking[member]
-
-    def record_answer(self, member: int, answer: PeerReply | None) -> None:
-        """Take note of an answer; ``None`` if there was none in time.
-
-        A member that lives knows the coordinator, or will be it, if it is not out.
-        """
-        self._asked.add(member)
-        if answer is None or member == self._own:
-            return
-        if answer.follows is None and member in self.record.excluded:
-            return
-        self._left.clear()
-        if answer.follows is not None and answer.follows in self._asking:
-            self._left.append(answer.follows)
+        out = {self._own} & self.record.excluded.keys()
+        left = deque([first, *(each for each in known if each not in out)])
+        asked: set[int] = set()
+        while left:
+            member = left.popleft()
+            if member is None or member in asked or member not in known:
+                continue
+            asked.add(member)
+            reply = yield member, known[member]
+            if reply is None or member == self._own:
+                continue
+            if reply.follows is not None or member not in self.record.excluded:
+                left = deque([reply.follows])
 
     def should_step_down(self, answers: Mapping[int, PeerReply]) -> bool:
         """Return whether this member is to follow another one, and coordinate no more.

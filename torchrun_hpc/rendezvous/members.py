@@ -24,6 +24,7 @@ SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
 _SHORT = 60  # characters of what is shown of an agent that is refused
 _COMPARED = (Refusal.STARTED, Refusal.NODES, Refusal.RUN_ID, Refusal.SPARES)
 _DIFFERENT = {
+    Refusal.UNKNOWN: "",
     Refusal.VERSION: "torchrun_hpc {} instead of {}",
     Refusal.NODES: "{} nodes instead of {}",
     Refusal.RUN_ID: "--rdzv_id={} instead of {}",
@@ -42,7 +43,6 @@ class Agent:
         request: Its join request.
         silent_for: Seconds since its last message.
         heartbeat: What it answered last, by its own clock.
-        is_reported: Whether the user has read that it is silent.
         has_joined: Whether it has been ready for a round, so that its loss counts.
     """
 
@@ -50,7 +50,6 @@ class Agent:
     request: JoinRequest
     silent_for: int = 0
     heartbeat: float = True
-    is_reported: bool = False
     has_joined: bool = False
 
 
@@ -64,8 +63,8 @@ class Refused(NamedTuple):
     """
 
     reason: Refusal
-    rank: int | None = None
-    text: str = ""
+    rank: int | None
+    text: str
 
 
 class Members:
@@ -77,21 +76,21 @@ class Members:
 
     Attributes:
         agents: Those that are connected.
-        seen: Node ranks of those that have been.
-        informed: Node ranks to which a failure was sent.
-        unread: Connections that have not confirmed it.
+        seen: Node ranks of those that have been, or will not come.
+        unread: Connections that have not confirmed a failure.
+        candidates: Agents that claim the node rank of another one.
         seconds: How many have passed.
     """
 
     def __init__(self, settings: Settings, outbox: list[Outgoing]) -> None:
         self.agents: dict[int, Agent] = {}
         self.seen: set[int] = set()
-        self.informed: set[int] = set()
         self.unread: set[Hashable] = set()
         self._settings = settings
         self._outbox = outbox
         self._ranks: dict[Hashable, int] = {}
-        self._candidates: dict[int, Agent] = {}
+        self.candidates: dict[int, Agent] = {}
+        self._silent: list[int] = []  # as the user has read
         self.seconds = 0
         limit = settings.silence_timeout // 3
         self._heartbeat_interval = min(HEARTBEAT_INTERVAL, max(1, limit))
@@ -111,7 +110,7 @@ class Members:
             WireError: It is no join request, or the second one.
         """
         version = message.get("protocol")
-        candidates = (each.connection for each in self._candidates.values())
+        candidates = (each.connection for each in self.candidates.values())
         if type(version) is not int or connection in candidates:
             raise WireError("not a join request, or the second one")
         if message.get("job") != self._settings.job:
@@ -140,8 +139,6 @@ class Members:
             values: What is different: its own values, and those of the job.
         """
         self._outbox += [(connection, {"refused": reason.value}), (connection, CLOSE)]
-        if reason is Refusal.UNKNOWN:
-            return Refused(reason)
         is_rank = type(rank) is int and 0 <= rank < self._settings.nodes
         shown = (printable(str(value), _SHORT) for value in values)
         text = _DIFFERENT[reason].format(*shown)
@@ -158,12 +155,14 @@ class Members:
         connection = self.agents.pop(rank).connection
         del self._ranks[connection]
         self.unread.discard(connection)
+        if rank in self._silent:
+            self._silent.remove(rank)
         self._outbox.append((connection, RESET))
         return connection
 
     def reset(self) -> None:
         """Reset the connections of all agents, and of those that would be one."""
-        known = (*self.agents.values(), *self._candidates.values())
+        known = (*self.agents.values(), *self.candidates.values())
         self._outbox += [(each.connection, RESET) for each in known]
 
     # --- candidates ---------------------------------------------------------------
@@ -174,28 +173,22 @@ class Members:
         It was started again, perhaps, and the end of the first one's connection was
         not seen: a heartbeat shows whether that one still runs.
         """
-        if older := self._candidates.get(request.rank):
+        if older := self.candidates.get(request.rank):
             self._outbox.append((older.connection, CLOSE))
-        self._candidates[request.rank] = Agent(connection, request)
+        self.candidates[request.rank] = Agent(connection, request)
         self._send_heartbeat(self.agents[request.rank])
 
-    def refuse_candidate(self, rank: int) -> Refused | None:
+    def refuse_candidate(self, rank: int) -> Refused:
         """Refuse the second agent of a node rank, whose first one has just answered."""
-        if rank not in self._candidates:
-            return None
-        second, first = self._candidates.pop(rank), self.agents[rank].request
+        second, first = self.candidates.pop(rank), self.agents[rank].request
         who = second.request.pid, second.request.host, first.pid, first.host
         return self._refuse(second.connection, Refusal.TAKEN, rank, *who)
 
-    def take_candidate(self, rank: int) -> Agent | None:
-        """Return the second agent of a node rank, which is a candidate no more."""
-        return self._candidates.pop(rank, None)
-
     def forget_candidate(self, connection: Hashable) -> None:
         """Forget a candidate whose connection has ended."""
-        for rank, candidate in list(self._candidates.items()):
+        for rank, candidate in list(self.candidates.items()):
             if candidate.connection == connection:
-                del self._candidates[rank]
+                del self.candidates[rank]
 
     # --- heartbeats ---------------------------------------------------------------
 
@@ -206,48 +199,46 @@ class Members:
         if type(heartbeat := message.get("heartbeat")) is float:
             agent.heartbeat = heartbeat
 
-    def tick(
-        self, seconds: int
-    ) -> tuple[list[int], list[Hashable], list[dict[str, Any]]]:
+    def tick(self, seconds: int) -> None:
         """Count a second, and send the heartbeats that are due.
 
         Args:
             seconds: How many seconds have passed. Only a job with spares counts them:
                 members and other coordinators count them, too, and expect that this
                 one gives up in time.
-
-        Returns:
-            Agents whose time is up; the connections of those that have lost their node
-            rank to a candidate; what the user is to hear.
         """
         self.seconds += 1
-        timeout = self._settings.silence_timeout
-        silent, answering = [], []
         for rank, agent in self.agents.items():
-            if agent.is_reported and agent.silent_for < SILENCE_REPORT:
-                answering.append(rank)
             agent.silent_for += seconds if self._settings.has_spares else 1
             if (self.seconds + rank) % self._heartbeat_interval == 0:  # spread
                 self._send_heartbeat(agent)
-            if not agent.is_reported and SILENCE_REPORT <= agent.silent_for < timeout:
-                silent.append(rank)
-            agent.is_reported = agent.silent_for >= SILENCE_REPORT
-        for candidate in self._candidates.values():
+        for candidate in self.candidates.values():
             candidate.silent_for += 1
-        left = timeout - SILENCE_REPORT
-        news: list[dict[str, Any]] = [
-            {"silent": silent, "left": left},
-            {"answering": answering},
-        ]
-        return (
-            [rank for rank, a in self.agents.items() if a.silent_for >= timeout],
-            [  # the first one did not answer
-                self.agents[rank].connection
-                for rank, candidate in self._candidates.items()
-                if candidate.silent_for >= CANDIDATE_TIMEOUT
-            ],
-            [each for each in news if [] not in each.values()],
-        )
+
+    def silent(self, seconds: int) -> list[int]:
+        """Return the node ranks of agents that have not answered for so long."""
+        return [rank for rank, a in self.agents.items() if a.silent_for >= seconds]
+
+    def replaced(self) -> list[Hashable]:
+        """Return the connections of agents that have not answered another one's claim.
+
+        That one has waited long enough.
+        """
+        claimed = self.candidates.items()
+        ranks = [r for r, second in claimed if second.silent_for >= CANDIDATE_TIMEOUT]
+        return [self.agents[rank].connection for rank in ranks]
+
+    def report_silence(self) -> None:
+        """Report which agents do not answer, and which do so again."""
+        silent = self.silent(SILENCE_REPORT)
+        news = [rank for rank in silent if rank not in self._silent]
+        answering = [rank for rank in self._silent if rank not in silent]
+        self._silent = silent
+        if news:
+            left = self._settings.silence_timeout - SILENCE_REPORT
+            self.report({"silent": news, "left": left})
+        if answering:
+            self.report({"answering": answering})
 
     def _send_heartbeat(self, agent: Agent) -> None:
         self._outbox.append((agent.connection, {"heartbeat": agent.heartbeat}))
@@ -265,23 +256,19 @@ class Members:
 
     def report(self, message: Mapping[str, Any]) -> bool:
         """Send something for the user to the node that reports, if it is there."""
-        here = [
-            rank
-            for rank in (self._settings.reporter, self._settings.coordinator)
-            if rank in self.agents
-        ]
-        if here:
-            self.send(here[0], message)
-        return bool(here)
+        for rank in (self._settings.reporter, self._settings.coordinator):
+            if rank in self.agents:
+                self.send(rank, message)
+                return True
+        return False
 
     def inform(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Send the failure to an agent, which is to confirm it.
+        """Tell an agent how the job has ended; it confirms a failure.
 
         Args:
             rank: Its node rank.
-            message: The failure; the node that reports hears that it does.
+            message: The end; the node that reports a failure hears that it does.
         """
-        is_reporter = rank == self._settings.reporter
-        self.send(rank, {**message, "reports": True} if is_reporter else message)
+        reports = "failed" in message and rank == self._settings.reporter
+        self.send(rank, {**message, "reports": True} if reports else message)
         self.unread.add(self.agents[rank].connection)
-        self.informed.add(rank)

@@ -8,11 +8,10 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import wire
 from torchrun_hpc.rendezvous.liveness import Lease
 from torchrun_hpc.rendezvous.member import PeerReply, reply_of
 from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.rendezvous.protocol import SUSPENDED, VERSION
+from torchrun_hpc.rendezvous.protocol import SUSPENDED
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ class Peers:
         member.coordinates = coordinator.rounds.phase is not Phase.STANDBY
         self._lease = Lease(coordinator.settings.silence_timeout)
         self._request = request
-        self._first_line = {"protocol": VERSION, **wire.encode(request)}
         self._search, self._timeout = search, timeout
         self._coordinator, self._flush = coordinator, flush
         self._tell = tell
@@ -191,29 +189,33 @@ class Peers:
         """
         clock = asyncio.get_running_loop().time
         start, reported = clock(), 0
-        own = self.member
-        own.begin()
-        while True:
-            member = own.next_candidate()
-            if member is None:
-                waited = clock() - start
-                if waited > timeout:
-                    raise CoordinatorNotFoundError("no node coordinates the job")
-                while reported + 1 < waited:
-                    reported += 1
-                    self._tell({"seeks": reported, "left": int(timeout) - reported})
-                await asyncio.sleep(_PAUSE)
-                own.begin()
-                continue
-            if member == self._request.rank and not own.coordinates:
-                self._tell({"takes_over": own.record.term[1]})
-                self._coordinator.coordinate(own.record)
-                self._flush()
-                own.coordinates = True
-            found = await self._ask(own.address_of(member))
-            if isinstance(found, tuple):
-                return found
-            own.record_answer(member, found)
+        while (found := await self._ask_each()) is None:
+            waited = clock() - start
+            if waited > timeout:
+                raise CoordinatorNotFoundError("no node coordinates the job")
+            while reported + 1 < waited:
+                reported += 1
+                self._tell({"seeks": reported, "left": int(timeout) - reported})
+            await asyncio.sleep(_PAUSE)
+        return found
+
+    async def _ask_each(self) -> Answered | None:
+        """Ask one member after the other; return what a coordinator answers."""
+        own, reply = self.member, None
+        candidates = own.candidates()
+        with suppress(StopIteration):
+            while True:
+                member, address = candidates.send(reply)
+                if member == self._request.rank and not own.coordinates:
+                    self._tell({"takes_over": own.record.term[1]})
+                    self._coordinator.coordinate(own.record)
+                    self._flush()
+                    own.coordinates = True
+                found = await self._ask(address)
+                if isinstance(found, tuple):
+                    return found
+                reply = found
+        return None
 
     async def _ask(
         self, address: Address, *, asks: bool = False
@@ -225,17 +227,12 @@ class Peers:
             answers; ``None`` if there is no answer in time.
         """
         channel = Channel()
+        opening = channel.open(*address, {**self._search.first_line, "asks": asks})
         try:
-            opening = channel.open(*address, {**self._first_line, "asks": asks})
             answer = await asyncio.wait_for(opening, _ANSWER_TIMEOUT)
         except (OSError, ValueError, OverflowError, asyncio.TimeoutError):
-            channel.abort()
             return None
-        except asyncio.CancelledError:
-            channel.abort()
-            raise
-        is_job = answer.get("job") == self._request.job
-        if (answer.get("welcome") == VERSION and is_job) or "failed" in answer:
+        if self._search.is_coordinators(answer):
             return channel, answer
         channel.close()
         return reply_of(answer)

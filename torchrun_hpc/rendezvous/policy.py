@@ -71,23 +71,20 @@ def blamed(record: Record, member: int, *, has_spare: bool) -> Record:
         member: The member.
         has_spare: Whether a spare could take its place.
     """
-    rank = record.active.index(member)
+    rank, suspect = record.active.index(member), record.suspect
+    record = replace(record, suspect=-1)
     if rank in record.moved_from:
         moved_from = {**record.moved_from}
         first = moved_from.pop(rank)
         others = {each: why for each, why in record.excluded.items() if each != first}
-        script_faults = *record.script_faults, rank
+        faults = *record.script_faults, rank
         return replace(
-            record,
-            suspect=-1,
-            moved_from=moved_from,
-            excluded=others,
-            script_faults=script_faults,
+            record, moved_from=moved_from, excluded=others, script_faults=faults
         )
     if rank in record.script_faults:
-        return replace(record, suspect=-1)
-    if record.suspect != member or not has_spare:
+        return record
+    if suspect != member or not has_spare:
         return replace(record, suspect=member)
     reason = "its workers were the first to fail in two rounds running"
     record = excluded(record, member, reason)
-    return replace(record, suspect=-1, moved_from={**record.moved_from, rank: member})
+    return replace(record, moved_from={**record.moved_from, rank: member})

@@ -62,11 +62,11 @@ class Rounds:
         self._done: set[int] = set()
         self._replaced: list[tuple[int, int, int]] = []  # node rank, who by whom
         self._cause: Failure | None = None  # of the latest restart
-        self._unjudged: Failure | None = None  # of a worker: is its node the cause?
-        # Seconds; 0: when the next round begins; below 0 there is none to report.
-        self._restart_reported_in = -1
+        self._is_suspect = False  # the node of a worker that has failed
+        self._is_told = True  # the user knows the cause
         self._waited = 0  # seconds, since one was ready, or done
-        self._formed_for = 0  # seconds
+        # Seconds, since the last round has ended, or enough nodes are here.
+        self._gathered_for = 0
         self._workers_store: Any = None
         self._failed_in: Phase | None = None
 
@@ -89,6 +89,8 @@ class Rounds:
         """
         if phase not in NEXT[self.phase]:
             raise RuntimeError(f"{self.phase.value} -> {phase.value}")
+        if self.phase in (Phase.RUN, Phase.SEEK):
+            self._gathered_for = 0
         self.phase = phase
 
     # --- what changes who takes part ----------------------------------------------
@@ -101,7 +103,7 @@ class Rounds:
         if self.began >= 0:
             roster.lease({*record.active, *record.may_run})
             self._cause = Failure(Kind.LOST, (before,))
-            self._restart_reported_in = 0
+            self._is_told = False
             self.lose(before, self._cause)
         elif before != self._settings.coordinator:
             roster.late.add(before)  # all have looked for it
@@ -146,7 +148,7 @@ class Rounds:
             roster.lose(node, failure)
             if is_running:
                 self.end(failure)
-            self._unjudged = None  # who fails then, fails of it
+            self._is_suspect = False  # who fails then, fails of it
             if failure.kind is Kind.SILENT and node in roster.leases:
                 roster.leases[node] = self._settings.kill + 1  # this second counts, too
             self._unconfirm()
@@ -211,10 +213,9 @@ class Rounds:
         if self.phase not in (Phase.SEEK, Phase.GATHER):
             self._begin_if_confirmed()
             return
-        active = roster.assigned()
-        if active is not None and self._unjudged is not None:
+        if self._is_suspect and roster.assigned() is not None:
             self._judge()
-            active = roster.assigned()
+        active = roster.assigned()
         if active is None:
             return
         pairs = zip(roster.record.active, active, strict=True)
@@ -237,15 +238,13 @@ class Rounds:
         if not settings.has_spares:
             self._begin()
             return
-        if self.phase is Phase.SEEK:
-            self._formed_for = 0
         self._enter(Phase.CONFIRM)
         self._confirmed.clear()
         roster.share_with_all("prepare")
 
     def _judge(self) -> None:
         """Find out whether the node of the first worker that failed is the cause."""
-        self._unjudged, summary = None, self.failures.summary()
+        self._is_suspect, summary = False, self.failures.summary()
         node = summary.first.nodes[0] if summary is not None else -1
         if node in self.roster.record.active:
             self.roster.blame(node)
@@ -272,11 +271,11 @@ class Rounds:
             if len(sites) > 1:
                 self._members.report({"sites": sites})
         self._enter(Phase.RUN)
-        self.began, self._unjudged = self.round, None
+        self.began = self.round
         self.store = KeyValueStore()
-        for old in (self.failures, self._done, roster.lost, roster.late):
+        of_gathering = roster.lost, roster.late, roster.coordinators
+        for old in (self.failures, self._done, *of_gathering):
             old.clear()
-        roster.coordinators.clear()
         go = {"go": self.round, "store": self._workers_store}
         for node in roster.record.active:
             self._members.send(node, go)
@@ -289,16 +288,14 @@ class Rounds:
             self.fail(replace(failure, finished=len(self._done)))
             return
         self._cause = failure
-        self._unjudged = failure if failure.kind is Kind.WORKER else None
+        self._is_suspect = failure.kind is Kind.WORKER
+        # Without spares, a loss is reported already.
+        self._is_told = failure.kind is Kind.LOST and not self._settings.has_spares
         self._enter(Phase.GATHER)
-        self._waited = self._formed_for = 0
+        self._waited = 0
         self.roster.ready.clear()
         self._members.send_all({"over": self.round})
         self.round += 1
-        self._replaced = []
-        self._restart_reported_in = _RESTART_REPORT
-        if failure.kind is Kind.LOST:  # without spares, that is reported already
-            self._restart_reported_in = 0 if self._settings.has_spares else -1
         if self._settings.has_spares:
             self.roster.lease(self.roster.record.active)
 
@@ -326,7 +323,7 @@ class Rounds:
         self._failed_in, self.failure = self.phase, failure
         self._enter(Phase.FAILED)
         if failure.kind in WHILE_STARTING:
-            self._members.informed.update(failure.nodes)
+            self._members.seen.update(failure.nodes)
         told = self.ending
         for rank in self._members.agents:
             self._members.inform(rank, told)
@@ -347,65 +344,57 @@ class Rounds:
     def wait(self) -> None:
         """Count a second: report what is waited for, and end when its time is up."""
         roster, has_spares = self.roster, self._settings.has_spares
-        ready = self._done if self.phase is Phase.RUN else roster.ready
-        ready = ready - roster.record.excluded.keys()
-        if self.phase is Phase.RUN or not ready.issuperset(roster.record.active):
-            self._wait_for_nodes(ready)
+        if self.phase is Phase.SEEK and roster.is_complete:
+            self._enter(Phase.GATHER)
+        elif self.phase is Phase.GATHER and has_spares and not roster.is_complete:
+            self._enter(Phase.SEEK)
+        if self.phase in BETWEEN_ROUNDS:
+            self._gathered_for += 1
+            is_loss = roster.lost or (self._cause and self._cause.kind is Kind.LOST)
+            if self._gathered_for == _RESTART_REPORT and not is_loss:
+                self._report_restart()
+        self._wait_for_nodes()
         if has_spares and self.phase in BETWEEN_ROUNDS:
             self._wait_to_form()
         if has_spares and self.phase is Phase.RUN and roster.has_news():
             roster.share_with_all("record")
 
-    def _wait_for_nodes(self, ready: set[int]) -> None:
-        """Wait until all active nodes are ready for a round, or have finished it."""
-        if self._restart_reported_in > 0:
-            self._restart_reported_in -= 1
-            if not (self._restart_reported_in or self.roster.lost):
-                self._report_restart()
-        if not ready:  # all are at work; or a dry run, which joins nothing
+    def _wait_for_nodes(self) -> None:
+        """Wait for active nodes that are not ready for a round, or have not done it."""
+        record, timeout = self.roster.record, self._settings.join_timeout
+        is_running, is_formed = self.phase is Phase.RUN, self.phase is Phase.CONFIRM
+        ready = self._done if is_running else self.roster.ready
+        there = self._confirmed if is_formed else ready - record.excluded.keys()
+        missing = [node for node in record.active if node not in there]
+        # If none is ready, all are at work; or it is a dry run, which joins nothing.
+        if not ready or not missing:
             return
         self._waited += 1
-        missing = [node for node in self.roster.record.active if node not in ready]
-        is_running, timeout = self.phase is Phase.RUN, self._settings.join_timeout
         if waiting.is_report_due(self._waited):
             key = "finishing" if is_running else "waiting"
             self._members.report({key: missing, "seconds": self._waited})
-        if not is_running and self._waited >= timeout:
+        if self._waited >= timeout and not (is_running or is_formed):
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
 
     def _wait_to_form(self) -> None:
         """Form the round without those that are late, once that is safe."""
         roster, settings = self.roster, self._settings
-        if self.phase is Phase.SEEK and roster.is_complete:
-            self._enter(Phase.GATHER)
-            self._formed_for = 0
-        elif self.phase is Phase.GATHER and not roster.is_complete:
-            self._enter(Phase.SEEK)
-        has_quorum = self.phase is not Phase.SEEK
-        if roster.leases and has_quorum and waiting.is_report_due(self._formed_for):
+        active, has_quorum = {*roster.record.active}, self.phase is not Phase.SEEK
+        roster.count(has_quorum=has_quorum)
+        if roster.leases and has_quorum and waiting.is_report_due(self._gathered_for):
             left = max(roster.leases.values())
             self._members.report({"may_run": sorted(roster.leases), "left": left})
-        self._formed_for += 1
-        roster.count(has_quorum=has_quorum)
-        if self.phase is Phase.CONFIRM and self._formed_for % _AGAIN == 0:
-            self._ask_again()
+        late = active - self._confirmed
+        if late and self.phase is Phase.CONFIRM and self._gathered_for % _AGAIN == 0:
+            roster.share("prepare", late)
         limit = settings.spare_after
         if self.began >= 0:
             limit = max(limit, settings.kill + settings.health_check)
-        if self._formed_for >= limit:
-            roster.late |= set(roster.record.active) - roster.ready
+        if self._gathered_for >= limit:
+            roster.late |= active - roster.ready
         self._form()
         if self.phase is Phase.SEEK:
             self._give_up()
-
-    def _ask_again(self) -> None:
-        """Ask nodes again that have not confirmed the round, and report them."""
-        late = set(self.roster.record.active) - self._confirmed
-        if late:
-            self.roster.share("prepare", late)
-        if late and waiting.is_report_due(self._formed_for):
-            news = {"waiting": sorted(late), "seconds": self._formed_for}
-            self._members.report(news)
 
     def _give_up(self) -> None:
         """End the job if too few have come for too long.
@@ -416,25 +405,24 @@ class Rounds:
         away, limit = self.roster.away, self.roster.longest_run
         if self.began < 0 or len(away) >= self.roster.wanted:
             limit = max(self._settings.join_timeout, limit)
-        if self._formed_for >= limit:
+        if self._gathered_for >= limit:
             missing = tuple(sorted(away | self.roster.gone.keys()))
             kind = Kind.SILENT if self.began >= 0 else Kind.MISSING
-            self.fail(Failure(kind, missing, code=self._formed_for))
+            self.fail(Failure(kind, missing, code=self._gathered_for))
 
     # --- reports ------------------------------------------------------------------
 
     def _report_restart(self) -> None:
-        """Report the latest restart, once, and who has whose place."""
-        lost = next(iter(self.roster.lost.values()), None)
-        cause, is_told = lost or self._cause, self._restart_reported_in < 0
+        """Report the cause of the latest restart, once, and who has whose place."""
+        cause = None if self._is_told else self._cause
+        cause = next(iter(self.roster.lost.values()), cause)
         summary = self.failures.summary()
         if summary is not None and cause is not None and cause.kind is Kind.WORKER:
             cause = summary.first  # not the one that came first
-        is_news = cause is not None and (lost is not None or not is_told)
-        because = wire.encode(cause) if is_news else None
+        because = cause and wire.encode(cause)
         if self._replaced:
             places = {"replaced": self._replaced, "round": self.round}
             self._members.report({**places, "because": because})
-        elif is_news:
+        elif cause is not None:
             self._members.report({"restart": self.round, "because": because})
-        self._restart_reported_in = -1
+        self._is_told, self._replaced = True, []

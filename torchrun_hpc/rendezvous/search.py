@@ -32,6 +32,7 @@ _ALL_PORTS_EVERY = 8  # turns
 
 # What is on a port. A connection that is refused has reached the node.
 NOBODY = "nobody listens"
+_SILENT = "somebody who says nothing"
 
 
 class RefusedError(Exception):
@@ -45,10 +46,6 @@ class RefusedError(Exception):
 
 class CoordinatorNotFoundError(Exception):
     """No coordinator was found in time; the text says what was found instead."""
-
-
-class _OtherPeerError(Exception):
-    """The coordinator is not on this port; the text says what is."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +71,13 @@ class Channel(End):
     Attributes:
         closed: Set when it has ended.
         has_received: Whether anything has come since this was last set to ``False``.
-        on_message: Takes the messages behind the first one; a fault of it resets the
-            connection.
+        on_message: Takes the messages behind the first one; a fault of it is one of the
+            loop.
     """
 
     def __init__(self) -> None:
         super().__init__(LINE_LIMIT)
         self.closed = asyncio.Event()
-        self._fault: Exception | None = None
         self.has_received = False
         self.on_message: Callable[[Mapping[str, Any]], None] | None = None
         self._messages: list[Mapping[str, Any]] = []
@@ -105,15 +101,9 @@ class Channel(End):
                 self.on_message(self._messages.pop(0))
         except (WireError, KeyError, TypeError):
             self.abort()
-        except Exception as error:  # noqa: BLE001 - raised by `wait`
-            self._fault = error
-            self.abort()
-
-    async def wait(self) -> None:
-        """Wait for the end of the connection; raise the fault that has ended it."""
-        await self.closed.wait()
-        if self._fault is not None:
-            raise self._fault
+        except Exception as error:  # noqa: BLE001 - the loop's handler has it
+            fault = {"message": "a message of the coordinator", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(fault)
 
     async def open(
         self, host: str, port: int, first_line: Mapping[str, Any]
@@ -127,8 +117,12 @@ class Channel(End):
             asyncio.TimeoutError: There is no answer.
         """
         opening = asyncio.get_running_loop().create_connection(lambda: self, host, port)
-        await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
-        return await self.ask(first_line)
+        try:
+            await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
+            return await self.ask(first_line)
+        except BaseException:
+            self.abort()
+            raise
 
     async def ask(self, first_line: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the answer to the first line, empty if the connection ends.
@@ -184,6 +178,9 @@ class Search:
         address: Where it should be.
         tell: Called with ``looking`` each second.
         own_failure: Why this agent cannot start, if it connects only to say that.
+
+    Attributes:
+        first_line: What it sends first.
     """
 
     def __init__(
@@ -194,12 +191,12 @@ class Search:
         own_failure: Failure | None = None,
     ) -> None:
         self._job = request.job
-        self._first_line: dict[str, Any] = {"protocol": VERSION, **wire.encode(request)}
+        self.first_line: dict[str, Any] = {"protocol": VERSION, **wire.encode(request)}
         if own_failure is not None:
-            self._first_line["failed"] = wire.encode(own_failure)
+            self.first_line["failed"] = wire.encode(own_failure)
         self._address = address
         self._tell = tell
-        self._attempts: dict[asyncio.Task[Answered], int] = {}
+        self._attempts: dict[int, asyncio.Task[Answered | None]] = {}  # by port
         self._found: dict[int, str] = {}  # what is on each port
 
     async def find(self) -> Answered:
@@ -226,9 +223,9 @@ class Search:
                     self._tell({"looking": reported, "found": self._summary()})
                 await asyncio.sleep(waiting.backoff(waited))
         finally:
-            for task in self._attempts:
+            for task in self._attempts.values():
                 task.cancel()
-            await asyncio.gather(*self._attempts, return_exceptions=True)
+            await asyncio.gather(*self._attempts.values(), return_exceptions=True)
 
     async def _try_ports(self, *, all_ports: bool) -> Answered | None:
         """Try the ports in their order, beside those that have not answered yet.
@@ -239,23 +236,22 @@ class Search:
         """
         ports = (*self._address.ports, *self._address.notice_ports)
         delay = min(_PORT_DELAY, self._address.timeout / len(ports))
+        attempts = self._attempts
         for port in ports:
-            is_new = port not in self._attempts.values()
+            is_new = port not in attempts
             if is_new:
-                self._attempts[asyncio.create_task(self._attempt(port))] = port
-            done, _ = await asyncio.wait(
-                self._attempts,
+                attempts[port] = asyncio.create_task(self._attempt(port))
+            await asyncio.wait(
+                attempts.values(),
                 timeout=delay if is_new else 0,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            for task in done:
-                answered = self._attempts.pop(task)
-                try:
-                    return task.result()
-                except _OtherPeerError as reason:
-                    self._found[answered] = str(reason)
-            has_ended = port not in self._attempts.values()
-            if has_ended and NOBODY in self._found[port] and not all_ports:
+            for each in [each for each, task in attempts.items() if task.done()]:
+                found = attempts.pop(each).result()
+                if found is not None:
+                    return found
+            is_free = port not in attempts and NOBODY in self._found[port]
+            if is_free and not all_ports:
                 break
         return None
 
@@ -270,59 +266,52 @@ class Search:
             for text, ports in texts.items()
         )
 
-    async def _attempt(self, port: int) -> Answered:
-        """Connect to one port, and return the coordinator's answer.
+    async def _attempt(self, port: int) -> Answered | None:
+        """Connect to one port; return the coordinator's answer, or note what is there.
 
         Raises:
-            _OtherPeerError: The coordinator is not there.
-            RefusedError: It is, and refuses this agent.
+            RefusedError: The coordinator refuses this agent.
         """
         channel = Channel()
         try:
-            answer = await channel.open(self._address.host, port, self._first_line)
-            self._check(answer, port)
-        except BaseException as error:
+            answer = await channel.open(self._address.host, port, self.first_line)
+        except asyncio.TimeoutError:
+            is_connected = channel.transport is not None
+            found = _SILENT if is_connected else "no answer to the connection"
+        except ConnectionRefusedError:
+            found = f"{NOBODY} (not started there yet, or ended)"
+        except (OverflowError, ValueError) as error:  # no port, or no host
+            found = str(error)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # this node's own fault
+                raise
+            number = error.errno or 0  # asyncio's own text repeats address and port
+            found = os.strerror(number) if number > 0 else error.strerror or str(error)
+        else:
+            if self.is_coordinators(answer):
+                return channel, answer
             channel.abort()
-            if text := _why(error, is_connected=channel.transport is not None):
-                raise _OtherPeerError(text) from None
-            raise
-        return channel, answer
+            found = self._other(answer, port)
+        self._found[port] = found
+        return None
 
-    def _check(self, answer: Mapping[str, Any], port: int) -> None:
-        """Find out whether this is what the coordinator of the job answers.
+    def is_coordinators(self, answer: Mapping[str, Any]) -> bool:
+        """Return whether the coordinator of the job answers, and does not refuse."""
+        with contextlib.suppress(WireError):
+            wire.decode(Failure, answer.get("failed"))
+            return True
+        is_job = answer.get("job") == self._job
+        return is_job and answer.get("welcome") == VERSION and "round" in answer
+
+    def _other(self, answer: Mapping[str, Any], port: int) -> str:
+        """Return what else answers.
 
         Raises:
-            RefusedError: It refuses this agent.
-            _OtherPeerError: It is not; or of another job, and there are other ports.
+            RefusedError: It refuses this agent, and there is no other port.
         """
-        if answer.get("welcome") == VERSION and answer.get("job") == self._job:
-            if "round" in answer:
-                return
-        elif "failed" in answer:
-            with contextlib.suppress(WireError):
-                wire.decode(Failure, answer["failed"])
-                return
-        elif "refused" in answer:
-            with contextlib.suppress(ValueError):
-                reason = Refusal(answer["refused"])
-                if reason is Refusal.UNKNOWN and tuple(self._address.ports) != (port,):
-                    raise _OtherPeerError("another job")
+        with contextlib.suppress(ValueError):
+            reason = Refusal(answer.get("refused"))
+            if reason is not Refusal.UNKNOWN or tuple(self._address.ports) == (port,):
                 raise RefusedError(reason, port)
-        raise _OtherPeerError("somebody else")
-
-
-def _why(error: BaseException, *, is_connected: bool) -> str:
-    """Return why there is no answer; empty if that is not the other end's fault."""
-    text = ""  # as for EMFILE: this node's own fault
-    if isinstance(error, asyncio.TimeoutError):
-        text = "no answer to the connection"
-        if is_connected:
-            text = "somebody who says nothing"
-    elif isinstance(error, ConnectionRefusedError):
-        text = f"{NOBODY} (not started there yet, or ended)"
-    elif isinstance(error, OverflowError | ValueError):  # no host, or no port
-        text = str(error)
-    elif isinstance(error, OSError) and error.errno not in (errno.EMFILE, errno.ENFILE):
-        number = error.errno or 0  # asyncio's own text repeats address and port
-        text = os.strerror(number) if number > 0 else error.strerror or str(error)
-    return text
+            return "another job"
+        return "somebody else"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
-import threading
+from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import wire
+from torchrun_hpc import waiting, wire
 from torchrun_hpc.host.network import bound_socket
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.end import End
@@ -28,6 +29,7 @@ BACKLOG = 65535
 # Seconds.
 _TICK = 1.0
 _END_TIMEOUT = 0.5  # to send the rest
+_SIGNAL_TIMEOUT = 0.5  # the main thread acts on a signal behind a wait
 _JOIN_REQUEST_TIMEOUT = 30.0
 CLOSE_TIMEOUT = 5.0
 LATE_NODES_TIMEOUT = 30.0  # for nodes that connect when the job has failed already
@@ -93,23 +95,21 @@ class CoordinatorServer:
             listening.settimeout(0)
         self._on_problem = on_problem
         self._has_reported = False
-        self._unknown: dict[Hashable, _Connection] = {}  # the oldest is the first
+        self._unknown: dict[_Connection, float] = {}  # since when; the oldest first
         self._connections: dict[Hashable, _Connection] = {}
         nodes = coordinator.settings.nodes
         self._limit = nodes + unknown_peers
         self.unsent_limit = _UNSENT_LIMIT + nodes * _REPLY
         self._opening: set[asyncio.Task[Any]] = set()
         self._loop, self._events = loop, loop.events
-        self._all_informed = threading.Event()
-        self._is_serving = False
-        self._is_closing = False
-        self._has_ended = threading.Event()
-        self._expects_nodes = False
+        self._next_second: asyncio.TimerHandle | None = None
+        self._flushed = asyncio.Event()
+        self._end: futures.Future[None] | None = None
         self._counted = now()  # until when the coordinator has counted seconds
 
     def start(self) -> None:
         """Start to serve."""
-        self._loop.call(self._begin)
+        self._loop.call(self._tick)
 
     def close(
         self, timeout: float = CLOSE_TIMEOUT, late_timeout: float = LATE_NODES_TIMEOUT
@@ -120,18 +120,15 @@ class CoordinatorServer:
             timeout: Seconds to wait for that.
             late_timeout: The same for nodes that have not connected yet.
         """
-        if self._has_ended.is_set():
-            return
-        self._is_closing = True
-        self._loop.call(self.flush)
-        clock = self._events.time
-        start = clock()
-        while not self._all_informed.wait(0.05):
-            limit = late_timeout if self._expects_nodes else timeout
-            if clock() - start > limit:
-                break
-        self._loop.call(self._end)
-        self._has_ended.wait(_END_TIMEOUT)
+        end = self._end or asyncio.run_coroutine_threadsafe(
+            self._close(timeout, late_timeout), self._events
+        )
+        self._end = end
+        waiting.until(
+            lambda: futures.wait([end], _SIGNAL_TIMEOUT).done,
+            max(timeout, late_timeout) + _END_TIMEOUT,
+            pause=0,
+        )
 
     def fail(self, failure: Failure) -> None:
         """End the job, also where this node's own agent is not connected any more."""
@@ -140,30 +137,25 @@ class CoordinatorServer:
 
     # --- in the loop --------------------------------------------------------------
 
-    def _begin(self) -> None:
-        self._is_serving = True
-        self._listen()
-        self._events.call_later(_TICK, self._tick)
-
-    def _end(self) -> None:
-        self._is_serving = False
+    async def _close(self, timeout: float, late_timeout: float) -> None:
+        clock = self._events.time
+        start = clock()
+        while not self.coordinator.all_informed:
+            limit = late_timeout if self.coordinator.expects_nodes else timeout
+            if (left := start + limit - clock()) <= 0:
+                break
+            self._flushed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._flushed.wait(), left)
+        if self._next_second is not None:
+            self._next_second.cancel()
         if self._listening is not None:
             self._events.remove_reader(self._listening)
             self._listening.close()
-        self._events.create_task(self._close_all())
-
-    async def _close_all(self) -> None:
         await asyncio.gather(*self._opening, return_exceptions=True)
         for connection in self._connections.values():
             connection.close()
         await asyncio.sleep(0)  # sends what it can
-        self._has_ended.set()
-
-    def _listen(self) -> None:
-        # Not asyncio's own server, which writes a traceback for each connection for
-        # which no file can be opened.
-        if self._is_serving and self._listening is not None:
-            self._events.add_reader(self._listening, self._accept, self._listening)
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept one connection; the loop calls again while there are more."""
@@ -194,20 +186,27 @@ class CoordinatorServer:
         """
         oldest = next(iter(self._unknown), None)
         if oldest is not None:
-            self._unknown.pop(oldest).abort()
+            del self._unknown[oldest]
+            oldest.abort()
         return oldest is not None
 
     def _pause_accepting(self, listening: socket.socket, reason: str) -> None:
+        """Accept no more before the next second."""
         self._events.remove_reader(listening)
-        self._events.call_later(_TICK, self._listen)
         if not self._has_reported:
             self._has_reported = True
             self._loop.call_aside(lambda: self._on_problem(reason))
 
     def _tick(self) -> None:
-        if not self._is_serving:
-            return
-        self._events.call_later(_TICK, self._tick)
+        self._next_second = self._events.call_later(_TICK, self._tick)
+        # Not asyncio's own server, which writes a traceback for each connection for
+        # which no file can be opened.
+        if self._listening is not None:
+            self._events.add_reader(self._listening, self._accept, self._listening)
+        expired = self._events.time() - _JOIN_REQUEST_TIMEOUT
+        for connection, since in self._unknown.items():
+            if since <= expired:
+                connection.abort()
         self.catch_up(1)
         self.flush()
 
@@ -236,17 +235,18 @@ class CoordinatorServer:
                 if message is not last:  # else all get the same
                     last, line = message, wire.to_line(message)
                 connection.send(line)
-        self._expects_nodes = self.coordinator.expects_nodes
-        if self._is_closing and self.coordinator.all_informed:
-            self._all_informed.set()
+        self._flushed.set()
 
     def connected(self, connection: _Connection) -> None:
         """Keep a new connection."""
-        self._unknown[connection] = self._connections[connection] = connection
+        self._unknown[connection] = self._events.time()
+        self._connections[connection] = connection
 
-    def identified(self, connection: _Connection) -> None:
-        """Take note that a connection has sent its first line."""
+    def received(self, connection: _Connection, message: Mapping[str, Any]) -> None:
+        """Pass a message to the coordinator, and send what it answers."""
         self._unknown.pop(connection, None)
+        self.coordinator.receive(connection, message)
+        self.flush()
 
     def disconnected(self, connection: _Connection) -> None:
         """Forget a connection that has ended."""
@@ -263,13 +263,10 @@ class _Connection(End):
     def __init__(self, server: CoordinatorServer) -> None:
         super().__init__(protocol.JOIN_REQUEST_LIMIT)
         self._server = server
-        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._server.connected(self)
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(_JOIN_REQUEST_TIMEOUT, transport.abort)
 
     def data_received(self, data: bytes) -> None:
         self._server.catch_up()
@@ -277,20 +274,13 @@ class _Connection(End):
             for message in self.lines.feed(data):
                 if self.transport.is_closing():  # it is refused, or has left
                     break
-                if self._deadline is not None:
-                    self._deadline.cancel()
-                    self._deadline = None
-                    self.lines.limit = protocol.LINE_LIMIT
-                    self._server.identified(self)
-                self._server.coordinator.receive(self, message)
-                self._server.flush()
+                self.lines.limit = protocol.LINE_LIMIT  # behind the join request
+                self._server.received(self, message)
         except wire.WireError:
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        if self._deadline is not None:
-            self._deadline.cancel()
         self._server.disconnected(self)
 
     def send(self, line: bytes) -> None:

@@ -1457,9 +1457,9 @@ class AnyCoordinator(RuleBasedStateMachine):
         }
         assert self.coordinator.members._ranks.keys() <= self.open.keys()
         assert self.rounds.roster.ready <= agents.keys()
-        assert {
-            c.connection for c in self.coordinator.members._candidates.values()
-        } <= (self.open.keys())
+        assert {c.connection for c in self.coordinator.members.candidates.values()} <= (
+            self.open.keys()
+        )
 
     @invariant()
     def it_ends_once(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -76,13 +77,16 @@ def asked(member, answers):
     Returns:
         The members that it asks, and itself last if it is to take over.
     """
-    found = []
-    member.begin()
-    while (whom := member.next_candidate()) is not None:
-        found.append(whom)
-        if whom == member._own:
-            break
-        member.record_answer(whom, answers.get(whom))
+    found, reply = [], None
+    candidates = member.candidates()
+    with suppress(StopIteration):
+        while True:
+            whom, where = candidates.send(reply)
+            assert where == member.addresses[whom]
+            found.append(whom)
+            if whom == member._own:
+                break
+            reply = answers.get(whom)
     return found
 
 
@@ -137,7 +141,6 @@ def test_a_member_that_is_out_does_not_take_over():
 def test_it_begins_anew():
     member = make_member(2)
     assert asked(member, {0: GONE, 1: ALONE}) == [0, 1]
-    assert member.next_candidate() is None
     assert asked(member, {}) == [0, 1, 2]
     assert member.follows is None
 

@@ -47,13 +47,13 @@ def test_the_coordinator_stays_until_all_are_informed(job, raw):
     assert silent.receive()["failed"]["text"] == "why"
     made.leave()
     closing = started(job.server.close)
-    until(lambda: job.server._is_closing)
+    until(lambda: job.server._end)
     settle(job.server)
-    assert not job.server._all_informed.is_set()
+    assert not closing.done()
     silent.send_message(read=True)
     silent.send_message(ask=1, check=["a"])
     assert "answer" in silent.receive()
-    assert not job.server._all_informed.is_set()  # node 2 has not been there yet
+    assert not closing.done()  # node 2 has not been there yet
     late = raw()
     late.request(2)
     assert late.receive()["failed"]["text"] == "why"
@@ -68,7 +68,7 @@ def test_the_coordinator_does_not_stay_for_ever(job, raw):
     silent.request(1)
     silent.receive()
     closing = started(job.server.close)
-    until(lambda: job.server._is_closing)
+    until(lambda: job.server._end)
     settle(job.server)
     assert not closing.done()
     job.clock.passes_until(closing.done)
