@@ -159,16 +159,7 @@ class Connection:
             coordinator.coordinate(member.record)
         server = self._start(opened, coordinator)
         if member is not None:
-            peers = Peers(
-                self._request,
-                finder,
-                timeout,
-                coordinator,
-                member,
-                flush=server.flush,
-                tell=self.client.tell,
-                end_workers=self._end_workers,
-            )
+            peers = Peers(server, member, finder, timeout, self._end_workers)
         return peers
 
     def _start(

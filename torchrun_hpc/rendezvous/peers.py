@@ -17,11 +17,10 @@ from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from torchrun_hpc.rendezvous.coordinator import Coordinator
     from torchrun_hpc.rendezvous.member import Member
-    from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.record import Address, Record
     from torchrun_hpc.rendezvous.search import Answered, Search
+    from torchrun_hpc.rendezvous.server import CoordinatorServer
 
 # Seconds.
 _ANSWER_TIMEOUT = 3.0  # of a member that is asked
@@ -34,38 +33,31 @@ class Peers:
     """Finds the coordinator among the other members, or lets this member be it.
 
     Args:
-        request: Who this member is.
+        server: Serves what this member is as a coordinator: on standby, perhaps.
+        member: What this member knows.
         search: Looks for the coordinator where it should be.
         timeout: Seconds to look for a coordinator.
-        coordinator: What this member is as a coordinator: on standby, perhaps.
-        member: What this member knows.
-        flush: Sends what that leaves to be sent.
-        tell: See `Client`.
         end_workers: Kills the workers of this node at once.
 
     Attributes:
         member: What this member knows.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is made of
+    def __init__(
         self,
-        request: JoinRequest,
+        server: CoordinatorServer,
+        member: Member,
         search: Search,
         timeout: float,
-        coordinator: Coordinator,
-        member: Member,
-        *,
-        flush: Callable[[], None],
-        tell: Callable[[Mapping[str, Any]], None],
         end_workers: Callable[[], None],
     ) -> None:
+        coordinator = server.coordinator
         self.member = member
         member.coordinates = coordinator.rounds.phase is not Phase.STANDBY
         self._lease = Lease(coordinator.settings.silence_timeout)
-        self._request = request
+        self._own_rank = coordinator.settings.coordinator
         self._search, self._timeout = search, timeout
-        self._coordinator, self._flush = coordinator, flush
-        self._tell = tell
+        self._coordinator, self._flush = coordinator, server.flush
         self._end_workers = end_workers
         self._confirmation: dict[str, Any] = {}  # of the latest round
 
@@ -83,7 +75,7 @@ class Peers:
         """Return what to send to confirm a round; for `open_store` see `Client`."""
         confirm = [record.term, record.round]
         if self._confirmation.get("confirm") != confirm:  # else it was asked again
-            is_first = record.active[0] == self._request.rank
+            is_first = record.active[0] == self._own_rank
             store = {"store": open_store()} if is_first else {}
             self._confirmation = {"confirm": confirm, **store}
         return self._confirmation
@@ -195,7 +187,7 @@ class Peers:
                 raise CoordinatorNotFoundError("no node coordinates the job")
             while reported + 1 < waited:
                 reported += 1
-                self._tell({"seeks": reported, "left": int(timeout) - reported})
+                self._search.tell({"seeks": reported, "left": int(timeout) - reported})
             await asyncio.sleep(_PAUSE)
         return found
 
@@ -206,8 +198,8 @@ class Peers:
         with suppress(StopIteration):
             while True:
                 member, address = candidates.send(reply)
-                if member == self._request.rank and not own.coordinates:
-                    self._tell({"takes_over": own.record.term[1]})
+                if member == self._own_rank and not own.coordinates:
+                    self._search.tell({"takes_over": own.record.term[1]})
                     self._coordinator.coordinate(own.record)
                     self._flush()
                     own.coordinates = True

@@ -181,6 +181,7 @@ class Search:
 
     Attributes:
         first_line: What it sends first.
+        tell: See above.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class Search:
         if own_failure is not None:
             self.first_line["failed"] = wire.encode(own_failure)
         self._address = address
-        self._tell = tell
+        self.tell = tell
         self._attempts: dict[int, asyncio.Task[Answered | None]] = {}  # by port
         self._found: dict[int, str] = {}  # what is on each port
 
@@ -220,7 +221,7 @@ class Search:
                     raise CoordinatorNotFoundError(self._summary())
                 while reported + 1 < waited:
                     reported += 1
-                    self._tell({"looking": reported, "found": self._summary()})
+                    self.tell({"looking": reported, "found": self._summary()})
                 await asyncio.sleep(waiting.backoff(waited))
         finally:
             for task in self._attempts.values():

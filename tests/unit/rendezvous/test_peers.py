@@ -81,14 +81,11 @@ def client(events, monkeypatch):
         "19.0", "mine", 4, 1, "n1", 101, __version__, "agent 1", spares=1
     )
     member = Member(1, ("n1", 4001), first)
-    coordinator = Coordinator(settings, member)
     made = Client(loop_started(), request, SILENCE, events.append)
     search = Search(request, CoordinatorAddress("n0", (4000,), 60), made.tell)
     made.killed = []
-    made.peers = Peers(
-        request, search, 60, coordinator, member,
-        flush=list, tell=made.tell, end_workers=lambda: made.killed.append(True),
-    )  # fmt: skip
+    server = SimpleNamespace(coordinator=Coordinator(settings, member), flush=list)
+    made.peers = Peers(server, member, search, 60, lambda: made.killed.append(True))
     made._is_running = True
     made.sent = []
     monkeypatch.setattr(made, "send", made.sent.append)
@@ -308,10 +305,7 @@ def coordinating():
     request = JoinRequest("19.0", "mine", 2, 0, "n0", 100, __version__, "a", spares=1)
     client = Client(loop, request, SILENCE, [].append)
     search = Search(request, CoordinatorAddress(HERE, (port,), PATIENCE), client.tell)
-    peers = Peers(
-        request, search, PATIENCE, coordinator, member,
-        flush=server.flush, tell=client.tell, end_workers=list,
-    )  # fmt: skip
+    peers = Peers(server, member, search, PATIENCE, list)
     coordinator.owner = loop._thread
     server.start()
     client.connect = partial(client.connect, search, peers)
