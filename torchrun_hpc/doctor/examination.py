@@ -28,8 +28,7 @@ from torchrun_hpc.options.arguments import wrong_line
 from torchrun_hpc.planning.endpoints import LOOPBACK
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.rendezvous import messages
-from torchrun_hpc.rendezvous.client import JobFailedError
-from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
+from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
 from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import pmi
 

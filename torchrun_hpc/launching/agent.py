@@ -26,7 +26,7 @@ from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
     CoordinatorMissingError,
     SchedulerRendezvous,

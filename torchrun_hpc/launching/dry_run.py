@@ -18,7 +18,7 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.start import Answers
 from torchrun_hpc.names import ranks_by_site
 from torchrun_hpc.rendezvous import messages
-from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, settings_of
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import reports_wait_for

@@ -19,7 +19,7 @@ from torchrun_hpc.failures.failure import Kind
 from torchrun_hpc.launching import abort, outcome
 from torchrun_hpc.launching.start import FAILED
 from torchrun_hpc.names import nodes
-from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
 from torchrun_hpc.rendezvous.messages import bad_nodes
 from torchrun_hpc.reporting import console

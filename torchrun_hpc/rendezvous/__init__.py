@@ -19,6 +19,7 @@ same connection then carries what concerns all: a restart, the end, a failure.
 `loop`             the thread in which a process takes part, with what follows
 `server`           serves the coordinator, and whoever may become it
 `client`           an agent's connection to the coordinator
+`errors`           why a node cannot take part, or not any more
 `search`           finds the coordinator where that should be
 `peers`            finds the coordinator, or becomes it, in a job with spares
 `liveness`         signs of life of the coordinator

@@ -19,10 +19,16 @@ from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.failures.report import COLLECT_TIMEOUT
+from torchrun_hpc.rendezvous.errors import (
+    CoordinatorNotFoundError,
+    JobFailedError,
+    NotNeededError,
+    RefusedError,
+    RoundOverError,
+)
 from torchrun_hpc.rendezvous.liveness import Silence
 from torchrun_hpc.rendezvous.loop import now
 from torchrun_hpc.rendezvous.questions import Questions
-from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -43,22 +49,6 @@ _DECIDED_TIMEOUT = 3.0  # for the coordinator to decide which failure was the fi
 # A signal that arrives just before a thread begins to wait for a lock does not end the
 # wait, and is handled after it: so no wait is longer.
 _SIGNAL_TIMEOUT = 0.5
-
-
-class JobFailedError(Exception):
-    """The job has failed, here or elsewhere; this agent is to stop its workers."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.kind.value)
-        self.failure = failure
-
-
-class RoundOverError(Exception):
-    """The round ended before the workers could start: join the next one."""
-
-
-class NotNeededError(Exception):
-    """The job has ended well, and this node has no workers."""
 
 
 class Client:

@@ -15,8 +15,13 @@ from torchrun_hpc import __version__
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import join_endpoint, port_holder
 from torchrun_hpc.rendezvous import messages, search
-from torchrun_hpc.rendezvous.client import Client, JobFailedError
+from torchrun_hpc.rendezvous.client import Client
 from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.errors import (
+    CoordinatorNotFoundError,
+    JobFailedError,
+    RefusedError,
+)
 from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.peers import Peers
@@ -129,7 +134,7 @@ class Connection:
         peers = None if opened is None else self._serve(opened, finder, timeout)
         try:
             self.client.connect(finder, peers)
-        except search.RefusedError as refused:
+        except RefusedError as refused:
             raise messages.refusal(
                 refused, meeting, self._request, self._environ
             ) from None
@@ -239,12 +244,12 @@ class Connection:
         address = search.CoordinatorAddress(host, ports, timeout)
         client = Client(self._loop, request, timeout, lambda _: None)
         # If it accepts this agent, its own one has not connected yet.
-        refused = search.RefusedError(Refusal.TAKEN, ports[0])
+        refused = RefusedError(Refusal.TAKEN, ports[0])
         try:
             client.connect(search.Search(request, address, client.tell))
-        except search.RefusedError as error:
+        except RefusedError as error:
             refused = error
-        except (search.CoordinatorNotFoundError, JobFailedError):
+        except (CoordinatorNotFoundError, JobFailedError):
             return
         finally:
             client.leave()

@@ -16,9 +16,13 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.preflight import JOIN_TIMEOUT
-from torchrun_hpc.rendezvous import messages, search
-from torchrun_hpc.rendezvous.client import JobFailedError, RoundOverError
+from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.connection import Connection
+from torchrun_hpc.rendezvous.errors import (
+    CoordinatorNotFoundError,
+    JobFailedError,
+    RoundOverError,
+)
 from torchrun_hpc.rendezvous.health import HealthCheck
 from torchrun_hpc.rendezvous.protocol import Settings
 from torchrun_hpc.rendezvous.server import listen
@@ -244,7 +248,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         limit = self._settings.join_timeout if timeout is None else timeout
         try:
             return self._connection.open(limit)
-        except search.CoordinatorNotFoundError as error:
+        except CoordinatorNotFoundError as error:
             message = messages.coordinator_missing(str(error), limit, self._meeting)
             raise CoordinatorMissingError(message) from None
 

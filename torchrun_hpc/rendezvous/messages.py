@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.planning.meeting import Meeting
+    from torchrun_hpc.rendezvous.errors import RefusedError
     from torchrun_hpc.rendezvous.protocol import JoinRequest
-    from torchrun_hpc.rendezvous.search import RefusedError
 
 _SHORT = 50  # characters of the name of a site
 

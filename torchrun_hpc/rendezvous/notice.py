@@ -6,13 +6,12 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
 from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.members import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import Settings
-from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
 from torchrun_hpc.rendezvous.server import CoordinatorServer, listen
 
 if TYPE_CHECKING:

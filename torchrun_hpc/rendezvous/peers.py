@@ -8,11 +8,12 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError
 from torchrun_hpc.rendezvous.liveness import Lease
 from torchrun_hpc.rendezvous.member import PeerReply, reply_of
 from torchrun_hpc.rendezvous.phases import Phase
 from torchrun_hpc.rendezvous.protocol import SUSPENDED
-from torchrun_hpc.rendezvous.search import Channel, CoordinatorNotFoundError
+from torchrun_hpc.rendezvous.search import Channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

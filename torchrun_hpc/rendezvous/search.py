@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.failures.failure import Failure
 from torchrun_hpc.rendezvous.end import End
+from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, RefusedError
 from torchrun_hpc.rendezvous.protocol import LINE_LIMIT, VERSION, Refusal
 from torchrun_hpc.wire import WireError
 
@@ -33,19 +34,6 @@ _ALL_PORTS_EVERY = 8  # turns
 # What is on a port. A connection that is refused has reached the node.
 NOBODY = "nobody listens"
 _SILENT = "somebody who says nothing"
-
-
-class RefusedError(Exception):
-    """The coordinator refuses this agent."""
-
-    def __init__(self, reason: Refusal, port: int) -> None:
-        super().__init__(reason.value)
-        self.reason = reason
-        self.port = port
-
-
-class CoordinatorNotFoundError(Exception):
-    """No coordinator was found in time; the text says what was found instead."""
 
 
 @dataclass(frozen=True)

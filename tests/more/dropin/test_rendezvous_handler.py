@@ -45,7 +45,7 @@ from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import connection
 from torchrun_hpc.rendezvous import handler as handlers
-from torchrun_hpc.rendezvous.client import JobFailedError
+from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
     CoordinatorMissingError,
     SchedulerRendezvous,

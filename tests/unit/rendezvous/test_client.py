@@ -36,10 +36,9 @@ from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import members, protocol
-from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.connection import request_of
+from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
 from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.rendezvous.search import CoordinatorNotFoundError
 
 
 def test_each_process_is_an_agent_of_its_own(monkeypatch):

@@ -6,8 +6,8 @@ from plans import make_launch_plan
 
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.rendezvous import messages
+from torchrun_hpc.rendezvous.errors import RefusedError
 from torchrun_hpc.rendezvous.protocol import JoinRequest, Refusal
-from torchrun_hpc.rendezvous.search import RefusedError
 
 
 def meeting(node_rank=0, **changes):

@@ -17,13 +17,13 @@ from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import liveness, policy
 from torchrun_hpc.rendezvous import peers as all_peers
-from torchrun_hpc.rendezvous.client import (
-    Client,
+from torchrun_hpc.rendezvous.client import Client
+from torchrun_hpc.rendezvous.coordinator import SUSPENDED, Coordinator
+from torchrun_hpc.rendezvous.errors import (
     JobFailedError,
     NotNeededError,
     RoundOverError,
 )
-from torchrun_hpc.rendezvous.coordinator import SUSPENDED, Coordinator
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.peers import Peers
 from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings

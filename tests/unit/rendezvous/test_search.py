@@ -23,12 +23,12 @@ from waiting import PATIENCE, until
 
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import search
-from torchrun_hpc.rendezvous.client import JobFailedError
-from torchrun_hpc.rendezvous.protocol import Refusal
-from torchrun_hpc.rendezvous.search import (
+from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
+    JobFailedError,
     RefusedError,
 )
+from torchrun_hpc.rendezvous.protocol import Refusal
 
 SILENT = "one that never answers"
 

@@ -33,8 +33,8 @@ from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.endpoints import ports_of
 from torchrun_hpc.rendezvous import notice, protocol
 from torchrun_hpc.rendezvous import server as servers
-from torchrun_hpc.rendezvous.client import JobFailedError
 from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 
 

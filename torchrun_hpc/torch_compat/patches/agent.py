@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.launcher import api as launcher
 
-from torchrun_hpc.rendezvous.client import NotNeededError, RoundOverError
+from torchrun_hpc.rendezvous.errors import NotNeededError, RoundOverError
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.errors import failure_of

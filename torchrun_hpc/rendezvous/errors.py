@@ -1,0 +1,38 @@
+"""Why a node cannot take part, or not any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchrun_hpc.failures.failure import Failure
+    from torchrun_hpc.rendezvous.protocol import Refusal
+
+
+class CoordinatorNotFoundError(Exception):
+    """No coordinator was found in time; the text says what was found instead."""
+
+
+class RefusedError(Exception):
+    """The coordinator refuses this agent."""
+
+    def __init__(self, reason: Refusal, port: int) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+        self.port = port
+
+
+class JobFailedError(Exception):
+    """The job has failed, here or elsewhere; this agent must stop its workers."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.kind.value)
+        self.failure = failure
+
+
+class RoundOverError(Exception):
+    """The round ended before the workers could start: join the next one."""
+
+
+class NotNeededError(Exception):
+    """The job has ended well, and this node has no workers."""
