@@ -83,7 +83,6 @@ class Watch:
             self.has_failed = False
             self._stopped_since = _NEVER
             self._known.clear()
-            self._relay.forget_ended(but={worker.pid for worker in self._workers})
         self.on_begin(self._workers)
         if self._attempt.number == 1:
             self._thread.start()
@@ -123,6 +122,7 @@ class Watch:
         with self._lock:
             self.check()
             self._workers = self._running = []
+            self._relay.forget_ended()
 
     def end(self) -> None:
         """Watch no more."""
