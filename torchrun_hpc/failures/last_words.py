@@ -13,8 +13,6 @@ import re
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchrun_hpc import wire
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -113,20 +111,6 @@ def _lines(tail: bytes) -> list[str]:
     while lines and not lines[-1].strip():
         lines.pop()
     return lines
-
-
-def recorded(text: str) -> LastWords | None:
-    """Read the file that ``@record`` writes: torch's ``ErrorHandler``.
-
-    Returns:
-        What it says; ``None`` if it is none.
-    """
-    try:
-        message = wire.from_json(text)["message"]
-        stack = message["extraInfo"]["py_callstack"]
-        return last_words(stack.encode(), 1)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return None
 
 
 def _traceback(lines: Sequence[str], most: int) -> LastWords | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.failures.failure import TERMINATED
-from torchrun_hpc.failures.worker import failure_of
+from torchrun_hpc.failures.worker import describe_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -139,23 +139,21 @@ class Watch:
         with self._lock:
             codes = [(worker, worker.exit_code()) for worker in self._running]
             self._running = [worker for worker, code in codes if code is None]
-            failed = [failure_of(w, code, self._relay) for w, code in codes if code]
-            for failure in sorted(map(self._as_it_ended, failed), key=_ORDER):
+            failures = [self._failure(worker, code) for worker, code in codes if code]
+            for failure in sorted(failures, key=_ORDER):
                 # Whatever else it is that they do when they are stopped.
                 is_late = failure.was_stopped or failure.time > self._stopped_since
                 if not (self.has_failed and is_late):
                     self.has_failed = True
                     self.on_failure(self._brief(failure), self._attempt)
 
-    def _as_it_ended(self, failure: Failure) -> Failure:
-        """Return the failure without the signal that only shortened its teardown.
+    def _failure(self, worker: Worker, code: int) -> Failure:
+        """Describe a failure, without a signal that only shortened the teardown.
 
-        Its peers had failed of it, and so the agent stopped all.
+        The peers had failed of it, and so the agent stopped all.
         """
-        is_stopped = (
-            failure.code in TERMINATED and self._stopped_since <= self._relay.clock()
-        )
-        if is_stopped and failure.time <= self._stopped_since:
+        failure = describe_failure(worker, code, self._relay)
+        if code in TERMINATED and failure.time <= self._stopped_since < _NEVER:
             return replace(failure, code=_EXCEPTION)
         return failure
 

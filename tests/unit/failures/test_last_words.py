@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_hpc.failures.last_words import SENT, last_words, recorded
+from torchrun_hpc.failures.last_words import SENT, last_words
 
 RAISES = """
 def inner():
@@ -260,12 +260,3 @@ def test_lines_that_are_too_long():
     words = last_words("\n".join(["\u4e2d" * 5000] * 50).encode(), 1)
     assert len(words.lines) == 20
     assert len(json.dumps([words.cause, *words.lines])) <= SENT
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", '{"message": "x"}', '{"message": {"extraInfo": {"py_callstack": 3}}}'],
-)
-def test_what_record_does_not_write(text):
-    """What it writes is in test_worker.py."""
-    assert recorded(text) is None
