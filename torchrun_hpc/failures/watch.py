@@ -6,11 +6,12 @@ import contextlib
 import operator
 import os
 import select
+import signal
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchrun_hpc.failures.failure import TERMINATED
+from torchrun_hpc.failures.failure import signal_of
 from torchrun_hpc.failures.worker import describe_failure
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ class Watch:
         The peers had failed of it, and so the agent stopped all.
         """
         failure = describe_failure(worker, code, self._relay)
-        if code in TERMINATED and failure.time <= self._stopped_since < _NEVER:
+        is_terminated = signal_of(code) == signal.SIGTERM
+        if is_terminated and failure.time <= self._stopped_since < _NEVER:
             return replace(failure, code=_EXCEPTION)
         return failure
 
