@@ -44,14 +44,14 @@ _BEFORE_HEADER = re.compile(
     rf"([^\n{_BOX}][{_BOX}]*)(?<!Exception Group )(?={_TRACEBACK})", re.MULTILINE
 )
 # One of a group: ``  | ValueError: text``, below frames that are indented more.
-_MEMBER = re.compile(r"[\s|]*\| (?P<exception>[^\W\d][\w.]*(: .*)?)$")
+_MEMBER = re.compile(r"^[ |]*\| ([^\W\d][\w.]*(?:: .*)?)$", re.MULTILINE)
 _CHAINED = re.compile("The above exception was |During handling of the above ")
 _NOT_FATAL = "Exception ignored "
 _FATAL = "Fatal Python error: "
 _CXX = "terminate called "  # libstdc++, in front of SIGABRT
 _CXX_STACK = re.compile(r"frame #\d+:|Exception raised from ")  # c10::Error
 _WHAT = "what():"
-_FRAME = "  File "
+_FRAME = re.compile(f"  File (?!.*{LAUNCHER})")  # not of the launcher
 # Behind a traceback: what others log while the process ends.
 _LOG = r"\[?[WEIF]\d{4}"
 _OF_STACK = re.compile(rf"[\s|+│╭╰─]|$|{_LOG}")
@@ -86,7 +86,7 @@ def last_words(tail: bytes, code: int) -> LastWords:
     if code and number != signal.SIGKILL:  # that one comes from outside
         crash = _crash(lines) if number else None
         behind = _BEHIND_EXCEPTION if code == 1 else _LAST
-        has_frames = crash and crash.lines[-1].startswith(_FRAME)
+        has_frames = crash and _FRAME.match(crash.lines[-1])
         found = crash if has_frames else _traceback(lines, behind) or crash
     if found is None:
         rest = lines[-_LAST:]
@@ -140,8 +140,7 @@ def _of_group(block: Sequence[str]) -> str:
     """Return the first exception of a group that is none itself; empty without."""
     if "Exception Group" not in block[0]:
         return ""
-    matches = filter(None, map(_MEMBER.match, block))
-    members = [match["exception"] for match in matches]
+    members: list[str] = _MEMBER.findall("\n".join(block))
     plain = [member for member in members if "ExceptionGroup" not in member]
     return next(iter(plain or members), "")
 
@@ -166,7 +165,7 @@ def _crash(lines: Sequence[str]) -> LastWords | None:
     shown = [*reason, lines[fatal]]
     below = lines[fatal:]
     if thread := _last("Current thread 0x", below) or _last("Thread 0x", below):
-        frames = [*takewhile(_is_frame, below[thread + 1 :])][:_FRAMES]
+        frames = [*takewhile(_FRAME.match, below[thread + 1 :])][:_FRAMES]
         shown += [below[thread], *frames] if frames else []
     return LastWords(cause, tuple(shown), is_traceback=True)
 
@@ -174,10 +173,6 @@ def _crash(lines: Sequence[str]) -> LastWords | None:
 def _last(text: str, lines: Sequence[str]) -> int | None:
     """Return the index of the last line that has a text; ``None`` without."""
     return max((n for n, line in enumerate(lines) if text in line), default=None)
-
-
-def _is_frame(line: str) -> bool:
-    return line.startswith(_FRAME) and LAUNCHER not in line
 
 
 def _what(lines: Sequence[str]) -> list[str]:

@@ -107,16 +107,15 @@ class Watch:
                 traceback, and may be about to end.
         """
         with self._lock:
-            if look:
-                self.check()
-            self._stopped_since = min(self._stopped_since, self._relay.clock())
-            if not (look and self.has_failed):
-                since = self._relay.clock() - _TEARDOWN
-                self._running = [
-                    worker
-                    for worker in self._running
-                    if look and self._relay.failed_at(worker.pid) > since
-                ]
+            if not look:
+                self._running = []
+                return
+            self.check()
+            now, failed_at = self._relay.clock(), self._relay.failed_at
+            self._stopped_since = min(self._stopped_since, now)
+            if not self.has_failed:
+                since = now - _TEARDOWN
+                self._running = [w for w in self._running if failed_at(w.pid) > since]
 
     def stopped(self) -> None:
         """Take note that all have ended; look at those that failed last."""
