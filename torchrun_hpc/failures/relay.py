@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import select
 import subprocess
@@ -29,7 +30,6 @@ _SIZE = 256 * 1024  # bytes: of the pipe, and of a piece
 # Seconds.
 _REST_TIMEOUT = 0.1  # to wait for the rest of a line
 _INTERVAL = 0.2  # until its thread sees what others have read, or that it is left
-_NEVER = float("inf")
 
 
 def reason_not_to_read() -> str:
@@ -176,7 +176,7 @@ class _Pipe:
 
     def _run(self) -> None:
         with contextlib.suppress(BrokenPipeError):  # its next write fails, as ours did
-            while piece := self._next(_NEVER):
+            while piece := self._next(math.inf):
                 if self._is_shown:
                     self._pass_on(piece)
         with self._lock, self._reader, contextlib.suppress(OSError):

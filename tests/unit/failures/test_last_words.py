@@ -114,6 +114,26 @@ def test_a_group_of_tasks_is_shown_from_its_beginning():
     assert any("KeyError: 'other'" in line for line in words.lines)
 
 
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "x.py", line 1, in <module>
+  | ExceptionGroup: two (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "x.py", line 2, in bad
+    | ValueError: bad batch 17
+    +------------------------------------
+"""
+
+
+def test_a_chain_that_begins_with_a_group_is_shown_from_its_beginning():
+    caused = "The above exception was the direct cause of the following exception:"
+    written = f"{GROUP}\n{caused}\n\n{KEY}"
+    words = last_words(written.encode(), 1)
+    assert words.cause == "KeyError: 1"
+    assert "\n".join(words.lines) == written
+
+
 def test_what_python_ignores_is_not_the_cause():
     written = written_by(IGNORED)
     assert "Exception ignored" in written
