@@ -201,5 +201,4 @@ def _visible(line: str, longest: int) -> str:
     line = line.expandtabs()
     if len(line) > longest:
         line = line[: longest - 4] + " ..."
-    escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in line)
-    return "".join(escaped)
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)

@@ -117,7 +117,6 @@ class Relay:
         end = time.monotonic() + timeout
         for pipe in self._pipes.values():
             pipe.thread.join(max(end - time.monotonic(), 0))
-        for pipe in self._pipes.values():
             pipe.is_left_behind = True
         for pipe in self._pipes.values():
             pipe.thread.join()

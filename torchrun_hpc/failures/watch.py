@@ -78,8 +78,7 @@ class Watch:
     def begin(self, workers: Iterable[Worker], restarts_left: int) -> None:
         """Watch these workers, and no others any more."""
         with self._lock:
-            self._workers = list(workers)
-            self._running = [*self._workers]
+            self._workers = self._running = list(workers)
             self._attempt = Attempt(self._attempt.number + 1, restarts_left)
             self.has_failed = False
             self._stopped_since = _NEVER
