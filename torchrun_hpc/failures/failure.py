@@ -13,9 +13,7 @@ from typing import Annotated
 
 from torchrun_hpc.wire import short_text
 
-# As the process ended, and as a shell says it of a process that it has started.
-_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+_SHELL = 128  # what it adds to the number of a signal
 
 # What other nodes may send.
 ShortText = Annotated[str, short_text(500)]
@@ -134,7 +132,7 @@ class Failure:
 
         It sends SIGTERM; what is killed by that writes nothing of it.
         """
-        return self.code in TERMINATED and not self.text
+        return signal_of(self.code) == signal.SIGTERM and not self.text
 
     @property
     def likeness(self) -> tuple[int, str]:
@@ -156,7 +154,18 @@ def ending(code: int) -> str:
     how = f"was killed by {signal_name(-code)}"
     if code >= 0:
         how = f"ended with exit code {code}"
-    return how + (": probably out of memory" if code in _KILLED else "")
+    is_killed = signal_of(code) == signal.SIGKILL
+    return how + (": probably out of memory" if is_killed else "")
+
+
+def signal_of(code: int) -> int:
+    """Return the signal that ended a process; 0 if none did.
+
+    Args:
+        code: Its exit code: below 0 the signal; or above 128, as a shell says it.
+    """
+    is_of_shell = _SHELL < code < _SHELL + signal.NSIG
+    return code - _SHELL if is_of_shell else max(-code, 0)
 
 
 def signal_name(number: int) -> str:

@@ -8,13 +8,12 @@ the order of the two streams is worth more.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
+import math
 import os
 import select
 import subprocess
-import termios
 import threading
 import time
 from collections import deque
@@ -25,12 +24,12 @@ from torchrun_hpc.failures.last_words import KEPT
 from torchrun_hpc.reporting import streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
 _SIZE = 256 * 1024  # bytes: of the pipe, and of a piece
-_REST_TIMEOUT = 0.1  # seconds to wait for the rest of a line
-_PAUSE = 0.01  # seconds
-_INTERVAL = 0.5  # seconds until the reader sees what `read_rest` has read
+# Seconds.
+_REST_TIMEOUT = 0.1  # to wait for the rest of a line
+_INTERVAL = 0.2  # until its thread sees what others have read, or that it is left
 
 
 def reason_not_to_read() -> str:
@@ -67,17 +66,15 @@ class Relay:
                 the one that it would have; returns an object with a ``pid``.
             is_shown: Whether it is passed on; otherwise it is only read.
         """
-        is_read = not (self.unread and is_shown)
-        opened = _open_pipe(self.clock, is_shown=is_shown) if is_read else None
-        if opened is None:
+        pipe = None
+        if not (self.unread and is_shown):
+            # There can be no more files, or threads.
+            with contextlib.suppress(OSError, RuntimeError):
+                pipe = _Pipe(self.clock, is_shown=is_shown)
+        if pipe is None:
             return popen(None)
-        pipe, writer = opened
-        try:
-            with open(writer, "wb") as stderr:  # noqa: PTH123 - a number
-                worker = popen(stderr)
-        except BaseException:
-            pipe.thread.join(_REST_TIMEOUT)  # it closes the other end
-            raise
+        with pipe.writer:
+            worker = popen(pipe.writer)
         self._pipes[worker.pid] = pipe
         return worker
 
@@ -96,22 +93,17 @@ class Relay:
             since 1970; 0 without.
         """
         pipe = self._pipes[pid]
-        pipe.read_rest()
+        pipe.read()
         return bytes(pipe.tail), pipe.failed_at
 
     def failed_at(self, pid: int) -> float:
         """Return when a worker wrote a traceback, which may still run; 0 if not."""
         return self._pipes[pid].failed_at if pid in self._pipes else 0.0
 
-    def forget_ended(self, but: Collection[int]) -> None:
-        """Forget the workers of which all is passed on.
-
-        Args:
-            but: Numbers of those that were started just now.
-        """
-        for pid, pipe in list(self._pipes.items()):
-            if pid not in but and not pipe.thread.is_alive():
-                del self._pipes[pid]
+    def forget_ended(self) -> None:
+        """Forget the workers of which all is passed on."""
+        pipes = self._pipes.items()
+        self._pipes = {pid: pipe for pid, pipe in pipes if pipe.thread.is_alive()}
 
     def close(self, timeout: float) -> None:
         """Pass on the rest; leave what comes later to a process of its own.
@@ -125,124 +117,93 @@ class Relay:
         end = time.monotonic() + timeout
         for pipe in self._pipes.values():
             pipe.thread.join(max(end - time.monotonic(), 0))
+            pipe.is_left_behind = True
         for pipe in self._pipes.values():
-            pipe.leave_behind()
-        self._pipes.clear()
-
-
-def _open_pipe(
-    clock: Callable[[], float], *, is_shown: bool
-) -> tuple[_Pipe, int] | None:
-    """Open a pipe that is read; ``None`` if there can be no more files, or threads."""
-    try:
-        reader, writer = os.pipe()
-    except OSError:
-        return None
-    with contextlib.suppress(OSError, AttributeError):  # a user may have many
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _SIZE)  # new in Python 3.10
-    try:
-        return _Pipe(reader, clock, is_shown=is_shown), writer
-    except RuntimeError:
-        os.close(reader)
-        os.close(writer)
-        return None
+            pipe.thread.join()
 
 
 class _Pipe:
-    """The stderr of one worker.
+    """The stderr of one worker. Its thread passes on what other threads read, too.
 
     Attributes:
+        writer: The end that the worker gets.
         tail: The end of what it wrote.
         failed_at: When it wrote a traceback; 0 if it has not.
+        is_left_behind: Whether another process passes on what is not written yet.
         thread: Passes it on.
+
+    Raises:
+        OSError: There can be no more files.
+        RuntimeError: There can be no more threads.
     """
 
-    def __init__(
-        self, reader: int, clock: Callable[[], float], *, is_shown: bool
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], *, is_shown: bool) -> None:
         self.tail = bytearray()
         self.failed_at = 0.0
+        self.is_left_behind = False
         self._clock = clock
-        self._reader = reader
         self._is_shown = is_shown
-        self._lock = threading.Lock()  # held while it is read, and kept
-        self._unwritten: deque[bytes] = deque()  # read for the report, ahead of time
-        self._is_open = True
-        self._is_writing = False
+        self._lock = threading.Lock()  # held while it is read
+        self._unwritten: deque[bytes] = deque()  # what was read
+        reader, writer = os.pipe()
+        self._reader = os.fdopen(reader, "rb", buffering=0)
+        self.writer = os.fdopen(writer, "wb")
+        os.set_blocking(reader, False)
+        with contextlib.suppress(OSError):  # a user may have many
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _SIZE)
         self._waits = select.poll()
         self._waits.register(reader, select.POLLIN)
         self.thread = threading.Thread(target=self._run, name="stderr", daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError:
+            self._reader.close()
+            self.writer.close()
+            raise
 
-    def read_rest(self) -> None:
+    def read(self) -> None:
         """Read what its worker has written, also if it cannot be passed on now."""
-        unread = array.array("i", [0])
         with self._lock:
-            if self._is_open:
-                fcntl.ioctl(self._reader, termios.FIONREAD, unread)
-                if unread[0]:
-                    self._unwritten.append(self._keep(os.read(self._reader, unread[0])))
-
-    def leave_behind(self) -> None:
-        """Let a process of its own pass on what is still to come, whoever writes it."""
-        with self._lock:
-            if self._is_open and self.thread.is_alive():
-                self._is_open = False
-                with contextlib.suppress(OSError):
-                    output = 2 if self._is_shown else subprocess.DEVNULL
-                    programs.start("pass_on", stdin=self._reader, stdout=output)
-                os.close(self._reader)
-        while self._is_writing or self._unwritten:
-            self.thread.join(_PAUSE)
+            piece = None if self._reader.closed else self._reader.read(_SIZE)
+            if piece is None:  # there is nothing
+                return
+            self.tail += piece
+            del self.tail[:-KEPT]
+            if b"Traceback " in piece or b"Fatal Python error" in piece:
+                self.failed_at = self._clock()
+            self._unwritten.append(piece)
 
     def _run(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            while piece := self._read():
+        with contextlib.suppress(BrokenPipeError):  # its next write fails, as ours did
+            while piece := self._next(math.inf):
                 if self._is_shown:
-                    with streams.exclusive():
-                        streams.copy(piece)
-                        self._pass_on_line(piece)
-                self._is_writing = False
-        self._is_writing = False
-        with self._lock:
-            self._unwritten.clear()
-            if self._is_open:  # its next write fails, as ours did
-                self._is_open = False
-                os.close(self._reader)
+                    self._pass_on(piece)
+        with self._lock, self._reader, contextlib.suppress(OSError):
+            if self.is_left_behind:
+                os.set_blocking(self._reader.fileno(), True)
+                output = 2 if self._is_shown else subprocess.DEVNULL
+                programs.start("pass_on", stdin=self._reader, stdout=output)
 
-    def _pass_on_line(self, piece: bytes) -> None:
-        """Pass on the rest of a line, before others write.
+    def _pass_on(self, piece: bytes) -> None:
+        """Write a piece, and the rest of its last line, before others write.
 
-        Whatever the pipe had room for is there as a whole. Where a worker wrote more,
-        it is about to write the rest.
+        Whatever the pipe had room for is there as a whole. If a worker wrote more, it
+        is about to write the rest.
         """
         end = time.monotonic() + _REST_TIMEOUT
-        if len(piece) < select.PIPE_BUF:
-            return
-        while not piece.endswith((b"\n", b"\r")):
-            rest = end - time.monotonic()
-            if rest < 0 or not (self._unwritten or self._waits.poll(rest * 1000)):
-                return
-            piece = self._read()
+        is_long = len(piece) >= select.PIPE_BUF
+        with streams.exclusive():
             streams.copy(piece)
-            if not piece:
-                return
+            while is_long and piece and not piece.endswith((b"\n", b"\r")):
+                piece = self._next(end)
+                streams.copy(piece)
 
-    def _read(self) -> bytes:
-        """Wait for the next piece; it is empty at the end."""
-        # What `read_rest` takes before this thread has woken up does not wake it.
-        while not self._unwritten and not self._waits.poll(_INTERVAL * 1000):
-            pass
-        with self._lock:
-            self._is_writing = True
-            if self._unwritten:
-                return self._unwritten.popleft()
-            return self._keep(os.read(self._reader, _SIZE)) if self._is_open else b""
-
-    def _keep(self, piece: bytes) -> bytes:
-        """Keep the end of what was read."""
-        self.tail += piece
-        del self.tail[:-KEPT]
-        if b"Traceback " in piece or b"Fatal Python error" in piece:
-            self.failed_at = self._clock()
-        return piece
+    def _next(self, end: float) -> bytes:
+        """Wait for the next piece; it is empty if none comes any more, or in time."""
+        while not self._unwritten and not self.is_left_behind:
+            rest = min(end - time.monotonic(), _INTERVAL)
+            if rest < 0:
+                return b""
+            if self._waits.poll(rest * 1000):
+                self.read()
+        return self._unwritten.popleft() if self._unwritten else b""

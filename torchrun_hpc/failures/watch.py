@@ -6,12 +6,13 @@ import contextlib
 import operator
 import os
 import select
+import signal
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchrun_hpc.failures.failure import TERMINATED
-from torchrun_hpc.failures.worker import failure_of
+from torchrun_hpc.failures.failure import signal_of
+from torchrun_hpc.failures.worker import describe_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -77,13 +78,11 @@ class Watch:
     def begin(self, workers: Iterable[Worker], restarts_left: int) -> None:
         """Watch these workers, and no others any more."""
         with self._lock:
-            self._workers = list(workers)
-            self._running = [*self._workers]
+            self._workers = self._running = list(workers)
             self._attempt = Attempt(self._attempt.number + 1, restarts_left)
             self.has_failed = False
             self._stopped_since = _NEVER
             self._known.clear()
-            self._relay.forget_ended(but={worker.pid for worker in self._workers})
         self.on_begin(self._workers)
         if self._attempt.number == 1:
             self._thread.start()
@@ -107,22 +106,22 @@ class Watch:
                 traceback, and may be about to end.
         """
         with self._lock:
-            if look:
-                self.check()
-            self._stopped_since = min(self._stopped_since, self._relay.clock())
-            if not (look and self.has_failed):
-                since = self._relay.clock() - _TEARDOWN
-                self._running = [
-                    worker
-                    for worker in self._running
-                    if look and self._relay.failed_at(worker.pid) > since
-                ]
+            if not look:
+                self._running = []
+                return
+            self.check()
+            now, failed_at = self._relay.clock(), self._relay.failed_at
+            self._stopped_since = min(self._stopped_since, now)
+            if not self.has_failed:
+                since = now - _TEARDOWN
+                self._running = [w for w in self._running if failed_at(w.pid) > since]
 
     def stopped(self) -> None:
         """Take note that all have ended; look at those that failed last."""
         with self._lock:
             self.check()
             self._workers = self._running = []
+            self._relay.forget_ended()
 
     def end(self) -> None:
         """Watch no more."""
@@ -139,23 +138,22 @@ class Watch:
         with self._lock:
             codes = [(worker, worker.exit_code()) for worker in self._running]
             self._running = [worker for worker, code in codes if code is None]
-            failed = [failure_of(w, code, self._relay) for w, code in codes if code]
-            for failure in sorted(map(self._as_it_ended, failed), key=_ORDER):
+            failures = [self._failure(worker, code) for worker, code in codes if code]
+            for failure in sorted(failures, key=_ORDER):
                 # Whatever else it is that they do when they are stopped.
                 is_late = failure.was_stopped or failure.time > self._stopped_since
                 if not (self.has_failed and is_late):
                     self.has_failed = True
                     self.on_failure(self._brief(failure), self._attempt)
 
-    def _as_it_ended(self, failure: Failure) -> Failure:
-        """Return the failure without the signal that only shortened its teardown.
+    def _failure(self, worker: Worker, code: int) -> Failure:
+        """Describe a failure, without a signal that only shortened the teardown.
 
-        Its peers had failed of it, and so the agent stopped all.
+        The peers had failed of it, and so the agent stopped all.
         """
-        is_stopped = (
-            failure.code in TERMINATED and self._stopped_since <= self._relay.clock()
-        )
-        if is_stopped and failure.time <= self._stopped_since:
+        failure = describe_failure(worker, code, self._relay)
+        is_terminated = signal_of(code) == signal.SIGTERM
+        if is_terminated and failure.time <= self._stopped_since < _NEVER:
             return replace(failure, code=_EXCEPTION)
         return failure
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import files
+from torchrun_hpc import files, wire
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
-from torchrun_hpc.failures.last_words import KEPT, LastWords, last_words, recorded
+from torchrun_hpc.failures.last_words import KEPT, LastWords, last_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ class Worker:
     error_file: str = ""
 
 
-def failure_of(worker: Worker, code: int, relay: Relay) -> Failure:
+def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
     """Describe how a worker has failed: its last words, from wherever they are.
 
     Args:
@@ -52,8 +52,9 @@ def failure_of(worker: Worker, code: int, relay: Relay) -> Failure:
         code: Its exit code; below 0 the signal that killed it.
         relay: Has what it wrote, if there is no log file.
     """
-    unread, tail, failed_at, words = "", b"", 0.0, LastWords()
-    with contextlib.suppress(Exception):  # whatever there is: the job has failed
+    tail, failed_at, unread, words = b"", 0.0, "", LastWords()
+    # Whatever cannot be read: the job has failed.
+    with contextlib.suppress(Exception):
         if worker.log:
             tail, failed_at = _end_of_file(worker.log)
         elif relay.reads(worker.pid):
@@ -61,24 +62,30 @@ def failure_of(worker: Worker, code: int, relay: Relay) -> Failure:
         else:
             unread = relay.unread or "it does not go through the agent"
         words = last_words(tail, code)
-        if worker.error_file:
-            text = files.read(worker.error_file, _LARGEST, os.O_NOFOLLOW).decode()
-            words = recorded(text) or words
-    part = WorkerPart(worker.rank, worker.size, worker.local_rank, log=worker.log)
-    part = replace(part, lines=words.lines, unread="" if words.lines else unread)
-    time, node = (words.is_traceback and failed_at) or relay.clock(), worker.node
+    with contextlib.suppress(Exception):
+        words, unread = _recorded(worker.error_file), ""
+    rank, size, local_rank = worker.rank, worker.size, worker.local_rank
     return Failure(
-        Kind.WORKER, (node,), code, words.cause, time=time, by=node, worker=part
+        Kind.WORKER,
+        nodes=(worker.node,),
+        code=code,
+        text=words.cause,
+        time=(words.is_traceback and failed_at) or relay.clock(),
+        by=worker.node,
+        worker=WorkerPart(rank, size, local_rank, words.lines, worker.log, unread),
     )
 
 
 def _end_of_file(path: str) -> tuple[bytes, float]:
     """Return the end of a file, and when it was written."""
-    try:
-        with open(path, "rb", opener=files.opened) as file:
-            return end_of(file.fileno()), os.fstat(file.fileno()).st_mtime
-    except OSError:
-        return b"", 0.0
+    with open(path, "rb", opener=files.opened) as file:
+        return end_of(file.fileno()), os.fstat(file.fileno()).st_mtime
+
+
+def _recorded(path: str) -> LastWords:
+    """Return what ``@record`` has written to a file: torch's ``ErrorHandler``."""
+    message = wire.from_json(files.read(path, _LARGEST, os.O_NOFOLLOW))["message"]
+    return last_words(message["extraInfo"]["py_callstack"].encode(), 1)
 
 
 def end_of(number: int) -> bytes:

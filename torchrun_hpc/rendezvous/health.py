@@ -41,14 +41,12 @@ class HealthCheck:
     @property
     def has_ended(self) -> bool:
         """Whether it has ended, or has no more time."""
-        return self._exit_code() is not None or time.monotonic() > self._end
-
-    def _exit_code(self) -> int | None:
-        return exit_code_of(self._process.pid)
+        code = exit_code_of(self._process.pid)
+        return code is not None or time.monotonic() > self._end
 
     def end(self) -> str:
         """End it, and all that it has started; return why the node is not well."""
-        code = self._exit_code()
+        code = exit_code_of(self._process.pid)
         with suppress(OSError):  # before it is collected: nobody else has its number
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # the kernel does not let it end

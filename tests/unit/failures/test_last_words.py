@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_hpc.failures.last_words import SENT, last_words, recorded
+from torchrun_hpc.failures.last_words import SENT, last_words
 
 RAISES = """
 def inner():
@@ -112,6 +112,26 @@ def test_a_group_of_tasks_is_shown_from_its_beginning():
         "+ Exception Group Traceback (most recent call last):"
     )
     assert any("KeyError: 'other'" in line for line in words.lines)
+
+
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "x.py", line 1, in <module>
+  | ExceptionGroup: two (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "x.py", line 2, in bad
+    | ValueError: bad batch 17
+    +------------------------------------
+"""
+
+
+def test_a_chain_that_begins_with_a_group_is_shown_from_its_beginning():
+    caused = "The above exception was the direct cause of the following exception:"
+    written = f"{GROUP}\n{caused}\n\n{KEY}"
+    words = last_words(written.encode(), 1)
+    assert words.cause == "KeyError: 1"
+    assert "\n".join(words.lines) == written
 
 
 def test_what_python_ignores_is_not_the_cause():
@@ -260,12 +280,3 @@ def test_lines_that_are_too_long():
     words = last_words("\n".join(["\u4e2d" * 5000] * 50).encode(), 1)
     assert len(words.lines) == 20
     assert len(json.dumps([words.cause, *words.lines])) <= SENT
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", '{"message": "x"}', '{"message": {"extraInfo": {"py_callstack": 3}}}'],
-)
-def test_what_record_does_not_write(text):
-    """What it writes is in test_worker.py."""
-    assert recorded(text) is None

@@ -6,6 +6,7 @@ import os
 import threading
 from unittest.mock import Mock
 
+import psutil
 import pytest
 from waiting import PATIENCE, until
 
@@ -60,20 +61,24 @@ def test_a_worker_that_cannot_be_started(children):
 
 
 def test_it_forgets_those_of_which_all_has_arrived(children):
-    ended, new, runs = (children.start() for _ in range(3))
-    for child in (ended, new):
-        child.end(0)
-        children.relay._pipes[child.pid].thread.join(PATIENCE)
-    children.relay.forget_ended(but={new.pid})
-    reads = [children.relay.reads(child.pid) for child in (ended, new, runs)]
-    assert reads == [False, True, True]
+    ended, runs = children.start(), children.start()
+    ended.end(0)
+    children.relay._pipes[ended.pid].thread.join(PATIENCE)
+    children.relay.forget_ended()
+    reads = [children.relay.reads(child.pid) for child in (ended, runs)]
+    assert reads == [False, True]
 
 
-def test_no_more_files_or_threads(children, monkeypatch):
-    for where, name, error in ((os, "pipe", OSError), (relays, "_Pipe", RuntimeError)):
-        with monkeypatch.context() as patching:
-            patching.setattr(where, name, Mock(side_effect=error))
-            assert not children.relay.reads(children.start().pid)
+@pytest.mark.parametrize(
+    ("where", "name", "error"),
+    [(os, "pipe", OSError), (threading.Thread, "start", RuntimeError)],
+)
+def test_no_more_files_or_threads(children, monkeypatch, where, name, error):
+    before = psutil.Process().num_fds()
+    with monkeypatch.context() as patching:
+        patching.setattr(where, name, Mock(side_effect=error))
+        assert not children.relay.reads(children.start().pid)
+    assert psutil.Process().num_fds() == before
 
 
 def test_what_is_read_ahead_arrives_though_nothing_follows(children, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from raised import CAUSE, RAISED
 
 from torchrun_hpc.failures.failure import Kind
-from torchrun_hpc.failures.worker import Worker, failure_of
+from torchrun_hpc.failures.worker import Worker, describe_failure
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def ended(children, text=RAISED):
 
 
 def test_what_is_known_of_a_failure(children, relay):
-    failure = failure_of(worker(ended(children)), 1, relay)
+    failure = describe_failure(worker(ended(children)), 1, relay)
     part = failure.worker
     assert (failure.rank, part.size, part.local_rank) == (5, 8, 1)
     assert (failure.kind, failure.nodes, failure.by) == (Kind.WORKER, (1,), 1)
@@ -48,14 +48,14 @@ def test_a_traceback_of_long_ago_is_not_when_it_failed(children, relay, code, se
     children.end_of(child)
     begin, children.now = children.now, children.now + 60
     child.end(code)
-    assert failure_of(worker(child.pid), code, relay).time == begin + seconds
+    assert describe_failure(worker(child.pid), code, relay).time == begin + seconds
 
 
 def test_a_log_file(relay, tmp_path):
     log = tmp_path / "stderr.log"
-    assert failure_of(worker(log=str(log)), 1, relay).text == ""
+    assert describe_failure(worker(log=str(log)), 1, relay).text == ""
     log.write_bytes(b"x" * 10**6 + b"\nKeyError: 1\n")
-    failure = failure_of(worker(log=str(log)), 1, relay)
+    failure = describe_failure(worker(log=str(log)), 1, relay)
     assert (failure.text, failure.worker.log) == ("KeyError: 1", str(log))
 
 
@@ -68,6 +68,10 @@ RECORDED = json.dumps({"message": {"extraInfo": {"py_callstack": STACK}}})
     [
         (RECORDED, "KeyError: 1"),
         ("no JSON", CAUSE),
+        ("", CAUSE),
+        ("[]", CAUSE),
+        ('{"message": "x"}', CAUSE),
+        ('{"message": {"extraInfo": {"py_callstack": 3}}}', CAUSE),
         ("\udcff", CAUSE),
         ('{"message": ' + "[" * 100_000, CAUSE),
         (RECORDED + " " * 2**24, CAUSE),
@@ -79,7 +83,7 @@ def test_what_record_has_written_is_better(children, relay, tmp_path, text, caus
     if text is not None:
         file.write_bytes(os.fsencode(text))
     failed = worker(ended(children), error_file=str(file))
-    assert failure_of(failed, 1, relay).text == cause
+    assert describe_failure(failed, 1, relay).text == cause
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -87,17 +91,17 @@ def test_what_is_no_file_is_not_waited_for(children, relay, tmp_path, make):
     made = str(tmp_path / "made")
     make(made)
     failed = worker(ended(children), error_file=made)
-    assert failure_of(failed, 1, relay).text == CAUSE
-    assert failure_of(worker(log=made), 1, relay).worker.lines == ()
+    assert describe_failure(failed, 1, relay).text == CAUSE
+    assert describe_failure(worker(log=made), 1, relay).worker.lines == ()
 
 
 def test_it_says_why_nothing_is_read(relay):
     assert (
-        failure_of(worker(), 3, relay).worker.unread
+        describe_failure(worker(), 3, relay).worker.unread
         == "it does not go through the agent"
     )
     relay.unread = "it is a terminal"
-    assert failure_of(worker(), 3, relay).worker.unread == "it is a terminal"
+    assert describe_failure(worker(), 3, relay).worker.unread == "it is a terminal"
 
 
 def test_it_does_not_wait_for_those_who_never_stop_writing(children, relay):
@@ -109,6 +113,6 @@ def test_it_does_not_wait_for_those_who_never_stop_writing(children, relay):
 
     writing = threading.Thread(target=write)
     writing.start()
-    failure_of(worker(child.pid), 3, relay)
+    describe_failure(worker(child.pid), 3, relay)
     is_over.set()
     writing.join()
