@@ -119,7 +119,8 @@ class Relay:
             pipe.thread.join(max(end - time.monotonic(), 0))
             pipe.is_left_behind = True
         for pipe in self._pipes.values():
-            pipe.thread.join()
+            while pipe.thread.is_alive():  # a signal just before a wait does not end it
+                pipe.thread.join(_INTERVAL)
 
 
 class _Pipe:
