@@ -19,7 +19,7 @@ from torchrun_hpc.failures import report
 from torchrun_hpc.failures.local import LocalWorld
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.launching import dry_run, exit_status, outcome, quiet, signals
-from torchrun_hpc.launching.observer import Observer
+from torchrun_hpc.launching.observer import Observer, ask_for_stacks
 from torchrun_hpc.launching.preloading import Preloaded
 from torchrun_hpc.launching.start import FAILED, Answers, Starter
 from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
@@ -205,7 +205,7 @@ class AgentStarter(Starter):
         )
         client = rendezvous.client
         observer.watch.on_failure = lambda failure, _: client.worker_failed(failure)
-        observer.ask_all = client.stacks
+        observer.ask_all = functools.partial(ask_for_stacks, client)
         observer.is_first = lambda: rendezvous.is_first
         return rendezvous
 

@@ -16,8 +16,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.rendezvous.client import Client
 
 _REST_TIMEOUT = 1.0  # seconds for what the workers' processes still write
+
+
+def ask_for_stacks(client: Client, timeout: float) -> dict[int, Any]:
+    """Ask all agents for the stacks of their workers; return the replies by node.
+
+    Nodes without workers have none, and those that are lost are not missed.
+
+    Args:
+        client: Asks them.
+        timeout: Seconds to wait for the replies of all nodes.
+    """
+
+    def wait(replies: Mapping[int, Any]) -> None:
+        # No reply comes if the coordinator, or the job, has ended.
+        with contextlib.suppress(Exception):
+            client.until(lambda: {*client.active} <= replies.keys(), timeout)
+
+    spares = {*range(client.request.nodes)} - {*client.active}
+    return {node: [] for node in spares} | client.questions.ask_all("stacks", wait)
 
 
 class Observer:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import threading
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from torchrun_hpc.rendezvous.loop import now
 from torchrun_hpc.rendezvous.questions import Questions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.rendezvous.loop import Loop
     from torchrun_hpc.rendezvous.peers import Peers
@@ -100,10 +99,11 @@ class Client:
         self._prepared: Record | None = None  # and not confirmed yet
         self._round = 0  # that this agent is in
         self._own_failure: Failure | None = None  # of a worker here, the first one
+        self._wants_report = False
         self._is_reported = False  # which workers have failed
         self._changed = threading.Condition()
         self._channel: Channel | None = None
-        self.questions = Questions(self._changed, self._until, self.send)
+        self.questions = Questions(self._changed, self.until, self.send)
         self._task: asyncio.Task[None]
 
     # --- for the main thread ------------------------------------------------------
@@ -122,7 +122,7 @@ class Client:
         """
         self._is_running, self.peers = True, peers
         self._loop.call(self._begin, peers or search)
-        self._until(lambda: self.is_accepted)
+        self.until(lambda: self.is_accepted)
 
     def take_part(
         self, open_store: Callable[[], tuple[str, int]]
@@ -143,14 +143,13 @@ class Client:
             JobFailedError: It has failed.
         """
         member = None if self.peers is None else self.peers.member
-        message: dict[str, Any] = {}
+        message: dict[str, Any] = {"join": True}
         if member is None and self.request.rank == 0:
             message["store"] = open_store()
         with self._changed:
-            message["join"], self._wanted = True, self.next_round
+            self._wanted = self.next_round
             # But not what is prepared: it is of a later round.
-            self._go, self.is_over = None, False
-            self._own_failure = None
+            self._go, self.is_over, self._own_failure = None, False, None
             if member is not None:
                 member.is_ready = True
         if member is None or not member.unfit:
@@ -165,7 +164,7 @@ class Client:
         self, open_store: Callable[[], tuple[str, int]]
     ) -> tuple[Mapping[str, Any], int, int]:
         while True:
-            self._until(
+            self.until(
                 lambda: self._go or self._prepared or self.is_over or self.finished
             )
             if self.finished:
@@ -173,7 +172,7 @@ class Client:
             if self.is_over:
                 raise RoundOverError
             if self._go is not None:
-                self._round, active = self._go["go"], self._active
+                self._round, active = self._go["go"], self.active
                 return self._go, active.index(self.request.rank), len(active)
             with self._changed:
                 record, self._prepared = self._prepared, None
@@ -181,7 +180,7 @@ class Client:
                 self.send(self.peers.confirmation(record, open_store))
 
     @property
-    def _active(self) -> Sequence[int]:
+    def active(self) -> Sequence[int]:
         """The nodes that have workers, by node rank."""
         peers = self.peers
         return peers.member.record.active if peers else range(self.request.nodes)
@@ -199,23 +198,6 @@ class Client:
             raise RoundOverError
         return answer
 
-    def stacks(self, timeout: float) -> dict[int, Any]:
-        """Ask all agents for the stacks of their workers; return the answers by node.
-
-        Nodes without workers have none, and those that are lost are not missed.
-
-        Args:
-            timeout: Seconds to wait for those of all nodes.
-        """
-
-        def wait(replies: Mapping[int, Any]) -> None:
-            # No reply comes if the coordinator, or the job, has ended.
-            with suppress(Exception):
-                self._until(lambda: {*self._active} <= replies.keys(), timeout)
-
-        spares = {*range(self.request.nodes)} - {*self._active}
-        return {node: [] for node in spares} | self.questions.ask_all("stacks", wait)
-
     def finish(self) -> None:
         """Wait until all nodes have finished.
 
@@ -225,7 +207,7 @@ class Client:
         if self.peers is not None:
             self.peers.member.is_done = True
         self.send({"done": self.next_round - 1})
-        self._until(lambda: self.finished)
+        self.until(lambda: self.finished)
 
     def worker_failed(self, failure: Failure) -> None:
         """Inform the coordinator that a worker has failed; the first ends the round."""
@@ -248,7 +230,7 @@ class Client:
             text, rank = "it left before the end", self.request.rank
             self.fail(Failure(Kind.AGENT, (rank,), text=text, by=rank))
         if self.is_unreported and self.request.nodes == 1:
-            self.send({"report": True})  # its workers have ended: no more will fail
+            self._loop.call(self._ask_for_report)  # all have ended: no more will fail
         with self._changed:
             if self.failure is not None and self.is_accepted:
                 self._wait_for(lambda: self.ending, _DECIDED_TIMEOUT)
@@ -267,9 +249,13 @@ class Client:
         """Send something to the coordinator."""
         self._loop.call(self._send, message)
 
-    def _until(
-        self, condition: Callable[[], object], timeout: float = math.inf
-    ) -> None:
+    def until(self, condition: Callable[[], object], timeout: float = math.inf) -> None:
+        """Wait until this is so; it may change with each message of the coordinator.
+
+        Raises:
+            JobFailedError: The job has failed.
+            TimeoutError: It is not so in time.
+        """
         with self._changed:
             self._wait_for(
                 lambda: condition() or self.failure or self._problem, timeout
@@ -353,12 +339,15 @@ class Client:
         # Another coordinator may begin an earlier round than this agent has joined.
         wanted = min(self._wanted, number)
         self._change(next_round=number, _wanted=wanted, is_accepted=True)
-        watching = self._accepted(answer)
+        tasks: set[asyncio.Task[Any]] = {asyncio.create_task(channel.closed.wait())}
+        if self.peers is not None:
+            for message in self.peers.accepted(answer):
+                self._send(message)
+            if self.peers.member.coordinates:
+                tasks.add(asyncio.create_task(self.peers.watch()))
         if "failed" in answer:
             self._handle(answer)
         channel.deliver()  # what arrived with the answer
-        ended = channel.closed.wait()
-        tasks = {asyncio.ensure_future(each) for each in (ended, *watching)}
         try:
             while not channel.closed.is_set():
                 done, tasks = await asyncio.wait(
@@ -371,15 +360,6 @@ class Client:
         finally:
             for task in tasks:
                 task.cancel()
-
-    def _accepted(self, answer: Mapping[str, Any]) -> list[Awaitable[None]]:
-        """Say what this member knows; return what it does while it is connected."""
-        peers = self.peers
-        if peers is None:
-            return []
-        for message in peers.accepted(answer):
-            self._send(message)
-        return [peers.watch()] if peers.member.coordinates else []
 
     def _tick(self, channel: Channel) -> None:
         for event in self._silence.tick(channel):
@@ -466,9 +446,13 @@ class Client:
         failure = wire.decode(Failure, message["failed"])
         self._change(failure=failure, ending=message)
         if "reports" in message and failure.kind is Kind.WORKER:
-            asyncio.get_running_loop().call_later(
-                COLLECT_TIMEOUT, self._send, {"report": True}
-            )
+            loop = asyncio.get_running_loop()
+            loop.call_later(COLLECT_TIMEOUT, self._ask_for_report)
+
+    def _ask_for_report(self) -> None:
+        if not self._wants_report:
+            self._wants_report = True
+            self._send({"report": True})
 
     def _handle_workers(self, message: Mapping[str, Any]) -> None:
         """Handle a message about workers, or one for the user."""

@@ -34,6 +34,7 @@ from waiting import PATIENCE, until
 from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.launching.observer import ask_for_stacks
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import members, protocol
 from torchrun_hpc.rendezvous.connection import request_of
@@ -294,7 +295,7 @@ class Sampled:
 
     def ask(self, *answered):
         """Let node 0 ask for stacks; wait until these nodes have answered."""
-        found = started(lambda: self.made[0].stacks(LIMIT))
+        found = started(lambda: ask_for_stacks(self.made[0], LIMIT))
         until(
             lambda: (
                 waits(self.made[0])
@@ -335,14 +336,14 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
     sampled[1].send({"reply": [0, sampled[0].questions._asked], "of": ["late"]})
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
-    assert sampled[0].stacks(LIMIT) == ANSWERS
+    assert ask_for_stacks(sampled[0], LIMIT) == ANSWERS
     assert sampled[0].failure is None
 
 
 def test_stacks_while_the_main_thread_asks_the_store(sampled):
     late = started(lambda: sampled[0].ask({"get": ["late"]}, LIMIT))
     until(lambda: waits(sampled[0]))
-    assert [sampled[0].stacks(LIMIT) for _ in range(3)] == [ANSWERS] * 3
+    assert [ask_for_stacks(sampled[0], LIMIT) for _ in range(3)] == [ANSWERS] * 3
     sampled[1].ask({"set": {"late": "1"}}, LIMIT)
     assert late.result(PATIENCE) == ["1"]
 
@@ -354,11 +355,11 @@ def test_many_questions_from_two_threads(sampled):
         key = {"add": "a", "by": 1}
         return [sampled[0].ask(key, LIMIT) for _ in range(200)]
 
-    def ask_for_stacks(client=sampled[0]):
-        return [client.stacks(LIMIT) for _ in range(50)]
+    def ask_often(client=sampled[0]):
+        return [ask_for_stacks(client, LIMIT) for _ in range(50)]
 
-    asking = [partial(ask_for_stacks, client) for client in sampled]
-    counted, *found = together(ask_the_store, ask_for_stacks, *asking)
+    asking = [partial(ask_often, client) for client in sampled]
+    counted, *found = together(ask_the_store, ask_often, *asking)
     assert counted == [*range(1, 201)]
     assert found == [[ANSWERS] * 50] * 4
 
@@ -379,19 +380,19 @@ def test_stacks_where_an_agent_is_gone(sampled):
 
 def test_stacks_without_a_coordinator(sampled, job):
     job.end_server()
-    assert sampled[0].stacks(LIMIT) == {}
+    assert ask_for_stacks(sampled[0], LIMIT) == {}
 
 
 def test_stacks_after_the_end(sampled):
     together(*(client.finish for client in sampled))
     together(*(client.leave for client in sampled))
-    assert sampled[0].stacks(math.inf) == {}  # nobody is waited for
+    assert ask_for_stacks(sampled[0], math.inf) == {}  # nobody is waited for
 
 
 def test_stacks_before_the_coordinator_is_found(job):
     """It is not: that is for the main thread, which has to be told."""
     client = job.client(1, (job.unused_port(),))
-    found = started(lambda: client.stacks(math.inf))
+    found = started(lambda: ask_for_stacks(client, math.inf))
     with pytest.raises(CoordinatorNotFoundError):
         job.clock.passes_while(client.connect, step=LIMIT)
     assert found.result(PATIENCE) == {}

@@ -62,7 +62,7 @@ def clock(monkeypatch):
 def accepted(client, clock, monkeypatch):  # noqa: ARG001 - it must be first
     """Return a client that a coordinator has just accepted; its answers are sent."""
     client._channel = Aborted()
-    client._accepted({})
+    assert [*client.peers.accepted({})] == []  # its lease begins
     monkeypatch.setattr(client, "_send", client.sent.append)
     return client
 
