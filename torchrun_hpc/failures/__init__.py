@@ -12,9 +12,9 @@
 `failure`      the record of a failure: of a worker, of a node, of a job
 `collection`   which failure was the first, and which others are equal
 `report`       what a person reads: a sentence, and a report on one screen
-`local`        the collection of one node, where no coordinator has one
+`local`        what a node reports if torch's own rendezvous serves it
 =============  =====================================================================
 
-Where the nodes meet in the scheduler rendezvous, the coordinator has the collection,
-and node 0 reports. Elsewhere each agent reports for its own workers.
+If the nodes meet by our rendezvous, the coordinator has the collection, and node 0
+reports. Otherwise each agent reports for its own workers.
 """

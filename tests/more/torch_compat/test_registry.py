@@ -39,6 +39,7 @@ from torch.distributed.elastic.rendezvous import (
     dynamic_rendezvous,
     static_tcp_rendezvous,
 )
+from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.launcher import api as launcher_api
 
 from torchrun_hpc.errors import Message
@@ -229,6 +230,8 @@ CHANGES: list[tuple[Any, str, Any, list[Any]]] = [
     (c10d_rendezvous_backend, "TCPStore", None, [bind_store]),
     (launcher_api, "LocalElasticAgent", None, AGENT),
     (launcher_api, "launch_agent", _other, AGENT),
+    (torch_registry, "get_rendezvous_handler", _other, [agent]),
+    (torch_registry, "get_rendezvous_handler", None, [agent]),
     (Simple, "_rendezvous", _other, [agent]),
     (Simple, "_rendezvous", None, [agent]),
     (Simple, "_exit_barrier", _other, [agent]),
