@@ -12,6 +12,7 @@ from loopback import Job, take_part, together
 from waiting import PATIENCE
 
 from torchrun_hpc.failures.worker import Worker
+from torchrun_hpc.launching.observer import ask_for_stacks
 from torchrun_hpc.stacks import sampling, tree
 from torchrun_hpc.stacks.sampling import received
 
@@ -63,7 +64,7 @@ def agents(workers):
 
 def test_all_answer(agents, processes):
     for asking in (0, NODES - 1):
-        (answers,) = together(lambda n=asking: agents[n].stacks(PATIENCE))
+        (answers,) = together(lambda n=asking: ask_for_stacks(agents[n], PATIENCE))
         assert sorted(answers) == [*range(NODES)]
         stacks = [s for node in answers for s in received(answers[node])]
         hosts = {node: f"n{node}" for node in range(NODES)}
