@@ -171,12 +171,10 @@ class AgentStarter(Starter):
             args.rdzv_backend = SCHEDULER
         try:
             with exit_status.together(plan, world, is_command=self._is_command):
-                if isinstance(world, LocalWorld):
-                    yield None
-                    return
-                if meeting.in_process:
-                    world.connect()  # also reports what fails before torch meets
-                yield world
+                ours = None if isinstance(world, LocalWorld) else world
+                if ours is not None and meeting.in_process:
+                    ours.connect()  # also reports what fails before torch meets
+                yield ours
         finally:
             args.rdzv_backend = backend  # a program may launch with them once more
 

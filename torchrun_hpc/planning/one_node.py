@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _RULE = "one node"
 
 # Options with which torch's own rendezvous stays.
-_OF_RENDEZVOUS = ("rdzv_backend", "rdzv_endpoint", "rdzv_conf")
+_OF_RENDEZVOUS = {"rdzv_backend", "rdzv_endpoint", "rdzv_conf"}
 
 
 def meet(inputs: Inputs) -> Meeting:
@@ -55,8 +55,8 @@ def meet(inputs: Inputs) -> Meeting:
         derived["nnodes"] = Setting("1", _RULE)  # nobody can join what is standalone
     hosts = () if job is None or job.node_rank is None else (job.own_name,)
     is_typed = options.standalone or "nnodes" in options
-    is_told = is_told or any(name in options for name in _OF_RENDEZVOUS)
-    in_process = several_nodes.meets_by_ours(inputs) and not is_told
+    keeps_torchs = is_told or not _OF_RENDEZVOUS.isdisjoint(options.given)
+    in_process = several_nodes.meets_by_ours(inputs) and not keeps_torchs
     return Meeting(
         backend=options.backend,
         report_rank=0 if job is None else job.task.rank,

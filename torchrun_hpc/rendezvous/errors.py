@@ -1,4 +1,4 @@
-"""Why a node cannot take part, or not any more."""
+"""The exceptions of a node that cannot take part, or no longer can."""
 
 from __future__ import annotations
 

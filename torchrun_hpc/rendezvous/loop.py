@@ -26,8 +26,8 @@ class Loop:
     """An event loop in a thread of its own.
 
     What may block is called aside, in another thread: a message that nobody reads must
-    not keep the coordinator from answering. A fault of it is one of the loop, which has
-    one handler for all.
+    not keep the coordinator from answering. The loop's exception handler gets its
+    faults, too.
 
     Attributes:
         events: The event loop, once it is started.

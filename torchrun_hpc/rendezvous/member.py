@@ -153,9 +153,9 @@ class Member:
         the coordinator, or will be it, if it is not out.
 
         Yields:
-            Whom to ask, and where; this one, if it is to take over. The reply is to be
-            sent; ``None`` if there is none in time. After the last one it is to begin
-            anew, a little later.
+            A member to ask, and its address; this member, if it must take over. The
+            caller sends the reply; ``None`` if there was none in time. After the last
+            one, the caller asks all again a little later.
         """
         self.follows = None
         known = self.addresses

@@ -90,7 +90,7 @@ class Members:
         self._outbox = outbox
         self._ranks: dict[Hashable, int] = {}
         self.candidates: dict[int, Agent] = {}
-        self._silent: list[int] = []  # as the user has read
+        self._silent: set[int] = set()  # as the user has read
         self.seconds = 0
         limit = settings.silence_timeout // 3
         self._heartbeat_interval = min(HEARTBEAT_INTERVAL, max(1, limit))
@@ -155,8 +155,7 @@ class Members:
         connection = self.agents.pop(rank).connection
         del self._ranks[connection]
         self.unread.discard(connection)
-        if rank in self._silent:
-            self._silent.remove(rank)
+        self._silent.discard(rank)
         self._outbox.append((connection, RESET))
         return connection
 
@@ -220,9 +219,9 @@ class Members:
         return [rank for rank, a in self.agents.items() if a.silent_for >= seconds]
 
     def replaced(self) -> list[Hashable]:
-        """Return the connections of agents that have not answered another one's claim.
+        """Return the connections of agents that lose their node rank to a candidate.
 
-        That one has waited long enough.
+        They have not answered for as long as it has waited.
         """
         claimed = self.candidates.items()
         ranks = [r for r, second in claimed if second.silent_for >= CANDIDATE_TIMEOUT]
@@ -232,8 +231,9 @@ class Members:
         """Report which agents do not answer, and which do so again."""
         silent = self.silent(SILENCE_REPORT)
         news = [rank for rank in silent if rank not in self._silent]
-        answering = [rank for rank in self._silent if rank not in silent]
-        self._silent = silent
+        again = self._silent.difference(silent)
+        answering = [rank for rank in self.agents if rank in again]
+        self._silent = set(silent)
         if news:
             left = self._settings.silence_timeout - SILENCE_REPORT
             self.report({"silent": news, "left": left})

@@ -69,7 +69,7 @@ from enum import Enum
 from typing import Any
 
 from torchrun_hpc.reporting.reporter import told_to_report
-from torchrun_hpc.wire import AnyText
+from torchrun_hpc.wire import AnyText, encode
 
 VERSION = 6
 
@@ -178,6 +178,11 @@ class JoinRequest:
     site: AnyText = ""
     spares: int = 0
     started: AnyText = ""
+
+    @property
+    def first_line(self) -> dict[str, Any]:
+        """The first message of a connection."""
+        return {"protocol": VERSION, **encode(self)}
 
     def check(self) -> None:
         """Raise ``ValueError`` if it has no node rank of the job."""

@@ -59,8 +59,8 @@ class Channel(End):
     Attributes:
         closed: Set when it has ended.
         has_received: Whether anything has come since this was last set to ``False``.
-        on_message: Takes the messages behind the first one; a fault of it is one of the
-            loop.
+        on_message: Takes the messages after the first one. The loop's exception handler
+            gets its faults.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Within:
     def __init__(
         self, request: JoinRequest, serve: Callable[[socket.socket], object]
     ) -> None:
-        self._first_line = {"protocol": VERSION, **wire.encode(request)}
+        self._first_line = request.first_line
         self._serve = serve
 
     async def find(self) -> Answered:
@@ -169,7 +169,7 @@ class Search:
 
     Attributes:
         first_line: What it sends first.
-        tell: See above.
+        tell: Tells the user what a search waits for.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Search:
         own_failure: Failure | None = None,
     ) -> None:
         self._job = request.job
-        self.first_line: dict[str, Any] = {"protocol": VERSION, **wire.encode(request)}
+        self.first_line = request.first_line
         if own_failure is not None:
             self.first_line["failed"] = wire.encode(own_failure)
         self._address = address

@@ -108,13 +108,13 @@ class CoordinatorServer:
         self._counted = now()  # until when the coordinator has counted seconds
 
     def start(self) -> None:
-        """Start to serve."""
+        """Start serving."""
         self._loop.call(self._tick)
 
     def close(
         self, timeout: float = CLOSE_TIMEOUT, late_timeout: float = LATE_NODES_TIMEOUT
     ) -> None:
-        """Stop to serve as soon as all agents know how the job ended.
+        """Stop serving as soon as all agents know how the job ended.
 
         Args:
             timeout: Seconds to wait for that.
