@@ -31,8 +31,9 @@ from torchrun_hpc.doctor.link import Links
 from torchrun_hpc.doctor.place import Place
 from torchrun_hpc.doctor.results import no_torch
 from torchrun_hpc.options.values import SCHEDULER
-from torchrun_hpc.planning.meeting import Meeting
+from torchrun_hpc.planning.meeting import KeyFile, Meeting
 from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.schedulers.job import Task
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def introduced(nodes: int, rank: int) -> Iterator[tuple[SimulatedNode, Counted]]
     """Let a node meet the others, and yield it, and what it tells them by."""
     here, nobody = place_of(nodes, rank), cast("Workers", NoWorkers())
     with (
-        contextlib.closing(Links("benchmark", HOST)) as links,
+        contextlib.closing(Links(Key(KeyFile(), "benchmark"), HOST)) as links,
         met(here.tasks_meeting, {}, 120, lambda _: None) as board,
     ):
         node = SimulatedNode(here, Options(), links, nobody)

@@ -121,17 +121,17 @@ class Step:
         marker = folder / "marker"
         launch_id, _ = self.launch_id_and_port()
         words = (sys.executable, SCRIPTS / "hostile.py", marker, launch_id, *places)
-        program = self.cluster.popen(words, env=ENVIRON, stderr=None)
+        program = self.cluster.popen(words, host="n9", env=ENVIRON, stderr=None)
         try:
             assert program.stdout is not None
             did = json.loads(program.stdout.readline())
             yield did
         finally:
             self.cluster.end(program)
-        # What it must know to pretend is not disclosed.
-        expected = {"held": 300, "pretended": 3, "strangers": 2, "disclosed": 0}
+        expected = {"held": 300, "pretended": 27, "disclosed": 0}
         assert did["garbage"] >= 11, (did, self.output)
         assert {name: did[name] for name in expected} == expected, self.output
+        assert self.output.count("HPC237 ignored 10.10.0.1, which") == 1, self.output
         assert not marker.exists(), self.output
         assert "Traceback" not in self.output, self.output
 

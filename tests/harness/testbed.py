@@ -287,6 +287,9 @@ class Cluster:
             self._state = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
             )
+            # Not where containers have something else.
+            self._key = Path(f"{self._state}.key")
+            stack.callback(self._key.unlink, missing_ok=True)
             stack.callback(self._end_hosts)
             self._write_files()
             for name in (SWITCH, *self._numbers):
@@ -630,6 +633,8 @@ class Cluster:
 
     def _environ(self) -> dict[str, str]:
         environ = {"PATH": PATH, "HOME": str(Path.home()), "LANG": "C.UTF-8"}
+        # Each host has a home of its own, as the launcher sees it: a local disk.
+        environ["PET_HPC_KEY_FILE"] = str(self._key)
         if self.slurm:
             environ["SLURM_CONF"] = str(self._state / "slurm.conf")
         return environ

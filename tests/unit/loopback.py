@@ -18,19 +18,22 @@ from waiting import PATIENCE, until
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
+from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import Client
 from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.rendezvous.loop import Loop
+from torchrun_hpc.rendezvous.proof import Secret
 from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings
 from torchrun_hpc.rendezvous.search import CoordinatorAddress, Search
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 
 HERE = "127.0.0.1"
+JOB = "19.0"
 STORE = (HERE, 40000)
 SETTINGS = Settings(
-    job="19.0",
     run_id="mine",
     nodes=3,
     coordinator=0,
@@ -40,7 +43,7 @@ SETTINGS = Settings(
 )
 # Its release is not `__version__`: the coordinator refuses another version with its own
 # release, and a test must tell that from the agent's.
-REQUEST = JoinRequest("19.0", "mine", 3, 0, "n0", 100, "0.1.0", "agent 0")
+REQUEST = JoinRequest("mine", 3, 0, "n0", 100, "0.1.0", "agent 0")
 
 NOT_YET = "nobody listens (not started there yet, or ended)"
 
@@ -80,6 +83,13 @@ def request_of(rank, **changes):
     """Return the first message of an agent."""
     request = replace(REQUEST, **agent_of(rank))
     return {"protocol": protocol.VERSION, **asdict(request), **changes}
+
+
+def key_of(value=b"", launch=JOB):
+    """Return a key; without a value, that of a node that has none."""
+    made = Key(KeyFile(), launch)
+    made.secret = Secret(launch, value)
+    return made
 
 
 def listening(port=0):
@@ -213,13 +223,16 @@ class Job:
         self._unused.append(held)
         return held.getsockname()[1]
 
-    def start_server(self, port=0, unknown_peers=servers.UNKNOWN_PEERS, **settings):
+    def start_server(
+        self, port=0, unknown_peers=servers.UNKNOWN_PEERS, key=None, **settings
+    ):
         opened = listening(port)
         self.port = opened.getsockname()[1]
         self.server = CoordinatorServer(
             loop_started(),
             opened,
             Coordinator(replace(SETTINGS, **settings)),
+            key or key_of(),
             unknown_peers,
         )
         self.clock.drive(self.server)
@@ -239,6 +252,7 @@ class Job:
         own_failure=None,
         silence_timeout=120,
         loop=None,
+        key=None,
         **request,
     ):
         """Make the client of an agent, by default of node ``rank`` of the job."""
@@ -251,7 +265,7 @@ class Job:
         on_event = on_event or self.events[rank].append
         made = Client(loop or loop_started(), asks, silence_timeout, on_event)
         address = CoordinatorAddress(**where)
-        made._search = Search(asks, address, made.tell, own_failure)
+        made._search = Search(asks, address, key or key_of(), made.tell, own_failure)
         made.connect = partial(made.connect, made._search)
         self.clock.drive(made)
         self._clients.append(made)
@@ -290,7 +304,8 @@ def join_all(made):
 class Raw:
     """A peer that writes and reads lines."""
 
-    def __init__(self, port, timeout=PATIENCE):
+    def __init__(self, port, timeout=PATIENCE, key=None):
+        self._port, self._secret = port, (key or key_of()).secret
         self._socket = socket.create_connection((HERE, port), timeout=timeout)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._file = self._socket.makefile("rb")
@@ -302,7 +317,17 @@ class Raw:
         self.send(wire.to_line(message))
 
     def request(self, rank, **changes):
-        self.send_message(**request_of(rank, **changes))
+        self.prove(**request_of(rank, **changes))
+
+    def prove(self, **request):
+        """Send a request, and prove whose it is."""
+        self.send_message(**self.proved(request))
+
+    def proved(self, request):
+        """Return a request with its proof, for which the other side waits."""
+        steps = self._secret.call((HERE, self._port), request)
+        self.send_message(**next(steps))
+        return steps.send(self.receive())
 
     def receive(self):
         """Return the next message but heartbeats; None at the end."""
@@ -366,9 +391,8 @@ OTHER_PROGRAMS = {
     "one of the web": lambda _: b"HTTP/1.0 400 Bad request\r\n\r\n",
     "noise": lambda _: b"\0\xff\n" * 100,
     "a number": lambda _: b"5\n",
-    "a welcome to another job": line(welcome=VERSION, job="20.0", round=0),
-    "a welcome of another version": line(welcome=VERSION + 1, job="19.0", round=0),
-    "a welcome without a round": line(welcome=VERSION, job="19.0"),
+    "a welcome of another version": line(welcome=VERSION + 1, round=0),
+    "a welcome without a round": line(welcome=VERSION),
     "a refusal without a reason": line(refused="bored", value=""),
     "a failure that is none": line(failed=1),
     "a failure of nothing": line(failed={}),

@@ -380,7 +380,7 @@ class Job:
 
     def settings(self, number):
         return Settings(
-            "19.0", "mine", self.nodes, number, self.max_restarts, JOIN, SILENCE,
+            "mine", self.nodes, number, self.max_restarts, JOIN, SILENCE,
             self.spares, spare_after=SPARE_AFTER, kill=KILL + MARGIN,
             health_check=CHECK,
         )  # fmt: skip
@@ -423,7 +423,7 @@ class Job:
         if not self.meet(agent, other) or other.suspended:
             return None
         key = object()
-        other.coordinator.receive(key, {"job": "19.0", "asks": True})
+        other.coordinator.receive(key, {"asks": True})
         outbox = other.coordinator.outbox
         found = [m for k, m in outbox if k is key and m is not CLOSE]
         outbox[:] = [pair for pair in outbox if pair[0] is not key]

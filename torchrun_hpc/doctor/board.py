@@ -106,7 +106,6 @@ def met(
             tell(message)
 
     settings = Settings(
-        job=meeting.launch_id,
         run_id="doctor",
         nodes=meeting.nodes,
         coordinator=meeting.coordinator or 0,

@@ -29,6 +29,7 @@ from torchrun_hpc.planning.endpoints import LOOPBACK
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
+from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import pmi
 
@@ -89,10 +90,12 @@ def examine(
     if here.meeting.nodes == 2:  # noqa: PLR2004
         # A tree of two nodes exceeds what the interface carries: nccl-tests#196.
         environ.setdefault("NCCL_ALGO", "Ring")
+    key = Key(here.meeting.key, here.meeting.launch_id)
+    key.load()
     is_alone = here.task.size == 1
     address = LOOPBACK if is_alone else here.address or LOOPBACK
     with (
-        contextlib.closing(Links(here.meeting.launch_id, here.address)) as links,
+        contextlib.closing(Links(key, here.address)) as links,
         Workers(here.workers, environ, address) as workers,
     ):
         examiner = Examiner(here, options, links, workers)

@@ -34,10 +34,13 @@ from typing import TYPE_CHECKING, Any, cast
 from torchrun_hpc import wire
 from torchrun_hpc.doctor.results import Link
 from torchrun_hpc.host.network import reach
-from torchrun_hpc.rendezvous.server import listen
+from torchrun_hpc.rendezvous.server import listen, own_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from torchrun_hpc.rendezvous.key import Key
+    from torchrun_hpc.rendezvous.proof import Listener
 
 # The problem of a node whose system is alive, and whose doctor is not.
 SILENT = "a connection is accepted, but the doctor there does not answer"
@@ -143,14 +146,15 @@ class Links:
     """This node's side of all links.
 
     Args:
-        job: The launch id; a connection of anybody else is closed.
+        key: This node's key; a connection without its proof is closed.
         address: This node's address for the job; empty if it is not known.
     """
 
-    def __init__(self, job: str, address: str) -> None:
-        self._job = job
+    def __init__(self, key: Key, address: str) -> None:
+        self._key = key
         self._listening = listen(address or None, 0)
-        self.port: int = self._listening.getsockname()[1]
+        self._place = own_place(self._listening)
+        self.port = self._place[1]
         self._arrived: dict[tuple[int, str], _Channel] = {}
         self._changed = threading.Condition()
         threading.Thread(target=self._serve, name="links", daemon=True).start()
@@ -194,7 +198,8 @@ class Links:
 
     def _serve(self) -> None:
         """Greet the nodes of the launch at once, whatever this node does now."""
-        unknown: dict[int, tuple[_Channel, float]] = {}  # the oldest is the first
+        # The oldest one is the first.
+        unknown: dict[int, tuple[_Channel, Listener, float]] = {}
         while (listening := self._listening.fileno()) >= 0:
             waiting = select.poll()
             for number in (listening, *unknown):
@@ -203,24 +208,31 @@ class Links:
             if listening in ready:
                 try:
                     channel = _Channel(self._listening.accept()[0])
+                    steps = self._key.secret.listen(*self._place)
+                    next(steps)
                     end = time.monotonic() + _OPEN_TIMEOUT
-                    unknown[channel.socket.fileno()] = channel, end
+                    unknown[channel.socket.fileno()] = channel, steps, end
                 except OSError:  # no files; or the other one has gone already
                     time.sleep(_POLL)
-            for number, (channel, end) in [*unknown.items()]:
-                if number in ready and self._greet(channel):
+            for number, (channel, steps, end) in [*unknown.items()]:
+                if number in ready and self._greet(channel, steps):
                     del unknown[number]
                 elif time.monotonic() > end or len(unknown) > _UNKNOWN_PEERS:
                     unknown.pop(number)[0].socket.close()
 
-    def _greet(self, channel: _Channel) -> bool:
-        """Answer the first line, and keep the connection; say whether it has come."""
+    def _greet(self, channel: _Channel, steps: Listener) -> bool:
+        """Answer a line, and keep a connection that has a proof; say if it is done."""
         try:
             if not channel.has_message():
                 return False
-            request = channel.receive()
-            key = request["rank"], request["for"]
-            if request["job"] != self._job or [*map(type, key)] != [int, str]:
+            try:
+                answer = steps.send(channel.receive())
+            except StopIteration as proved:
+                key = proved.value["rank"], proved.value["for"]
+            else:
+                channel.send(answer)
+                return False
+            if [*map(type, key)] != [int, str]:
                 raise wire.WireError("from no node of the launch")
             channel.send({"hello": True})
         except _ERRORS:
@@ -243,7 +255,11 @@ class Links:
         connection = socket.create_connection((address, port), _OPEN_TIMEOUT)
         try:
             channel = _Channel(connection)
-            channel.send({"job": self._job, "rank": rank, "for": purpose})
+            to = connection.getpeername()[:2]
+            request = {"rank": rank, "for": purpose}
+            steps = self._key.secret.call(to, request)
+            channel.send(next(steps))
+            channel.send(steps.send(channel.receive(_OPEN_TIMEOUT)))
             channel.receive(_OPEN_TIMEOUT)
         except TimeoutError:
             connection.close()

@@ -118,6 +118,21 @@ class Options:
         "the first if the number of nodes is fixed.",
         values.rendezvous,
     )
+    hpc_auth: str = _ours(
+        "auto",
+        "auto|require|none",
+        "Whether nodes prove to each other that they belong to this job, by a key: "
+        "'auto' if they have one, 'require' in any case. By default the site's, or "
+        "auto.",
+        values.auth,
+    )
+    hpc_key_file: str = _ours(
+        "",
+        "FILE",
+        "The key, which is made if it is not there. By default "
+        "~/.config/torchrun_hpc/key, which is made if nodes share its file system.",
+        values.text,
+    )
     hpc_preload: tuple[str, ...] = _ours(
         (),
         "MODULE[,MODULE]|none",

@@ -29,6 +29,9 @@ DIRECT = "direct"  # none: each task is a worker
 
 NONE = "none"  # switches an option off
 
+# Whether nodes prove that they belong to the job.
+_, REQUIRE, _ = AUTH = ("auto", "require", NONE)
+
 # Of a value that torchrun would end with a traceback.
 WRONG_VALUE = "HPC014"
 
@@ -80,6 +83,11 @@ def reader(code: str, read: Callable[[Any], Any], wrong: str) -> Reader:
             raise LaunchError(code, text, everywhere=True) from None
 
     return read_setting
+
+
+def text(setting: Setting) -> str:
+    """Read any text."""
+    return str(setting.value)
 
 
 def names(setting: Setting) -> tuple[str, ...]:
@@ -206,6 +214,7 @@ threads = reader(
     "this process by the workers",
 )
 binding = reader("HPC219", lambda word: _word(word, BINDINGS), "")
+auth = reader("HPC240", lambda word: _word(word, AUTH), "")
 rendezvous = reader("HPC110", lambda word: _word(word, ("auto", SCHEDULER, C10D)), "")
 modules = reader(
     "HPC168",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.values import C10D, STATIC
-from torchrun_hpc.planning import endpoints, messages, network_env
+from torchrun_hpc.planning import endpoints, messages, network_env, ownership
 from torchrun_hpc.planning.endpoints import C10D_PORT, LOOPBACK, STATIC_PORT
 from torchrun_hpc.planning.local_endpoint import address_near
 from torchrun_hpc.planning.meeting import Meeting
@@ -56,6 +56,7 @@ def meet(inputs: Inputs) -> Meeting:
         report_rank=options.node_rank if options.is_static else int(not is_host),
         fewest=options.nnodes.low,
         may_grow=True,
+        key=ownership.key_file(inputs),
         endpoint=join_endpoint(host, port) if setting else options.rdzv_endpoint,
         connect_host=host if setting else "",
         ports=(port,) if setting else (),

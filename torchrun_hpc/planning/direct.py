@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.values import DIRECT
-from torchrun_hpc.planning import endpoints, local_endpoint, messages, network_env
+from torchrun_hpc.planning import (
+    endpoints,
+    local_endpoint,
+    messages,
+    network_env,
+    ownership,
+)
 from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_ADDR, MASTER_PORT
 from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.setting import Setting
@@ -64,6 +70,7 @@ def meet_on_several(inputs: Inputs) -> Meeting:
     name = endpoints.hosts_of(job)[node_rank]
     where = Meeting(
         DIRECT,
+        key=ownership.key_file(inputs),
         site=inputs.site_setting,
         endpoint=str(here),
         connect_host=here.connect_host,

@@ -39,6 +39,22 @@ class Spares:
 
 
 @dataclass(frozen=True)
+class KeyFile:
+    """Where the user's key is, which proves that a node belongs to the job.
+
+    Attributes:
+        path: Its path; ``~`` is the user's home. Empty if there is to be none.
+        is_explicit: Whether it is not the default one: then it may be made anywhere,
+            not only on a file system that nodes share.
+        is_required: Whether nothing starts without it.
+    """
+
+    path: str = ""
+    is_explicit: bool = False
+    is_required: bool = False
+
+
+@dataclass(frozen=True)
 class Meeting:
     """Who takes part, and where the nodes meet.
 
@@ -59,6 +75,7 @@ class Meeting:
         fewest: The least number of nodes to start with; 0 if all have to be there.
         may_grow: Whether agents may join that this launch does not start.
         spares: What is done for a job that is to outlive its nodes.
+        key: Where this node's key is; nowhere if nobody else can connect.
         site: Name of the computing centre whose rules are used, and why it is that.
         endpoint: Where the nodes meet, for a person.
         connect_host: Address or name to connect to; empty if torch is to find out.
@@ -96,6 +113,7 @@ class Meeting:
     fewest: int = 0
     may_grow: bool = False
     spares: Spares = field(default_factory=Spares)
+    key: KeyFile = field(default_factory=KeyFile)
     site: Setting | None = None
     endpoint: str = ""
     connect_host: str = ""

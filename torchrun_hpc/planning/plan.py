@@ -20,6 +20,7 @@ from torchrun_hpc.planning import (
     messages,
     network_env,
     one_node,
+    ownership,
     preload,
     resources,
     several_nodes,
@@ -102,7 +103,9 @@ def meet(inputs: Inputs) -> Meeting:
     network_env.check_gloo(inputs.environ, inputs.network)
     several_nodes.check_rendezvous(inputs)
     spares.check(inputs)
-    return _MEETINGS[inputs.mode](inputs)
+    meeting = _MEETINGS[inputs.mode](inputs)
+    ownership.check(inputs, meeting)
+    return meeting
 
 
 def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
@@ -150,7 +153,9 @@ def _with_torch(inputs: Inputs, meeting: Meeting) -> Meeting:
     by_ours = several_nodes.meets_by_ours(inputs)
     if meeting.spares.number and (inputs.lacks("watch_workers") or not by_ours):
         raise spares.not_possible(inputs)
-    return meeting if by_ours else meeting.by_torch()
+    meeting = meeting if by_ours else meeting.by_torch()
+    ownership.check(inputs, meeting)
+    return meeting
 
 
 def _workers(inputs: Inputs) -> Workers:

@@ -15,6 +15,7 @@ from torchrun_hpc.planning import (
     local_endpoint,
     messages,
     network_env,
+    ownership,
     spares,
 )
 from torchrun_hpc.planning.meeting import Meeting
@@ -91,6 +92,7 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         fewest=options.nnodes.low if "nnodes" in options else 0,
         may_grow=_may_grow(inputs, job),
         spares=spares.plan(inputs),
+        key=ownership.key_file(inputs),
         site=inputs.site_setting,
         endpoint=str(here) if meets_here else options.rdzv_endpoint,
         connect_host=here.connect_host,

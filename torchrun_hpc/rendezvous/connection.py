@@ -22,6 +22,7 @@ from torchrun_hpc.rendezvous.errors import (
     JobFailedError,
     RefusedError,
 )
+from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.peers import Peers
@@ -48,7 +49,6 @@ def request_of(meeting: Meeting, run_id: str) -> JoinRequest:
     """Return what the agent of this node tells of itself."""
     rank = meeting.node_rank
     return JoinRequest(
-        job=meeting.launch_id,
         run_id=run_id,
         nodes=meeting.nodes,
         rank=rank,
@@ -76,6 +76,7 @@ class Connection:
 
     Attributes:
         client: The connection, also before it is opened.
+        key: This node's key, once it is opened.
     """
 
     def __init__(  # noqa: PLR0913 - the last three are of few
@@ -98,6 +99,7 @@ class Connection:
         self._loop = Loop()
         self._request = request_of(meeting, settings.run_id)
         self._server: CoordinatorServer | None = None
+        self.key = Key(meeting.key, meeting.launch_id)
         self.client = Client(
             self._loop, self._request, settings.silence_timeout, on_event
         )
@@ -109,7 +111,8 @@ class Connection:
             timeout: Seconds to look for it.
 
         Raises:
-            LaunchError: The coordinator cannot listen, or refuses this agent.
+            LaunchError: The coordinator cannot listen, or refuses this agent; or there
+                is no key.
             CoordinatorNotFoundError: It was not found in time.
             JobFailedError: The job has failed already.
         """
@@ -120,6 +123,7 @@ class Connection:
             self.client.connect(search.Within(self._request, server.take))
             return self.client
         _allow_open_files()
+        self._load_key()
         opened = self._listen()
         if opened is not None and meeting.is_coordinator:
             ports = (opened.getsockname()[1],)
@@ -130,14 +134,12 @@ class Connection:
             meeting.connect_host, ports, first, meeting.notice_ports
         )
         tell, own_failure = self.client.tell, self._own_failure
-        finder = search.Search(self._request, address, tell, own_failure)
+        finder = search.Search(self._request, address, self.key, tell, own_failure)
         peers = None if opened is None else self._serve(opened, finder, timeout)
         try:
             self.client.connect(finder, peers)
         except RefusedError as refused:
-            raise messages.refusal(
-                refused, meeting, self._request, self._environ
-            ) from None
+            raise self._refusal(refused) from None
         return self.client
 
     def close(self) -> None:
@@ -147,6 +149,27 @@ class Connection:
             self._server.close()
             self._server = None
         self._loop.close()
+
+    def _load_key(self) -> None:
+        """Read this node's key.
+
+        Raises:
+            LaunchError: There is none, and there has to be.
+        """
+        wanted, key = self._meeting.key, self.key
+        key.load()
+        if key.secret.key or not wanted.path:
+            return
+        if wanted.is_required:
+            raise LaunchError("HPC238", f"--hpc-auth=require: the key is {key.name}")
+        if self._meeting.node_rank == 0:
+            text = f"whoever reaches this job can join it: its key is {key.name}. Pass "
+            text += "--hpc-key-file=FILE, on a file system that all nodes share"
+            console.write(Message("HPC236", text), "warning")
+
+    def _refusal(self, refused: RefusedError) -> LaunchError:
+        where, request = self._meeting, self._request
+        return messages.refusal(refused, where, request, self._environ, self.key.name)
 
     def _serve(
         self, opened: socket.socket, finder: search.Search, timeout: float
@@ -171,7 +194,7 @@ class Connection:
         self, opened: socket.socket | None, coordinator: Coordinator
     ) -> CoordinatorServer:
         server = self._server = CoordinatorServer(
-            self._loop, opened, coordinator, on_problem=_report_problem
+            self._loop, opened, coordinator, self.key, on_problem=_report_problem
         )
         server.start()
         return server
@@ -246,15 +269,14 @@ class Connection:
         # If it accepts this agent, its own one has not connected yet.
         refused = RefusedError(Refusal.TAKEN, ports[0])
         try:
-            client.connect(search.Search(request, address, client.tell))
+            client.connect(search.Search(request, address, self.key, client.tell))
         except RefusedError as error:
             refused = error
         except (CoordinatorNotFoundError, JobFailedError):
             return
         finally:
             client.leave()
-        if refused.reason is not Refusal.UNKNOWN:
-            raise messages.refusal(refused, meeting, request, self._environ)
+        raise self._refusal(refused)
 
 
 def _allow_open_files() -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _BESIDE = 2  # at most, between the loss of an agent and SIGTERM for the others
 
 _SHORT = 60  # characters of a question to all nodes
+_MOST_UNPROVED = 8  # addresses that the user reads
 
 
 class Coordinator:
@@ -115,10 +116,10 @@ class Coordinator:
             absent = {*roster.addresses, *active} - here - roster.gone.keys()
         return {node: addresses[node] for node in absent if node in addresses}
 
-    def _answer_peer(self, connection: Hashable, message: Mapping[str, Any]) -> None:
+    def _answer_peer(self, connection: Hashable) -> None:
         """Answer a node that looks for the coordinator."""
-        if message.get("job") != self.settings.job or self._member is None:
-            raise WireError("not a member of this job")
+        if self._member is None:
+            raise WireError("a job without spares")
         coordinates = self.rounds.phase is not Phase.STANDBY
         has_quorum = coordinates and self.rounds.has_quorum
         standby = [self._member.follows, coordinates, has_quorum]
@@ -158,7 +159,7 @@ class Coordinator:
             WireError: It is not valid; the connection is to be closed.
         """
         if self.rounds.phase is Phase.STANDBY or message.get("asks"):
-            self._answer_peer(connection, message)
+            self._answer_peer(connection)
             return
         rank = self.members.rank_of(connection)
         if rank is None:
@@ -212,6 +213,7 @@ class Coordinator:
         if self.rounds.has_ended:
             return
         members.report_silence()
+        members.report_unproved()
         if self._stopped and members.seconds - self._stopped_at >= _BESIDE:
             self.fail(next(iter(self._stopped.values())))
         else:
@@ -250,10 +252,9 @@ class Coordinator:
         if not self.settings.has_spares:
             rounds.roster.present.add(rank)
         if self.failure is None:
-            welcome = {"welcome": protocol.VERSION, "job": self.settings.job}
             known = {"round": self.rounds.round, "age": self.rounds.roster.record.age}
             own = {"coordinator": self.settings.coordinator}
-            self.members.send(rank, {**welcome, **known, **own})
+            self.members.send(rank, {"welcome": protocol.VERSION, **known, **own})
             for question in self._questions.values():
                 self.members.send(rank, question)
         if rounds.has_ended:  # it was not here when that was sent
@@ -264,8 +265,6 @@ class Coordinator:
     def _refused(self, refused: Refused) -> None:
         """End the job if it waits for an agent that was refused; or report it."""
         reason, rank, text = refused
-        if reason is Refusal.UNKNOWN:
-            return
         nodes = () if rank is None else (rank,)
         is_news = reason not in self._reported and not self.rounds.has_ended
         # An agent of another command belongs to another launch: ours is still to come.
@@ -275,6 +274,13 @@ class Coordinator:
             self.members.seen.update(nodes)
         elif is_news and self.members.report({"stranger": nodes, "because": text}):
             self._reported.add(reason)
+
+    def came_unproved(self, address: str) -> None:
+        """Take note that somebody came who has no proof that it belongs to the job."""
+        known = self.members.unproved
+        if len(known) < _MOST_UNPROVED:
+            known.setdefault(address, False)
+            self.members.report_unproved()
 
     # --- who goes -----------------------------------------------------------------
 

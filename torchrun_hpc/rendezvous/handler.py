@@ -360,7 +360,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
                     target=self._reply, args=arguments, daemon=True
                 ).start()
             return
-        message = messages.render(event, self._meeting)
+        key = self._connection.key.name
+        message = messages.render({**event, "key": key}, self._meeting)
         if message is not None:
             is_warning = messages.is_warning(event, self._meeting)
             console.write(message, "warning" if is_warning else "")
@@ -389,7 +390,6 @@ def settings_of(
         # Torch's defaults; and agents must have time to answer.
         silence = max((interval or 5) * (attempts or 3), _SHORTEST_SILENCE)
     return Settings(
-        job=meeting.launch_id,
         run_id=run_id,
         nodes=meeting.nodes,
         coordinator=meeting.node_rank if meeting.is_coordinator else -1,

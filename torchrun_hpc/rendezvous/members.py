@@ -24,7 +24,6 @@ SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
 _SHORT = 60  # characters of what is shown of an agent that is refused
 _COMPARED = (Refusal.STARTED, Refusal.NODES, Refusal.RUN_ID, Refusal.SPARES)
 _DIFFERENT = {
-    Refusal.UNKNOWN: "",
     Refusal.VERSION: "torchrun_hpc {} instead of {}",
     Refusal.NODES: "{} nodes instead of {}",
     Refusal.RUN_ID: "--rdzv_id={} instead of {}",
@@ -79,6 +78,8 @@ class Members:
         seen: Node ranks of those that have been, or will not come.
         unread: Connections that have not confirmed a failure.
         candidates: Agents that claim the node rank of another one.
+        unproved: Addresses from which somebody came who has no proof that it belongs to
+            the job, and whether the user has read them.
         seconds: How many have passed.
     """
 
@@ -90,6 +91,7 @@ class Members:
         self._outbox = outbox
         self._ranks: dict[Hashable, int] = {}
         self.candidates: dict[int, Agent] = {}
+        self.unproved: dict[str, bool] = {}
         self._silent: set[int] = set()  # as the user has read
         self.seconds = 0
         limit = settings.silence_timeout // 3
@@ -113,8 +115,6 @@ class Members:
         candidates = (each.connection for each in self.candidates.values())
         if type(version) is not int or connection in candidates:
             raise WireError("not a join request, or the second one")
-        if message.get("job") != self._settings.job:
-            return self._refuse(connection, Refusal.UNKNOWN)  # whoever asks
         rank, release = message.get("rank"), message.get("release")
         if version != protocol.VERSION:
             values = release, __version__
@@ -239,6 +239,12 @@ class Members:
             self.report({"silent": news, "left": left})
         if answering:
             self.report({"answering": answering})
+
+    def report_unproved(self) -> None:
+        """Report, once each, from where somebody came who has no proof."""
+        news = [address for address, is_told in self.unproved.items() if not is_told]
+        if news and self.report({"unproved": news}):
+            self.unproved.update(dict.fromkeys(news, True))
 
     def _send_heartbeat(self, agent: Agent) -> None:
         self._outbox.append((agent.connection, {"heartbeat": agent.heartbeat}))

@@ -41,8 +41,10 @@ def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
 def _waiting(event: Mapping[str, Any], meeting: Meeting) -> Message:
     ranks, total, seconds = event["waiting"], meeting.active, event["seconds"]
     text = f"{total - len(ranks)} of {total} nodes are there after {seconds} s; "
-    text += f"waiting for {names(ranks, meeting)}. {meeting.hint}"
-    return Message("HPC114", text.rstrip(". "))
+    text += f"waiting for {names(ranks, meeting)}. {meeting.hint}".rstrip(". ")
+    if callers := event.get("callers"):
+        text += f". Without a proof: {', '.join(callers)}"
+    return Message("HPC114", text)
 
 
 def _finishing(event: Mapping[str, Any], meeting: Meeting) -> Message:
@@ -78,6 +80,12 @@ def _stranger(event: Mapping[str, Any], meeting: Meeting) -> Message:
     who = names(event["stranger"], meeting) or "another node"
     text = f"refused an agent as {who}: {event['because']}. This job continues"
     return Message("HPC229", text)
+
+
+def _unproved(event: Mapping[str, Any], _: Meeting) -> Message:
+    text = f"ignored {', '.join(event['unproved'])}, which does not prove that it is "
+    text += f"of this job. Its key is {event['key']}"
+    return Message("HPC237", text)
 
 
 def _sites(event: Mapping[str, Any], meeting: Meeting) -> Message:
@@ -181,6 +189,7 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
     "lost": _lost,
     "restart": _restart,
     "stranger": _stranger,
+    "unproved": _unproved,
     "sites": _sites,
     "looking": _looking,
     "coordinator_silent": _coordinator_silent,
@@ -195,7 +204,10 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
 }
 
 _WARNINGS = frozenset(
-    ["sites", "stranger", "replaced", "excluded", "out", "takes_over", "may_run"]
+    [
+        *("sites", "stranger", "unproved", "replaced", "excluded", "out"),
+        *("takes_over", "may_run"),
+    ]
 )
 _WARNINGS_OF_SPARES = frozenset(["suspended", "seeks", "silent", "coordinator_silent"])
 
@@ -274,8 +286,9 @@ def refusal(
     meeting: Meeting,
     request: JoinRequest,
     environ: Mapping[str, str],
+    key: str,
 ) -> LaunchError:
-    """Say why the coordinator refuses this agent."""
+    """Say why the coordinator refuses this agent, which has this key."""
     endpoint = join_endpoint(meeting.connect_host, refused.port)
     node = f"the head node at {endpoint}"
     reason, outer = refused.reason, environ.get(RUN_ID, "")
@@ -303,11 +316,12 @@ def refusal(
     elif reason is Refusal.NODES:
         code, text = "HPC118", f"{meeting.nodes} nodes {other}"
     else:
-        code, remedy = "HPC119", "Pass another port, or leave the endpoint out"
-        text = f"{node} is of another job than this one, {request.job}"
-    others_know = reason is not Refusal.UNKNOWN
-    text += ". Node 0 names both" if others_know else ""
-    return LaunchError(code, f"{text}. {remedy}", others_know=others_know)
+        text = f"{node} does not prove that it is of job {meeting.launch_id}: it is of "
+        text += f"another one, or has another key than {key}. Pass another port, or "
+        text += "let all nodes see the same key: --hpc-key-file=FILE"
+        return LaunchError("HPC119", text, others_know=True)
+    text += f". Node 0 names both. {remedy}"
+    return LaunchError(code, text, others_know=True)
 
 
 def bad_nodes(ranks: Sequence[int], meeting: Meeting) -> Message:

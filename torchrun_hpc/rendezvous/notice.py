@@ -9,6 +9,7 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
+from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.members import SILENCE_REPORT
 from torchrun_hpc.rendezvous.protocol import Settings
@@ -40,7 +41,6 @@ def inform(
         is this node's.
     """
     settings = Settings(
-        job=meeting.launch_id,
         run_id="",
         nodes=meeting.nodes,
         coordinator=meeting.node_rank,
@@ -74,9 +74,11 @@ def _serve(
             break
     else:
         return
+    key = Key(meeting.key, meeting.launch_id)
+    key.load()
     with closing(Loop()) as loop:
         loop.start()
-        server = CoordinatorServer(loop, opened, Coordinator(settings))
+        server = CoordinatorServer(loop, opened, Coordinator(settings), key)
         server.fail(failure)  # before any node is accepted
         server.start()
         server.close(late_timeout=limit)

@@ -220,7 +220,8 @@ class Peers:
             answers; ``None`` if there is no answer in time.
         """
         channel = Channel()
-        opening = channel.open(*address, {**self._search.first_line, "asks": asks})
+        request = {**self._search.first_line, "asks": asks}
+        opening = channel.open(*address, request, self._search.key.secret)
         try:
             answer = await asyncio.wait_for(opening, _ANSWER_TIMEOUT)
         except (OSError, ValueError, OverflowError, asyncio.TimeoutError):

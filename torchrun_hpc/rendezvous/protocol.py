@@ -32,7 +32,7 @@ from an agent                 meaning
 ============================  ==========================================================
 from the coordinator          meaning
 ============================  ==========================================================
-``welcome: VERSION``          the agent is accepted; with ``job``, the next ``round``,
+``welcome: VERSION``          the agent is accepted; with the next ``round``,
                               the ``coordinator``, and the ``age`` of what it knows
 ``standby: [RANK, ...]``      with spares, to a node that looks for the coordinator:
                               whom this node follows, whether it coordinates, and
@@ -71,7 +71,7 @@ from typing import Any
 from torchrun_hpc.reporting.reporter import told_to_report
 from torchrun_hpc.wire import AnyText, encode
 
-VERSION = 6
+VERSION = 7
 
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096
@@ -88,13 +88,13 @@ RESET: dict[str, Any] = {"reset": True}
 class Refusal(Enum):
     """Why the coordinator refuses an agent."""
 
-    UNKNOWN = "unknown"  # it is of another job
     VERSION = "version"  # of the protocol
     RUN_ID = "run_id"  # --rdzv-id
     NODES = "nodes"  # number of nodes
     TAKEN = "taken"  # another agent has its node rank
     SPARES = "spares"  # --hpc-spares
     STARTED = "started"  # it was started by another command
+    UNPROVED = "unproved"  # one of the two has no proof; nobody sends it
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,6 @@ class Settings:
     """What all agents of a job agree on.
 
     Attributes:
-        job: The launch id.
         run_id: Torch's rendezvous id.
         nodes: Number of nodes.
         coordinator: Node rank of the coordinator; -1 if it is another node.
@@ -120,7 +119,6 @@ class Settings:
         is_fixed: Whether all nodes have to be there, even with spares: as in a dry run.
     """
 
-    job: str
     run_id: str
     nodes: int
     coordinator: int
@@ -151,7 +149,6 @@ class JoinRequest:
     """Who an agent is.
 
     Attributes:
-        job: The launch id.
         run_id: Torch's rendezvous id: the same, or what the user set.
         nodes: Number of nodes.
         rank: Its node rank.
@@ -167,7 +164,6 @@ class JoinRequest:
             does not tell two launches apart; otherwise empty.
     """
 
-    job: AnyText
     run_id: AnyText
     nodes: int
     rank: int

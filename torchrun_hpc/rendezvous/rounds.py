@@ -372,7 +372,10 @@ class Rounds:
         self._waited += 1
         if waiting.is_report_due(self._waited):
             key = "finishing" if is_running else "waiting"
-            self._members.report({key: missing, "seconds": self._waited})
+            event: dict[str, Any] = {key: missing, "seconds": self._waited}
+            if callers := [*self._members.unproved]:
+                event["callers"] = callers
+            self._members.report(event)
         if self._waited >= timeout and not (is_running or is_formed):
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
 

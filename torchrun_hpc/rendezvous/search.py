@@ -14,12 +14,16 @@ from torchrun_hpc import waiting, wire
 from torchrun_hpc.failures.failure import Failure
 from torchrun_hpc.rendezvous.end import End
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, RefusedError
+from torchrun_hpc.rendezvous.key import LATE
+from torchrun_hpc.rendezvous.proof import UNPROVED, UnprovedError
 from torchrun_hpc.rendezvous.protocol import LINE_LIMIT, VERSION, Refusal
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torchrun_hpc.rendezvous.key import Key
+    from torchrun_hpc.rendezvous.proof import Secret
     from torchrun_hpc.rendezvous.protocol import JoinRequest
 
     Answered = tuple["Channel", Mapping[str, Any]]  # who, and the first message
@@ -94,12 +98,13 @@ class Channel(End):
             asyncio.get_running_loop().call_exception_handler(fault)
 
     async def open(
-        self, host: str, port: int, first_line: Mapping[str, Any]
+        self, host: str, port: int, request: Mapping[str, Any], secret: Secret
     ) -> Mapping[str, Any]:
-        """Connect; return the answer to the first line, see `ask`.
+        """Connect, and prove who calls; return the answer to the request, see `ask`.
 
         Raises:
             OSError: It cannot connect.
+            UnprovedError: The other side does not have this secret.
             ValueError: There is no such host.
             OverflowError: There is no such port.
             asyncio.TimeoutError: There is no answer.
@@ -107,19 +112,32 @@ class Channel(End):
         opening = asyncio.get_running_loop().create_connection(lambda: self, host, port)
         try:
             await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
-            return await self.ask(first_line)
+            to = self.transport.get_extra_info("peername")[:2]
+            steps = secret.call(to, request)
+            answer = await self.ask(next(steps))
+            try:
+                proved = steps.send(answer)
+            except WireError:
+                return answer
+            return await self.ask(proved)
+        except UnprovedError:
+            self.send(UNPROVED)
+            self.close()
+            raise
         except BaseException:
             self.abort()
             raise
 
-    async def ask(self, first_line: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer to the first line, empty if the connection ends.
+    async def ask(self, line: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the answer to a line, empty if the connection ends.
 
         Raises:
             asyncio.TimeoutError: There is no answer.
         """
-        self.send(first_line)
-        await asyncio.wait_for(self._arrived.wait(), _ANSWER_TIMEOUT)
+        self.send(line)
+        while not (self._messages or self.closed.is_set()):
+            self._arrived.clear()
+            await asyncio.wait_for(self._arrived.wait(), _ANSWER_TIMEOUT)
         return self._messages.pop(0) if self._messages else {}
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -164,11 +182,13 @@ class Search:
     Args:
         request: Who this agent is.
         address: Where it should be.
+        key: This node's key.
         tell: Called with ``looking`` each second.
         own_failure: Why this agent cannot start, if it connects only to say that.
 
     Attributes:
         first_line: What it sends first.
+        key: This node's key.
         tell: Tells the user what a search waits for.
     """
 
@@ -176,17 +196,19 @@ class Search:
         self,
         request: JoinRequest,
         address: CoordinatorAddress,
+        key: Key,
         tell: Callable[[Mapping[str, Any]], None],
         own_failure: Failure | None = None,
     ) -> None:
-        self._job = request.job
         self.first_line = request.first_line
         if own_failure is not None:
             self.first_line["failed"] = wire.encode(own_failure)
         self._address = address
+        self.key = key
         self.tell = tell
         self._attempts: dict[int, asyncio.Task[Answered | None]] = {}  # by port
         self._found: dict[int, str] = {}  # what is on each port
+        self._unproved: dict[int, float] = {}  # since when, on each port
 
     async def find(self) -> Answered:
         """Try the ports until the coordinator answers on one; return its answer.
@@ -204,6 +226,9 @@ class Search:
                 if found is not None:
                     return found
                 turn += 1
+                for port in self._unproved.keys() & self._address.ports:
+                    if clock() - self._unproved[port] > LATE:
+                        raise RefusedError(Refusal.UNPROVED, port)
                 waited = clock() - start
                 if waited > self._address.timeout:
                     raise CoordinatorNotFoundError(self._summary())
@@ -261,9 +286,15 @@ class Search:
         Raises:
             RefusedError: The coordinator refuses this agent.
         """
-        channel = Channel()
+        channel, since = Channel(), self._unproved.pop(port, None)
+        host, secret = self._address.host, self.key.secret
         try:
-            answer = await channel.open(self._address.host, port, self.first_line)
+            answer = await channel.open(host, port, self.first_line, secret)
+        except UnprovedError as error:
+            now = asyncio.get_running_loop().time()
+            self._unproved[port] = now if since is None else since
+            self.key.load()  # it may be there now
+            found = str(error)
         except asyncio.TimeoutError:
             is_connected = channel.transport is not None
             found = _SILENT if is_connected else "no answer to the connection"
@@ -289,18 +320,14 @@ class Search:
         with contextlib.suppress(WireError):
             wire.decode(Failure, answer.get("failed"))
             return True
-        is_job = answer.get("job") == self._job
-        return is_job and answer.get("welcome") == VERSION and "round" in answer
+        return answer.get("welcome") == VERSION and "round" in answer
 
     def _other(self, answer: Mapping[str, Any], port: int) -> str:
         """Return what else answers.
 
         Raises:
-            RefusedError: It refuses this agent, and there is no other port.
+            RefusedError: It refuses this agent.
         """
         with contextlib.suppress(ValueError):
-            reason = Refusal(answer.get("refused"))
-            if reason is not Refusal.UNKNOWN or tuple(self._address.ports) == (port,):
-                raise RefusedError(reason, port)
-            return "another job"
+            raise RefusedError(Refusal(answer.get("refused")), port)
         return "somebody else"

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import socket
 from concurrent import futures
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import waiting, wire
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.rendezvous.coordinator import Coordinator
+    from torchrun_hpc.rendezvous.key import Key
     from torchrun_hpc.rendezvous.loop import Loop
+    from torchrun_hpc.rendezvous.proof import Listener
 
 # As many as the kernel allows (net.core.somaxconn): thousands connect at once.
 BACKLOG = 65535
@@ -66,6 +69,12 @@ def listen(address: str | None, port: int) -> socket.socket:
     return opened
 
 
+def own_place(listening: socket.socket) -> tuple[str, int]:
+    """Return the address and the port of a socket; no address if it has all."""
+    address, port = listening.getsockname()[:2]
+    return "" if ip_address(address).is_unspecified else address, port
+
+
 class CoordinatorServer:
     """Serves a coordinator.
 
@@ -74,6 +83,7 @@ class CoordinatorServer:
         listening: The socket to listen on; bound, and closed by this server. Without
             one, it serves what it is given, see `take`.
         coordinator: Decides what is answered.
+        key: This node's key: who connects has to prove that it has the same one.
         unknown_peers: How many connections it may hold beside one for each node. Where
             there are more, the oldest one without a join request is closed, because
             the next one may be an agent.
@@ -81,18 +91,21 @@ class CoordinatorServer:
             all the same, with the system's reason.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the last two are of tests
         self,
         loop: Loop,
         listening: socket.socket | None,
         coordinator: Coordinator,
+        key: Key,
         unknown_peers: int = UNKNOWN_PEERS,
         on_problem: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.coordinator = coordinator
         self._listening = listening
+        self._key = key
         if listening is not None:
             listening.settimeout(0)
+            self._place = own_place(listening)
         self._on_problem = on_problem
         self._has_reported = False
         self._unknown: dict[_Connection, float] = {}  # since when; the oldest first
@@ -167,13 +180,19 @@ class CoordinatorServer:
             return  # it has ended already, or waits
         if len(self._connections) >= self._limit:
             self._abort_oldest()
-        self.take(opened)
+        self.take(opened, self._key.secret.listen(*self._place))
 
-    def take(self, opened: socket.socket) -> None:
-        """Serve the other end of a connection that is open."""
+    def take(self, opened: socket.socket, steps: Listener | None = None) -> None:
+        """Serve the other end of a connection that is open.
+
+        Args:
+            opened: The connection.
+            steps: Examines who has connected, if that is not known.
+        """
         opened.settimeout(0)
+        connection = _Connection(self, steps)
         task = self._events.create_task(
-            self._events.connect_accepted_socket(lambda: _Connection(self), opened)
+            self._events.connect_accepted_socket(lambda: connection, opened)
         )
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
@@ -248,6 +267,11 @@ class CoordinatorServer:
         self.coordinator.receive(connection, message)
         self.flush()
 
+    def unproved(self, address: str) -> None:
+        """Take note of an address from which somebody came who has no proof."""
+        self.coordinator.came_unproved(address)
+        self.flush()
+
     def disconnected(self, connection: _Connection) -> None:
         """Forget a connection that has ended."""
         self._unknown.pop(connection, None)
@@ -260,9 +284,12 @@ class CoordinatorServer:
 class _Connection(End):
     """The connection of an agent, or of an unknown peer."""
 
-    def __init__(self, server: CoordinatorServer) -> None:
+    def __init__(self, server: CoordinatorServer, steps: Listener | None) -> None:
         super().__init__(protocol.JOIN_REQUEST_LIMIT)
         self._server = server
+        self._steps = steps  # until it is known who has connected
+        if steps is not None:
+            next(steps)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -274,10 +301,24 @@ class _Connection(End):
             for message in self.lines.feed(data):
                 if self.transport.is_closing():  # it is refused, or has left
                     break
-                self.lines.limit = protocol.LINE_LIMIT  # behind the join request
-                self._server.received(self, message)
+                self._receive(message)
         except wire.WireError:
+            if self._steps is not None:
+                address = self.transport.get_extra_info("peername")[0]
+                self._server.unproved(address.removeprefix("::ffff:"))
             self.abort()
+
+    def _receive(self, message: Mapping[str, Any]) -> None:
+        if self._steps is not None:
+            try:
+                answer = self._steps.send(message)
+            except StopIteration as proved:
+                message, self._steps = proved.value, None
+            else:
+                self.send(wire.to_line(answer))
+                return
+        self.lines.limit = protocol.LINE_LIMIT  # behind the join request
+        self._server.received(self, message)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import files
 from torchrun_hpc.errors import LaunchError, choices
-from torchrun_hpc.options.values import BINDINGS, NONE, is_module
+from torchrun_hpc.options.values import AUTH, BINDINGS, NONE, is_module
 from torchrun_hpc.sites.site import Sign, Site
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 REMEDY = f"or type --hpc-site={NONE}"
 
 _LARGEST = 20_000  # bytes
+
+# Options whose defaults a site gives.
+_OPTIONS = ("preload", "bind", "auth", "key_file")
 
 _NAME_FORM = re.compile(rf"(?!{NONE}$)[a-z0-9][a-z0-9_-]*")
 _VARIABLE_FORM = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -87,9 +90,7 @@ def _site(key: str, table: Any) -> dict[str, Any]:
     """Read the fields of a `Site`."""
     site = _table(_SITE, key, table)
     signs, rule = site.pop("recognise", ()), site.pop("hosts", {})
-    options = {
-        f"hpc_{key}": site.pop(key) for key in ("preload", "bind") if key in site
-    }
+    options = {f"hpc_{key}": site.pop(key) for key in _OPTIONS if key in site}
     return {"signs": signs, "options": options, **rule, **site}
 
 
@@ -187,6 +188,7 @@ _VALUE = partial(_text, lambda v: v and v.isprintable(), "is empty or unprintabl
 _GLOO_VALUE = partial(_text, _GLOO_FORM.fullmatch, "is not exact names, as in ib0,ib1")
 _MODULE = partial(_text, is_module, "is no name of a module")
 _BINDING = partial(_text, BINDINGS.__contains__, f"is not one of {', '.join(BINDINGS)}")
+_AUTH = partial(_text, AUTH.__contains__, f"is not one of {', '.join(AUTH)}")
 
 # The tables.
 _SITE: Keys = {
@@ -197,6 +199,8 @@ _SITE: Keys = {
     "variables": (False, _variables),
     "preload": (False, _modules),
     "bind": (False, _BINDING),
+    "auth": (False, _AUTH),
+    "key_file": (False, _WORDS),
 }
 _HOSTS: Keys = {
     "pattern": (True, _pattern),

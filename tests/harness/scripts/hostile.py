@@ -2,16 +2,20 @@
 
     hostile.py MARKER IDENTITY HOST:PORT…
 
-Sends garbage and a gigabyte, holds connections open, pretends to be an agent of the
-launch of that id, and where it finds a store, overwrites, deletes and appends to
-all its keys, with pickles that would create the file MARKER if anybody loaded them.
+It is of another user, who knows what all can know: the number of the job, the names of
+the nodes, the ports, and what /proc shows. It sends garbage and a gigabyte, holds
+connections open, pretends to be an agent of the launch, and where it finds a store,
+overwrites, deletes and appends to all its keys, with pickles that would create
+the file MARKER if anybody loaded them.
 Says how much of that it did, and then holds its connections until it is ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401 - nobody may not read it later
 import json
+import os
 import pickle
 import signal
 import socket
@@ -20,9 +24,17 @@ import threading
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import __version__, wire
+from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.rendezvous.proof import Secret
 from torchrun_hpc.rendezvous.protocol import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NOBODY = 65534
 
 MARKER = sys.argv[1]
 JOB = sys.argv[2]
@@ -33,6 +45,12 @@ GIGABYTE = 2**30
 CHANGES = 300  # of a store's keys
 did: Counter[str] = Counter()
 held: list[socket.socket] = []
+# Of an agent on this host, if there is one.
+PID = max(
+    int(file.parent.name)
+    for file in Path("/proc").glob("[0-9]*/cmdline")
+    if b"torchrun_hpc" in file.read_bytes()
+)
 
 
 class Payload:
@@ -82,24 +100,39 @@ def hold(place: tuple[str, int]) -> None:
 
 
 def pretend(place: tuple[str, int]) -> None:
-    """Send the join request of an agent of each node rank, and others."""
-    with contextlib.suppress(OSError), connected(place) as opened:
-        opened.sendall(b'{"protocol":%d,"job":"?"}\n' % VERSION)
-        did["disclosed"] += JOB in opened.makefile().readline()
+    """Be each agent, with all that others can know, and go on whatever is answered."""
     for rank in range(3):
-        request = {"protocol": VERSION, "job": JOB, "run_id": JOB, "nodes": 3,
-                   "rank": rank, "host": "evil", "pid": 1, "release": "1",
-                   "agent": "evil", "site": "", "spares": 0}  # fmt: skip
-        with contextlib.suppress(OSError), connected(place) as opened:
-            did["pretended"] += 1
-            opened.sendall(json.dumps(request).encode() + b"\n")
-            opened.recv(1000)
-    for stranger in {"protocol": 2, "job": JOB}, {**request, "nodes": 100, "rank": 99}:
-        with contextlib.suppress(OSError), connected(place) as opened:
-            did["strangers"] += 1
-            opened.sendall(json.dumps(stranger).encode() + b"\n")
-            answer = json.loads(opened.makefile().readline() or '{"refused":0}')
-            did["disclosed"] += answer.keys() != {"refused"}
+        request = {"protocol": VERSION, "run_id": JOB, "nodes": 3,
+                   "rank": rank, "host": "n9", "pid": PID, "release": __version__,
+                   "agent": "evil", "site": "", "spares": 0, "started": ""}  # fmt: skip
+        gave_up = wire.encode(Failure(Kind.AGENT, (rank,), text="evil", by=rank))
+        for more in {}, {"failed": gave_up}, {"asks": True}:
+            for how in "at once", "without a proof", "with the other's proof":
+                did["pretended"] += 1
+                with contextlib.suppress(OSError), connected(place) as opened:
+                    be_an_agent(opened, request | more, how, gave_up)
+
+
+def be_an_agent(
+    opened: socket.socket, request: Mapping[str, Any], how: str, gave_up: Any
+) -> None:
+    """Try to be one; count what is answered beside random numbers."""
+    answers = opened.makefile()
+    if how != "at once":
+        steps = Secret(JOB, b"guessed").call(opened.getpeername(), request)
+        opened.sendall(wire.to_line(next(steps)))
+        challenge = json.loads(answers.readline())
+        did["disclosed"] += challenge.keys() != {"nonce", "proof"}
+        reflected = {"proof": challenge["proof"]} if "other" in how else {}
+        request = {**request, **reflected}
+    store = ["198.51.100.66", 6666]
+    lines = [
+        request, {"join": True, "store": store}, {"ask": 1, "get": ["a"]},
+        {"question": 1, "what": "stacks"}, {"died": gave_up, "round": 0},
+        {"failed": gave_up}, {"done": 0}, {"bye": True},
+    ]  # fmt: skip
+    opened.sendall(b"".join(map(wire.to_line, lines)))
+    did["disclosed"] += len(answers.readlines())
 
 
 def spoil(place: tuple[str, int]) -> None:
@@ -122,6 +155,11 @@ def spoil(place: tuple[str, int]) -> None:
 def main() -> None:
     """Do all at once, and wait to be ended."""
     attacks = [garbage, flood, hold, pretend]
+    if PLACES[1:]:
+        import torch.distributed  # noqa: F401, PLC0415 - nobody may not read it
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
     rest = PLACES[1:]
     tasks = [(attack, PLACES[0]) for attack in attacks] + [(spoil, p) for p in rest]
     threads = [threading.Thread(target=a, args=(p,), daemon=True) for a, p in tasks]

@@ -42,8 +42,9 @@ from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.launching import exit_status
 from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.rdzv_conf import RdzvConf
+from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import client as clients
-from torchrun_hpc.rendezvous import connection
+from torchrun_hpc.rendezvous import connection, search
 from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
@@ -61,6 +62,7 @@ from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from torchrun_hpc.planning.plan import LaunchPlan
 
@@ -323,7 +325,7 @@ def test_what_counts_of_rdzv_conf(
 ) -> None:
     settings = job.handler(0, conf=conf, max_restarts=5)._settings
     assert (settings.silence_timeout, settings.join_timeout) == (silence, join)
-    assert (settings.job, settings.run_id, settings.nodes) == ("19.0", "mine", 2)
+    assert (settings.run_id, settings.nodes) == ("mine", 2)
     assert (settings.coordinator, settings.max_restarts) == (0, 5)
 
 
@@ -447,13 +449,70 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("code", REFUSED)
-def test_an_agent_that_is_refused(job: Job, code: str) -> None:
+def test_an_agent_that_is_refused(
+    job: Job, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "LATE", 0)
     job.handler(0).connect()
     with pytest.raises(LaunchError) as caught:
         job.handler(1, **REFUSED[code]).connect()
     assert caught.value.code == code
     assert f"{HERE}:{job.ports[0]}" in str(caught.value)
     assert not caught.value.everywhere
+
+
+def test_nodes_with_a_key(
+    job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is made if it is not there; both sides have the same."""
+    job.meet(key=KeyFile(str(tmp_path / "new" / "key"), is_explicit=True))
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["key"]
+    assert capfd.readouterr().err == ""
+
+
+def test_nodes_with_two_keys(
+    job: Job,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each names its own; the job waits as for a node that is missing."""
+    monkeypatch.setattr(search, "LATE", 0)
+    files = [tmp_path / name for name in ("first", "second")]
+    keys = [KeyFile(str(file), is_explicit=True) for file in files]
+    job.handler(0, key=keys[0]).connect()
+    with pytest.raises(LaunchError) as caught:
+        job.handler(1, key=keys[1]).connect()
+    assert caught.value.code == "HPC119"
+    assert re.search(
+        rf"another key than {files[1]} \([0-9a-f]{{8}}\)\. ", str(caught.value)
+    )
+    err = until(lambda: capfd.readouterr().err)
+    text = (
+        f"HPC237 ignored {HERE}, which does not prove that it is of this job. Its key "
+    )
+    assert re.fullmatch(
+        rf"torchrun_hpc: warning: {text}is {files[0]} \([0-9a-f]{{8}}\)\n", err
+    )
+
+
+def test_nodes_without_a_key(
+    job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Node 0 says so, once; nothing starts if there has to be one."""
+    (tmp_path / "key").mkdir()
+    key = KeyFile(str(tmp_path / "key"))
+    job.meet(key=key)
+    why = f"none ({tmp_path}/key: Is a directory)"
+    assert capfd.readouterr().err == (
+        "torchrun_hpc: warning: HPC236 whoever reaches this job can join it: its key "
+        f"is {why}. Pass --hpc-key-file=FILE, on a file system that all nodes share\n"
+    )
+    for rank in 0, 1:
+        with pytest.raises(LaunchError) as caught:
+            job.handler(rank, key=replace(key, is_required=True)).connect()
+        text = f"--hpc-auth=require: the key is {why}"
+        assert (caught.value.code, str(caught.value)) == ("HPC238", text)
 
 
 def test_a_launch_inside_a_worker(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,8 +530,9 @@ def test_a_launch_inside_a_worker(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = SimpleNamespace(VERSION=VERSION + 1)
+    monkeypatch.setattr("torchrun_hpc.rendezvous.members.protocol", other)
     job.handler(0).connect()
-    monkeypatch.setattr("torchrun_hpc.rendezvous.search.VERSION", VERSION + 1)
     with pytest.raises(LaunchError) as caught:
         job.handler(1).connect()
     assert caught.value.code == "HPC116"

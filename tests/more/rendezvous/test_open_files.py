@@ -17,10 +17,12 @@ import resource, socket, sys, threading, time
 from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.planning.meeting import KeyFile
+from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.rendezvous.protocol import Settings
 
 listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
-settings = Settings("19.0", "mine", 3, 0, 0, 60, 120)
+settings = Settings("mine", 3, 0, 0, 60, 120)
 unknown_peers, limit = map(int, sys.argv[1:])
 loop, ready = Loop(), threading.Event()
 loop.start()
@@ -28,6 +30,7 @@ server = CoordinatorServer(
     loop,
     listening,
     Coordinator(settings),
+    Key(KeyFile(), "19.0"),
     unknown_peers,
     lambda reason: print("problem:", reason)
 )
@@ -142,7 +145,7 @@ from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.search import CoordinatorAddress, Search
 from torchrun_hpc.rendezvous.protocol import JoinRequest
 
-request = JoinRequest("19.0", "mine", 3, 1, "n1", 100, "0.1.0", "agent 1")
+request = JoinRequest("mine", 3, 1, "n1", 100, "0.1.0", "agent 1")
 loop = Loop()
 loop.start()
 client = Client(loop, request, 120, print)

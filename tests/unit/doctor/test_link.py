@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import resource
 import socket
@@ -14,19 +13,23 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from loopback import key_of
 from waiting import PATIENCE, until
 
+from torchrun_hpc import wire
 from torchrun_hpc.doctor import link
 from torchrun_hpc.doctor.link import Links, Peer
+from torchrun_hpc.rendezvous.proof import UnprovedError
 
 MTU = 65536
+KEY = key_of(b"ours")
 
 
 @contextlib.contextmanager
 def nodes_at(address):
     with contextlib.ExitStack() as stack:
         found = [
-            stack.enter_context(contextlib.closing(Links("19.0", address)))
+            stack.enter_context(contextlib.closing(Links(KEY, address)))
             for _ in range(2)
         ]
         yield [
@@ -173,11 +176,37 @@ def ends(connection):
     return b""
 
 
-def request(purpose="0", rank=1):
-    return json.dumps({"job": "19.0", "rank": rank, "for": purpose}).encode() + b"\n"
+def request_of(purpose="0", rank=1):
+    return {"rank": rank, "for": purpose}
 
 
 HELLO = b'{"hello":true}\n'
+
+
+def says(connection, request, key=KEY):
+    """Send a request, and prove who sends it; return the answer."""
+    steps = key.secret.call(connection.getpeername(), request)
+    connection.sendall(wire.to_line(next(steps)))
+    connection.sendall(wire.to_line(steps.send(wire.from_json(connection.recv(500)))))
+    return ends(connection)
+
+
+def greeted(nodes, stack, **request):
+    """Connect as another node; return the connection."""
+    connection = stranger_at(nodes, stack)
+    assert says(connection, request_of(**request)) == HELLO
+    return connection
+
+
+@contextlib.contextmanager
+def alone(nodes):
+    """Connect before and after, and see that both connections are kept."""
+    with contextlib.ExitStack() as stack:
+        greeted(nodes, stack, purpose="before")
+        yield stranger_at(nodes, stack)
+        greeted(nodes, stack, purpose="after")
+        (first, _), _ = nodes
+        until(lambda: set(first._arrived) == {(1, "before"), (1, "after")})
 
 
 @pytest.mark.parametrize(
@@ -194,37 +223,33 @@ HELLO = b'{"hello":true}\n'
         b"{}\n",
         b"x" * 5000,
         *(
-            b'{"job":"19.0","rank":1,"for":' + b"[" * depth + b"]" * depth + b"}\n"
+            b'{"nonce":"0","request":"0","to":' + b"[" * depth + b"]" * depth + b"}\n"
             for depth in (10, 480, 900, 1900)
-        ),
-        *(
-            json.dumps({"job": "19.0", "rank": 1, "for": "0", **wrong}).encode() + b"\n"
-            for wrong in (
-                {"rank": "x"},
-                {"rank": None},
-                {"rank": [1]},
-                {"rank": float("inf")},
-                {"rank": float("nan")},
-                {"job": "20.0"},
-                {"job": ["19.0"]},
-                {"job": None},
-                {"rank": True},
-                {"for": 0},
-                {"for": None},
-                {"for": []},
-            )
         ),
     ],
 )
 def test_what_an_unknown_peer_sends_ends_its_connection_alone(nodes, sent):
-    with contextlib.ExitStack() as stack:
-        before = stranger_at(nodes, stack, request("before"))
-        assert before.recv(100) == HELLO
-        assert ends(stranger_at(nodes, stack, sent)) == b""
-        after = stranger_at(nodes, stack, request("after"))
-        assert after.recv(100) == HELLO
-        (first, _), _ = nodes
-        until(lambda: set(first._arrived) == {(1, "before"), (1, "after")})
+    with alone(nodes) as stranger:
+        stranger.sendall(sent)
+        assert ends(stranger) == b""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"rank": rank} for rank in ("x", None, [1], True)),
+        *({"for": purpose} for purpose in (0, None, [])),
+    ],
+)
+def test_what_another_node_sends_ends_its_connection_alone(nodes, wrong):
+    with alone(nodes) as stranger:
+        assert says(stranger, request_of() | wrong) == b""
+
+
+@pytest.mark.parametrize("key", [b"theirs", b""])
+def test_who_has_another_key_or_none_is_no_node_of_the_launch(nodes, key):
+    with alone(nodes) as stranger, pytest.raises(UnprovedError):
+        says(stranger, request_of(), key_of(key))
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"job"'])
@@ -289,23 +314,18 @@ def test_idle_connections_cost_no_threads_and_keep_nobody_out(nodes, monkeypatch
     threads = threading.active_count()
     with contextlib.ExitStack() as stack:
         idle = [stranger_at(nodes, stack) for _ in range(500)]
-        real = stranger_at(nodes, stack, request())
-        assert real.recv(100) == HELLO
+        greeted(nodes, stack)
         assert threading.active_count() <= threads
         for connection in idle[: 500 - link._UNKNOWN_PEERS]:
             assert ends(connection) == b""
-        idle[-1].sendall(request("later"))  # the newest are kept
-        assert idle[-1].recv(100) == HELLO
+        # The newest are kept.
+        assert says(idle[-1], request_of("later")) == HELLO
 
 
 def test_a_newer_connection_takes_the_place_of_an_older_one(nodes):
     with contextlib.ExitStack() as stack:
-        there = []
-        for _ in range(3):
-            there.append(stranger_at(nodes, stack, request("a")))
-            assert there[-1].recv(100) == HELLO
-        other = stranger_at(nodes, stack, request("b"))
-        assert other.recv(100) == HELLO
+        there = [greeted(nodes, stack, purpose="a") for _ in range(3)]
+        other = greeted(nodes, stack, purpose="b")
         assert [ends(connection) for connection in there[:2]] == [b"", b""]
         (first, _), _ = nodes
         until(lambda: len(first._arrived) == 2)
@@ -319,10 +339,7 @@ def test_a_newer_connection_takes_the_place_of_an_older_one(nodes):
 def test_known_peers_are_kept_up_to_a_number(nodes, monkeypatch):
     monkeypatch.setattr(link, "_KNOWN_PEERS", 3)
     with contextlib.ExitStack() as stack:
-        there = []
-        for rank in range(5):
-            there.append(stranger_at(nodes, stack, request(rank=rank)))
-            assert there[-1].recv(100) == HELLO
+        there = [greeted(nodes, stack, rank=rank) for rank in range(5)]
         assert [ends(connection) for connection in there[:2]] == [b"", b""]
         (first, _), _ = nodes
         until(lambda: set(first._arrived) == {(2, "0"), (3, "0"), (4, "0")})
@@ -339,7 +356,7 @@ def test_a_connection_that_cannot_be_accepted(nodes, monkeypatch):
 
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     with contextlib.ExitStack() as stack:
-        assert stranger_at(nodes, stack, request()).recv(100) == HELLO
+        greeted(nodes, stack)
     assert not errors
 
 

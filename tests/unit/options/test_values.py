@@ -34,6 +34,8 @@ GOOD = {
     "hpc_site": {"jsc": "jsc", "none": "none", "./a.toml": "./a.toml"},
     "hpc_omp_threads": {"auto": "auto", "1": 1, "3": 3, "999999": 999999},
     "hpc_bind": {word: word for word in ("gpu", "even", "none")},
+    "hpc_auth": {word: word for word in ("auto", "require", "none")},
+    "hpc_key_file": {"~/a b": "~/a b"},
     "hpc_rendezvous": {word: word for word in ("auto", "scheduler", "c10d")},
     "hpc_preload": {
         "none": (),
@@ -120,6 +122,10 @@ BAD = [
         ": Did you mean gpu? There are: gpu, even, none",
     ),
     ("hpc_bind", ("cores", "0-3"), "HPC219", ": There are: gpu, even, none"),
+    (
+        *("hpc_auth", ("required",), "HPC240"),
+        ": Did you mean require? There are: auto, require, none",
+    ),
     (
         *("hpc_rendezvous", ("c10",), "HPC110"),
         ": Did you mean c10d? There are: auto, scheduler, c10d",

@@ -475,7 +475,7 @@ def test_an_agent_that_does_not_answer(job, raw):
     assert reported == [{"silent": [2], "left": 30}]
 
 
-WELCOME = wire.to_line({"welcome": protocol.VERSION, "job": "19.0", "round": 0})
+WELCOME = wire.to_line({"welcome": protocol.VERSION, "round": 0})
 
 
 @pytest.fixture

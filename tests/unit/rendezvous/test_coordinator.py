@@ -38,7 +38,6 @@ def failure(kind, node=1, **values):
 def welcome(number=0, *, is_over=False):
     return {
         "welcome": protocol.VERSION,
-        "job": "19.0",
         "round": number,
         "age": (number if is_over else number - 1, (0, 0)),
         "coordinator": 0,
@@ -805,7 +804,7 @@ def test_a_second_agent_whose_first_one_leaves():
 def test_one_line_that_names_the_job():
     """Of an old release, or of anybody: it ends nothing, at any time."""
     for job in (Job(), Job().all_there(), running(), restarting()):
-        sent = job.send("new", protocol=2, job="19.0")
+        sent = job.send("new", protocol=2)
         assert sent["new"] == refusal("version")["new"]
         assert job.coordinator.failure is None
 
@@ -842,12 +841,6 @@ def test_when_a_job_has_ended_a_stranger_is_only_refused(end):
         assert job.send("new", **request_of(1) | changes) == refusal(reason)
 
 
-def test_another_job_is_not_reported():
-    job = Job().all_there()
-    others = request_of(1) | {"job": "20.0", "nodes": 9, "protocol": 7}
-    assert job.send("new", **others) == refusal("unknown")
-
-
 def test_nobody_waits_for_agents_that_were_refused():
     """As of --rdzv-id=$RANDOM, which is different on each node."""
     job = Job()
@@ -872,7 +865,6 @@ def test_who_cannot_know_the_id_fits(own, theirs):
 
 
 SECRET = {
-    "job": "job4711",
     "run_id": "id4711",
     "nodes": 4711,
     "spares": 1147,
@@ -898,7 +890,7 @@ requests = st.fixed_dictionaries(
 def test_a_refusal_discloses_nothing(asked, phase):
     """Who does not fit hears of no name, number, release or other agent of the job."""
     job = Job(**SECRET)
-    fit = {key: SECRET[key] for key in ("job", "run_id", "nodes", "spares")}
+    fit = {key: SECRET[key] for key in ("run_id", "nodes", "spares")}
     for rank in (0, 1):
         job.send(rank, **request_of(rank) | fit)
     job.rounds.began = -1 if phase == "starts" else 0
@@ -1153,6 +1145,24 @@ def test_missing_nodes_are_reported_until_the_timeout():
     assert job.wait(100, 0, 1, 2) == {}
 
 
+def test_who_comes_without_a_proof_is_reported_once():
+    """And again with the nodes that are missing; of many, some are."""
+    job = Job()
+    job.coordinator.came_unproved("10.0.0.7")  # nobody is there to report it
+    job.connect(0)
+    assert job.wait(1)[1] == [(0, {"unproved": ["10.0.0.7"]})]
+    job.coordinator.came_unproved("10.0.0.7")
+    job.coordinator.came_unproved("10.0.0.8")
+    assert job.sent() == {0: [{"unproved": ["10.0.0.8"]}]}
+    for number in range(20):
+        job.coordinator.came_unproved(f"10.0.1.{number}")
+    reported = [each["unproved"][0] for each in job.sent()[0]]
+    assert reported == [f"10.0.1.{number}" for number in range(6)]
+    job.join(0)
+    (waiting,) = (each for sent in job.wait(12, 0).values() for _, each in sent)
+    assert waiting["callers"] == ["10.0.0.7", "10.0.0.8", *reported]
+
+
 def test_no_report_without_node_0_and_the_head_node():
     job = Job(join_timeout=100, coordinator=-1)
     job.connect(2)
@@ -1284,7 +1294,7 @@ worker_failures = st.builds(
 ).map(wire.encode)
 
 
-ODD = {0: {"nodes": 4}, 1: {"run_id": "x"}, 2: {"job": "x"}, 3: {"protocol": 5}}
+ODD = {0: {"nodes": 4}, 1: {"run_id": "x"}, 2: {"spares": 1}, 3: {"protocol": 5}}
 
 
 class AnyCoordinator(RuleBasedStateMachine):

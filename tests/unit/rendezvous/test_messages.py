@@ -21,6 +21,7 @@ def meeting(node_rank=0, **changes):
         "connect_host": "10.20.0.1",
         "hosts": ("jwb0001", "jwb0002", "jwb0003"),
         "coordinator": 0,
+        "launch_id": "19.0",
     }
     return make_launch_plan(**values | changes).meeting
 
@@ -57,6 +58,20 @@ EVENTS = {
     "waiting for nodes, of a job with spares": (
         {"waiting": [1], "seconds": 10},
         f"HPC114 1 of 2 nodes are there after 10 s; waiting for {N1}",
+    ),
+    "waiting for nodes, while others have tried": (
+        {"waiting": [1], "seconds": 10, "callers": ["10.0.0.7", "10.0.0.8"]},
+        (
+            f"HPC114 2 of 3 nodes are there after 10 s; waiting for {N1}. Without a "
+            "proof: 10.0.0.7, 10.0.0.8"
+        ),
+    ),
+    "somebody without a proof": (
+        {"unproved": ["10.0.0.7"], "key": "/home/me/key (0badcafe)"},
+        (
+            "HPC237 ignored 10.0.0.7, which does not prove that it is of this job. Its "
+            "key is /home/me/key (0badcafe)"
+        ),
     ),
     "nodes at work": (
         {"finishing": [1], "seconds": 40},
@@ -219,9 +234,10 @@ REFUSED = {
         f"HPC115 {HEAD_NODE} has another agent of node 1 already. Node 0 names both. "
         "Start torchrun_hpc once on each node"
     ),
-    Refusal.UNKNOWN: (
-        f"HPC119 {HEAD_NODE} is of another job than this one, 19.0. Pass another "
-        "port, or leave the endpoint out"
+    Refusal.UNPROVED: (
+        f"HPC119 {HEAD_NODE} does not prove that it is of job 19.0: it is of another "
+        "one, or has another key than /home/me/key (0badcafe). Pass another port, or "
+        "let all nodes see the same key: --hpc-key-file=FILE"
     ),
     Refusal.SPARES: (
         f"HPC206 --hpc-spares=1 here, but another number on {HEAD_NODE}. Node 0 names "
@@ -229,7 +245,7 @@ REFUSED = {
     ),
 }
 THERE = JoinRequest(
-    *("19.0", "mine", 3, 1, "jwb0002", 102, __version__, "agent 1"),
+    *("mine", 3, 1, "jwb0002", 102, __version__, "agent 1"),
     spares=1,
     started="b.py [0badcafe]",
 )
@@ -238,15 +254,14 @@ THERE = JoinRequest(
 def refused(reason, environ):
     """Return what an agent says that is refused."""
     known = RefusedError(reason, 25593), meeting(1, spares=1), THERE
-    return messages.refusal(*known, environ)
+    return messages.refusal(*known, environ, "/home/me/key (0badcafe)")
 
 
 @pytest.mark.parametrize("reason", Refusal)
 def test_why_an_agent_is_refused(reason):
     error = refused(reason, {})
     assert f"{error.code} {error}" == REFUSED[reason]
-    # Of another job nobody has heard.
-    assert error.others_know is (reason is not Refusal.UNKNOWN)
+    assert error.others_know
 
 
 # Of which launch a worker's variables are, and for which reasons its agent is refused

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from loopback import HERE, Raw, failure_of, listening, loop_started, settle
+from loopback import HERE, Raw, failure_of, key_of, listening, loop_started, settle
 from waiting import PATIENCE, until
 
 from torchrun_hpc import __version__, wire
@@ -76,13 +76,12 @@ def events():
 def client(events, monkeypatch):
     """Return member 1 of four, connected to nobody; what it sends is in ``sent``."""
     first = policy.first_record(4, 1, 0)
-    settings = Settings("19.0", "mine", 4, 1, 9, 60, 40, 1, spare_after=60, kill=5)
-    request = JoinRequest(
-        "19.0", "mine", 4, 1, "n1", 101, __version__, "agent 1", spares=1
-    )
+    settings = Settings("mine", 4, 1, 9, 60, 40, 1, spare_after=60, kill=5)
+    request = JoinRequest("mine", 4, 1, "n1", 101, __version__, "agent 1", spares=1)
     member = Member(1, ("n1", 4001), first)
     made = Client(loop_started(), request, SILENCE, events.append)
-    search = Search(request, CoordinatorAddress("n0", (4000,), 60), made.tell)
+    where = CoordinatorAddress("n0", (4000,), 60)
+    search = Search(request, where, key_of(), made.tell)
     made.killed = []
     server = SimpleNamespace(coordinator=Coordinator(settings, member), flush=list)
     made.peers = Peers(server, member, search, 60, lambda: made.killed.append(True))
@@ -294,17 +293,18 @@ def raw_to():
 @pytest.fixture
 def coordinating():
     """Start the only active member of two; return its server and its client."""
-    settings = Settings("19.0", "mine", 2, 0, 9, 60, SILENCE, 1, spare_after=60)
+    settings = Settings("mine", 2, 0, 9, 60, SILENCE, 1, spare_after=60)
     record = policy.first_record(2, 1, 0)
     member = Member(0, (HERE, 4000), record)
     coordinator = Owned(settings, member)
     coordinator.coordinate(record)
     opened, loop = listening(), loop_started()
     port = opened.getsockname()[1]
-    server = CoordinatorServer(loop, opened, coordinator)
-    request = JoinRequest("19.0", "mine", 2, 0, "n0", 100, __version__, "a", spares=1)
+    server = CoordinatorServer(loop, opened, coordinator, key_of())
+    request = JoinRequest("mine", 2, 0, "n0", 100, __version__, "a", spares=1)
     client = Client(loop, request, SILENCE, [].append)
-    search = Search(request, CoordinatorAddress(HERE, (port,), PATIENCE), client.tell)
+    where = CoordinatorAddress(HERE, (port,), PATIENCE)
+    search = Search(request, where, key_of(), client.tell)
     peers = Peers(server, member, search, PATIENCE, list)
     coordinator.owner = loop._thread
     server.start()

@@ -18,9 +18,7 @@ from torchrun_hpc.wire import WireError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-REQUEST = JoinRequest(
-    "19.0", "mine", 3, 1, "jwb0002", 4711, "0.1.0", "agent 1", "jsc", 1
-)
+REQUEST = JoinRequest("mine", 3, 1, "jwb0002", 4711, "0.1.0", "agent 1", "jsc", 1)
 FAILURE = Failure(Kind.LOST, (1, 2), code=-9, text="why", finished=1)
 PART = WorkerPart(
     rank=5,
@@ -274,11 +272,11 @@ def test_what_cannot_be_printed_is_not_sent():
 
 def test_words_of_the_protocol_do_not_change():
     """Another version has to be another `VERSION`."""
-    assert protocol.VERSION == 6
+    assert protocol.VERSION == 7
     assert [kind.value for kind in Kind] == [
         *("worker", "signal", "agent", "lost"),
         *("silent", "missing", "refused", "unfit", "coordinator"),
     ]
     assert [refusal.value for refusal in protocol.Refusal] == [
-        *("unknown", "version", "run_id", "nodes", "taken", "spares", "started"),
+        *("version", "run_id", "nodes", "taken", "spares", "started", "unproved"),
     ]

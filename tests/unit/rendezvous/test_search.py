@@ -10,24 +10,31 @@ import pytest
 from loopback import (
     FAILURE_BEFORE,
     FOREVER,
+    HERE,
+    JOB,
     NOT_YET,
     OTHER_PROGRAMS,
     STORE,
+    VERSION,
     Job,
     failure_of,
+    key_of,
     other_program,
     started,
     take_part,
 )
 from waiting import PATIENCE, until
 
+from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import search
 from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
     JobFailedError,
     RefusedError,
 )
+from torchrun_hpc.rendezvous.key import LATE, Key
 from torchrun_hpc.rendezvous.protocol import Refusal
 
 SILENT = "one that never answers"
@@ -72,16 +79,99 @@ def test_another_program_and_nobody_else(job, case, monkeypatch):
 
 def test_the_coordinator_of_another_job_on_the_first_port(job):
     other = Job()
-    other.start_server(job="20.0")
+    other.start_server(key=key_of(launch="20.0"))
     job.start_server(nodes=1)
     try:
         client = job.client(0, (other.port, job.port), nodes=1)
         client.connect()
-        assert other.server.coordinator.failure is None
-        lonely = job.client(1, (other.port, job.unused_port()))
-        assert f"port {other.port}: another job; port " in not_found(job, lonely)
+        assert other.server.coordinator.members.unproved == {HERE: False}
     finally:
         other.close()
+
+
+OURS, THEIRS, NONE = key_of(b"ours"), key_of(b"theirs"), key_of()
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs"), [(OURS, THEIRS), (OURS, NONE), (NONE, OURS)]
+)
+def test_two_keys(job, own, theirs):
+    """It looks again for a while: the file with the key may be seen late."""
+    (reporter,) = (job.start_server(key=theirs), job.client(0, key=theirs))[1:]
+    reporter.connect()
+    client = job.client(1, key=own, where={"timeout": FOREVER})
+    connected = started(client.connect)
+    job.clock.passes_until(lambda: job.events[1])
+    found = f"port {job.port}: no proof: another job, or another key"
+    assert job.events[1][0] == {"looking": 1, "found": found}
+    job.clock.passes_until(lambda: len(job.events[1]) == LATE - 1 or connected.done())
+    assert not connected.done()
+    job.clock.passes_until(connected.done)
+    with pytest.raises(RefusedError) as caught:
+        connected.result()
+    assert (caught.value.reason, caught.value.port) == (Refusal.UNPROVED, job.port)
+    assert job.events[0] == [{"unproved": [HERE]}]
+
+
+def test_a_key_that_is_seen_late(job, tmp_path):
+    file = tmp_path / "folder" / "key"
+    key = Key(KeyFile(str(file), is_explicit=False), JOB)
+    key.load()
+    job.start_server(key=key_of(b"k" * 32))
+    client = job.client(1, key=key, where={"timeout": FOREVER})
+    connected = started(client.connect)
+    job.clock.passes_until(lambda: job.events[1])
+    file.parent.mkdir()
+    file.touch(0o600)
+    file.write_bytes(b"k" * 32)
+    job.clock.passes_until(connected.done)
+    connected.result()
+
+
+def test_a_key_of_the_agent_that_has_just_been_made(job, tmp_path):
+    """Both have one: nobody else can join."""
+    keys = [Key(KeyFile(str(tmp_path / "key"), is_explicit=True), JOB) for _ in "ab"]
+    for key in keys:
+        key.load()
+    job.start_server(key=keys[0])
+    job.client(1, key=keys[1]).connect()
+    assert job.server.coordinator.members.agents.keys() == {1}
+
+
+def pretended(data):
+    """Answer as a coordinator does, without its secret."""
+    if b"nonce" in data:
+        return wire.to_line({"nonce": "0" * 32, "proof": "0" * 64})
+    return wire.to_line({"welcome": VERSION, "round": 0, "age": [0, [0, 0]]})
+
+
+def test_who_pretends_to_be_the_coordinator(job):
+    job.start_server(key=OURS)
+    with other_program(pretended) as port:
+        client = job.client(1, (port, job.port), key=OURS)
+        client.connect()
+    assert job.server.coordinator.members.agents.keys() == {1}
+
+
+def test_who_passes_everything_on_to_the_coordinator(job):
+    """Its port is not the one of the coordinator: each proof covers it."""
+    job.start_server(key=OURS)
+    passed = []
+
+    def pass_on(data):
+        with socket.create_connection((HERE, job.port)) as there:
+            passed.append(data)
+            there.sendall(data)
+            return there.recv(1000) or None
+
+    with other_program(pass_on) as port:
+        lonely = job.client(1, (port,), key=OURS, where={"timeout": FOREVER})
+        connected = started(lonely.connect)
+        until(lambda: passed)
+        assert b'"to":["127.0.0.1",' + str(port).encode() in passed[0]
+        until(lambda: job.server.coordinator.members.unproved)
+        assert not connected.done()
+    assert job.server.coordinator.members.agents == {}
 
 
 def test_a_coordinator_that_is_late(job):
@@ -145,7 +235,7 @@ def test_an_agent_that_comes_back_and_cannot_start(job):
 
 def test_another_job_on_a_port_for_notices(job):
     other = Job()
-    other.start_server(job="20.0")
+    other.start_server(key=key_of(launch="20.0"))
     try:
         where = {"notice_ports": (other.port,)}
         not_found(job, job.client(1, (job.unused_port(),), where=where))
@@ -189,7 +279,6 @@ def test_what_is_no_address(job, case):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"job": "20.0"}, Refusal.UNKNOWN),
         ({"run_id": "x"}, Refusal.RUN_ID),
         ({"nodes": 4}, Refusal.NODES),
         ({"nodes": 2}, Refusal.NODES),

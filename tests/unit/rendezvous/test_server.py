@@ -18,6 +18,7 @@ from loopback import (
     end,
     failure_of,
     join_all,
+    key_of,
     listening,
     loop_started,
     request_of,
@@ -97,7 +98,9 @@ def test_a_coordinator_that_cannot_start_informs_all(job, spares):
         where = {"notice_ports": notices, "timeout": FOREVER}
         ports = meeting.ports
         others = [
-            job.client(rank, ports, where=where, job=job_id, spares=spares)
+            job.client(
+                rank, ports, where=where, key=key_of(launch=job_id), spares=spares
+            )
             for rank in (1, 2)
         ]
         failures = job.clock.passes_while(
@@ -120,7 +123,7 @@ NO_AGENTS = {
     "a number": b"1\n",
     "an empty message": b"{}\n",
     "a verb of an agent": b'{"join":0}\n',
-    "half a join request": wire.to_line({"protocol": protocol.VERSION, "job": "19.0"}),
+    "half a join request": wire.to_line({"protocol": protocol.VERSION}),
     "a long line": b"x" * (protocol.JOIN_REQUEST_LIMIT + 1),
     "a deep line": b"[" * 4000 + b"\n",
 }
@@ -128,10 +131,12 @@ NO_AGENTS = {
 
 @pytest.mark.parametrize("case", NO_AGENTS)
 def test_a_peer_that_is_no_agent_is_disconnected(job, raw, case, caplog, capfd):
+    """Whether it says so at first, or after a proof."""
     job.start_server(nodes=1)
-    peer = raw()
-    peer.send(NO_AGENTS[case])
-    assert peer.receive() is None
+    for line in b"", wire.to_line:
+        peer = raw()
+        peer.send((line and line(peer.proved({}))) + NO_AGENTS[case])
+        assert peer.receive() is None
     client = job.client(0, nodes=1)
     client.connect()
     assert take_part(client)
@@ -182,10 +187,10 @@ TWICE = {
 @pytest.mark.parametrize("case", TWICE)
 def test_two_join_requests_on_one_connection(job, raw, case, caplog):
     """In one packet, so that the second one is there when the first is answered."""
-    messages, expected = TWICE[case]
+    (first, *others), expected = TWICE[case]
     made = job.connected(0, 2)
     peer = raw()
-    peer.send(b"".join(map(wire.to_line, messages)))
+    peer.send(b"".join(map(wire.to_line, (peer.proved(first), *others))))
     assert [next(iter(each)) for each in iter(peer.receive, None)] == expected
     job.clock.go_on(20)
     assert job.server.coordinator.members.agents.keys() == {0, 2}
@@ -217,7 +222,7 @@ def test_the_oldest_unknown_peer_is_disconnected_for_the_next(job, raw):
     client.connect()
     assert there[1].receive() is None
     for other in there[2:]:  # the others are there, and the agent is not counted
-        other.send_message(protocol=protocol.VERSION, job="20.0")
+        other.request(0, nodes=4)
         assert "refused" in other.receive()
     assert client.failure is None
 
@@ -263,7 +268,7 @@ def noting(job):
     """Serve a coordinator that takes notes; its clock stands still."""
     opened = listening()
     job.port = opened.getsockname()[1]
-    server = CoordinatorServer(loop_started(), opened, Noting())
+    server = CoordinatorServer(loop_started(), opened, Noting(), key_of())
     Clock().drive(server)
     server.start()
     yield server

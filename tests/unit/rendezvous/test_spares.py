@@ -63,7 +63,7 @@ class Job:
         limits = {"spare_after": SPARE_AFTER, "kill": KILL}
         limits["health_check"] = health_check
         self.settings = Settings(
-            "19.0", "mine", coordinator=coordinator, **common | values | limits
+            "mine", coordinator=coordinator, **common | values | limits
         )
         record = record or first_record(nodes, spares, 0)
         hints = {each: tuple(address(each)) for each in range(nodes)}
@@ -275,7 +275,6 @@ def replaced(number, *who, because=None):
 def welcome(number=0, age=(-1, (0, 0)), coordinator=0):
     return {
         "welcome": protocol.VERSION,
-        "job": "19.0",
         "round": number,
         "age": as_sent(age),
         "coordinator": coordinator,

@@ -14,9 +14,8 @@ from torchrun_hpc.rendezvous.phases import Phase
 from torchrun_hpc.rendezvous.policy import first_record
 from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Settings
 from torchrun_hpc.rendezvous.record import Record
-from torchrun_hpc.wire import WireError
 
-SETTINGS = Settings("19.0", "mine", 4, 1, 9, 200, 40, 1, spare_after=60, kill=5)
+SETTINGS = Settings("mine", 4, 1, 9, 200, 40, 1, spare_after=60, kill=5)
 FAILURE = Failure(Kind.SIGNAL, (1,), code=15)
 
 
@@ -80,15 +79,6 @@ def test_it_answers_whom_it_follows(asks, follows):
     assert sent(standby) == []
 
 
-@pytest.mark.parametrize("message", [{}, {"join": True}, {"job": "20.0"}, {"job": 19}])
-@pytest.mark.parametrize("asks", [True, False])
-def test_it_answers_no_other_job(message, asks):
-    standby, _ = make_standby()
-    with pytest.raises(WireError, match="not a member of this job"):
-        standby.receive("peer", message | {"asks": asks})
-    assert sent(standby) == []
-
-
 def test_nothing_happens_without_a_coordinator():
     standby, _ = make_standby()
     standby.tick()
@@ -120,15 +110,6 @@ def test_it_answers_that_it_coordinates(is_strong):
     answer = {"standby": [1, True, is_strong]}
     assert sent(standby) == [("peer", answer), ("peer", CLOSE)]
     assert 3 not in here(standby)
-
-
-def test_who_asks_for_another_job_is_refused():
-    standby = coordinating()
-    standby.receive("peer", request_of(2, job="20.0"))
-    refused = {"refused": "unknown"}
-    assert sent(standby) == [("peer", refused), ("peer", CLOSE)]
-    with pytest.raises(WireError):
-        standby.receive("peer", request_of(2, job="20.0", asks=True))
 
 
 def test_it_is_asked_to_coordinate_twice():

@@ -1,0 +1,95 @@
+"""Where the user's key is, and who cannot check one."""
+
+from __future__ import annotations
+
+import pytest
+from nodes import INTERACTIVE
+from plans import BLOCK, ONE_NODE_JOBS, planned, planned_at
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.planning.meeting import KeyFile
+from torchrun_hpc.sites import Site
+
+AUTH, FILE = "hpc_auth", "hpc_key_file"
+HOME = "~/.config/torchrun_hpc/key"
+
+# Options, the environment, and where the key is.
+FILES = [
+    ({}, {}, KeyFile(HOME)),
+    ({AUTH: "auto"}, {"HOME": "/home/me"}, KeyFile(HOME)),
+    ({}, {"XDG_CONFIG_HOME": "/x"}, KeyFile("/x/torchrun_hpc/key")),
+    ({}, {"XDG_CONFIG_HOME": "x"}, KeyFile(HOME)),  # a relative path does not count
+    ({}, {"XDG_CONFIG_HOME": ""}, KeyFile(HOME)),
+    ({FILE: "/k"}, {"XDG_CONFIG_HOME": "/x"}, KeyFile("/k", is_explicit=True)),
+    ({FILE: "~/k"}, {}, KeyFile("~/k", is_explicit=True)),
+    ({AUTH: "require"}, {}, KeyFile(HOME, is_required=True)),
+    ({AUTH: "none", FILE: "/k"}, {}, KeyFile()),
+]
+
+
+@pytest.mark.parametrize(("options", "environ", "file"), FILES)
+def test_where_the_key_is(options, environ, file):
+    for rank in 0, 2:
+        assert planned(rank, options=options, environ=environ).meeting.key == file
+
+
+def test_a_site_has_the_file_for_all_users():
+    defaults = {FILE: "~/k", AUTH: "require"}
+    site = Site(
+        "mine", centre="Mine", file="x", title="x", source="x", options=defaults
+    )
+    file = KeyFile("~/k", is_explicit=True, is_required=True)
+    assert planned(site=site).meeting.key == file
+    typed = {FILE: "/k", AUTH: "auto"}
+    file = KeyFile("/k", is_explicit=True)
+    assert planned(site=site, options=typed).meeting.key == file
+
+
+ALONE = [*ONE_NODE_JOBS.values(), INTERACTIVE, None]
+
+
+@pytest.mark.parametrize("job", ALONE)
+@pytest.mark.parametrize("auth", ["auto", "require"])
+def test_one_node_has_no_key(job, auth):
+    """Nobody can connect to what meets within a process."""
+    assert planned(job=job, options={AUTH: auth}).meeting.key == KeyFile()
+
+
+# What meets by torch's own means.
+TORCHS = {
+    "its c10d": ({"hpc_rendezvous": "c10d"}, {}, "torch's c10d rendezvous"),
+    "a range": ({"nnodes": "2:4"}, {}, "torch's c10d rendezvous"),
+    "static": ({"rdzv_backend": "static"}, {}, "torch's static rendezvous"),
+    "etcd": ({"rdzv_backend": "etcd-v2", "rdzv_endpoint": "e:1"}, {}, "torch's etcd"),
+    "one node by c10d": (
+        {"rdzv_backend": "c10d"}, {"job": None}, "torch's c10d rendezvous",
+    ),
+    "machines": (
+        {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "10.10.0.1:29400"},
+        {"job": None}, "torch's c10d rendezvous",
+    ),
+    "an agent of torch's": (
+        {"hpc_without_patches": "agent"}, {}, "torch's c10d rendezvous"
+    ),
+    "a torch that does not fit": (
+        {}, {"unfit_patches": ("agent",)}, "torch's c10d rendezvous"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TORCHS)
+def test_what_cannot_check_a_key(case):
+    options, changes, how = TORCHS[case]
+    planned(options=options, **changes)
+    with pytest.raises(LaunchError) as caught:
+        planned(options=options | {AUTH: "require"}, **changes)
+    assert (caught.value.code, caught.value.everywhere) == ("HPC239", True)
+    assert str(caught.value).startswith(f"--hpc_auth=require, but {how}")
+
+
+def test_direct_mode_cannot_either():
+    for options in {}, {FILE: "/k"}:
+        planned_at(BLOCK, 1, options=options)
+    with pytest.raises(LaunchError, match="but direct mode cannot") as caught:
+        planned_at(BLOCK, 1, options={AUTH: "require"})
+    assert caught.value.code == "HPC239"

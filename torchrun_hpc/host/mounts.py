@@ -1,0 +1,40 @@
+"""The file system of a path: see proc_pid_mountinfo(5)."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Types of file systems that nodes share; of FUSE, without "fuse.".
+_SHARED = {
+    *("beegfs", "beegfs_nodev", "ceph", "ceph-fuse", "cvfs", "dvs", "fhgfs", "gpfs"),
+    *("glusterfs", "juicefs", "lustre", "nfs", "nfs4", "panfs", "pvfs2", "quobyte"),
+    "wekafs",
+}
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """Return the type of the file system that a path is on; empty if none is known.
+
+    Args:
+        path: An absolute path without links.
+        mounts: The text of ``/proc/self/mountinfo``.
+    """
+    nearest, kind = "", ""
+    for line in mounts.splitlines():
+        mount, _, source = line.partition(" - ")
+        folder = re.sub(
+            r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount.split(" ")[4]
+        )
+        # The last one of a folder hides those before.
+        if path.is_relative_to(folder) and len(folder) >= len(nearest):
+            nearest, kind = folder, source.split(" ")[0]
+    return kind
+
+
+def is_shared(kind: str) -> bool:
+    """Return whether nodes share the file systems of a type."""
+    return kind.removeprefix("fuse.") in _SHARED

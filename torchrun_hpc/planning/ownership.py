@@ -1,0 +1,42 @@
+"""How nodes prove that they belong to the same job of the same user."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.options.values import NONE, REQUIRE
+from torchrun_hpc.planning.meeting import KeyFile
+
+if TYPE_CHECKING:
+    from torchrun_hpc.planning.inputs import Inputs
+    from torchrun_hpc.planning.meeting import Meeting
+
+
+def key_file(inputs: Inputs) -> KeyFile:
+    """Return where the user's key is.
+
+    Source of the default: XDG Base Directory Specification, which ignores relative
+    paths.
+    """
+    options, folder = inputs.options, inputs.environ.get("XDG_CONFIG_HOME", "")
+    if options.hpc_auth == NONE:
+        return KeyFile()
+    default = f"{folder if folder.startswith('/') else '~/.config'}/torchrun_hpc/key"
+    path, is_required = options.hpc_key_file, options.hpc_auth == REQUIRE
+    return KeyFile(path or default, bool(path), is_required)
+
+
+def check(inputs: Inputs, meeting: Meeting) -> None:
+    """Check that a proof that is required can be given.
+
+    Raises:
+        LaunchError: The nodes meet in a way that has none.
+    """
+    options = inputs.options
+    if options.hpc_auth == REQUIRE and not meeting.has_coordinator:
+        how = f"torch's {meeting.backend} rendezvous"
+        if inputs.mode.is_direct:
+            how = "direct mode"
+        text = f"{options['hpc_auth']}, but {how} cannot check a key. Leave one out"
+        raise LaunchError("HPC239", text, everywhere=True)

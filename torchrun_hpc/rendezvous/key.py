@@ -1,0 +1,119 @@
+"""The user's key: a file of random bytes that all nodes of a job see."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchrun_hpc import files, waiting
+from torchrun_hpc.host import mounts, procfs
+from torchrun_hpc.rendezvous.proof import Secret
+
+if TYPE_CHECKING:
+    from torchrun_hpc.planning.meeting import KeyFile
+
+_SIZE = 32  # bytes
+_MODE = 0o600
+
+# Seconds until a file that another node has made is seen here: NFS remembers for a
+# while that there was none.
+LATE = 10.0
+
+
+class Key:
+    """This node's key, if it has one.
+
+    Args:
+        file: Where it is.
+        launch: The launch id.
+
+    Attributes:
+        secret: The secret of the launch.
+        name: The key, for a person: the file, and a fingerprint; or why there is none.
+    """
+
+    def __init__(self, file: KeyFile, launch: str) -> None:
+        self._file = file
+        self.secret = Secret(launch)
+        self.name = "none (--hpc-auth=none)"
+
+    def load(self) -> None:
+        """Read the file, or make it: nodes that start at once get the same key."""
+        path = Path(self._file.path)
+        if not self._file.path:
+            return
+        key = b""
+        try:
+            path = path.expanduser()
+            key = _read_or_make(path, anywhere=self._file.is_explicit)
+        except (OSError, ValueError, RuntimeError) as error:  # or there is no home
+            reason = getattr(error, "strerror", None) or error
+            self.name = f"none ({path}: {reason})"
+        else:
+            fingerprint = hashlib.sha256(b"fingerprint" + key).hexdigest()
+            self.name = f"{path} ({fingerprint[:8]})"
+        self.secret = Secret(self.secret.launch, key)
+
+
+def _read_or_make(path: Path, *, anywhere: bool) -> bytes:
+    """Return the key.
+
+    Raises:
+        OSError: It cannot be read, or made.
+        ValueError: The same, by our own rules.
+    """
+    with suppress(FileNotFoundError):
+        return _read(path)
+    if not anywhere:
+        kind = mounts.file_system(
+            Path(os.path.realpath(path)), procfs.read("/proc/self/mountinfo") or ""
+        )
+        if not mounts.is_shared(kind):
+            raise ValueError(f"nodes do not share its file system ({kind})")
+    with suppress(FileExistsError):
+        return _make(path)
+    waiting.until(path.is_file, LATE)
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
+    def opener(name: str, flags: int) -> int:
+        return files.opened(name, flags | os.O_NOFOLLOW)
+
+    with open(path, "rb", opener=opener) as file:
+        state = os.fstat(file.fileno())
+        key: bytes = file.read(_SIZE + 1)
+    if state.st_uid != os.geteuid():
+        raise ValueError(f"it belongs to user {state.st_uid}")
+    if state.st_mode & 0o077:
+        raise ValueError(f"others may use it: its mode is {state.st_mode & 0o777:o}")
+    if len(key) != _SIZE or not any(key):  # zeros after a crash would be as no key
+        raise ValueError(f"it does not have {_SIZE} random bytes")
+    return key
+
+
+def _make(path: Path) -> bytes:
+    """Make a key.
+
+    Raises:
+        FileExistsError: Another node was faster.
+        OSError: It cannot be written.
+        ValueError: Others could read it.
+    """
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(secrets.token_bytes(_SIZE))
+            file.flush()
+            os.fsync(number)
+        key = _read(new)  # a full disk may show only then
+        os.link(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+    return key

@@ -1,0 +1,161 @@
+"""The proof that both ends of a connection belong to the same launch.
+
+Both know the secret of the launch. The caller begins::
+
+    caller                            listener
+    nonce, to, request      ───────►
+                            ◄───────  nonce, proof
+    the request, proof      ───────►
+
+``nonce`` is a random number of each side. ``to`` is the address and the port that the
+caller has dialled: nobody can pass the proofs on from another port. ``request`` is the
+digest of the request, so that both proofs cover all of it, and the listener proves
+first. Until the listener has the caller's proof, its answers differ in random numbers
+only.
+
+Without a key the proofs show no more than that both know the launch id.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc import wire
+from torchrun_hpc.wire import WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    # What is sent, what is received, and what it comes to.
+    Caller = Generator[Mapping[str, Any], Mapping[str, Any], None]
+    Listener = Generator[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]
+
+CALLER, LISTENER = "caller", "listener"
+
+# What a caller sends instead of a proof that it cannot give.
+UNPROVED = {"proof": None}
+
+_NONCE = 16  # bytes
+
+
+class UnprovedError(ConnectionError):
+    """The other side does not have the secret of this launch."""
+
+    def __init__(self) -> None:
+        super().__init__("no proof: another job, or another key")
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message of a caller.
+
+    Attributes:
+        nonce: A random number.
+        to: The address and the port that it has dialled.
+        request: SHA-256 of its request, as a line of JSON.
+    """
+
+    nonce: str
+    to: tuple[str, int]
+    request: str
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """The answer of a listener.
+
+    Attributes:
+        nonce: A random number.
+        proof: In hexadecimal.
+    """
+
+    nonce: str
+    proof: str
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What both sides know.
+
+    Attributes:
+        launch: The launch id.
+        key: The user's key; empty if there is none.
+    """
+
+    launch: str
+    key: bytes = field(default=b"", repr=False)
+
+    @functools.cached_property
+    def value(self) -> bytes:
+        """HMAC of the key and the launch id."""
+        return hmac.digest(self.key, self.launch.encode(errors="replace"), "sha256")
+
+    def proof(self, role: str, hello: Hello, nonce: str) -> str:
+        """Return the proof of one side, in hexadecimal.
+
+        Args:
+            role: Of this side.
+            hello: The caller's first message.
+            nonce: The listener's.
+        """
+        said = [role, self.launch, hello.nonce, nonce, *hello.to, hello.request]
+        return hmac.digest(self.value, wire.to_line(said), "sha256").hex()
+
+    def call(self, to: tuple[str, int], request: Mapping[str, Any]) -> Caller:
+        """Prove who calls: yield each line to send, and receive the answer to it.
+
+        Args:
+            to: The address and the port that were dialled.
+            request: What the caller wants.
+
+        Raises:
+            WireError: The other side is something else.
+            UnprovedError: It has no proof.
+        """
+        hello = Hello(secrets.token_hex(_NONCE), to, _digest(request))
+        answer = wire.decode(Challenge, (yield wire.encode(hello)))
+        if not _is_same(answer.proof, self.proof(LISTENER, hello, answer.nonce)):
+            raise UnprovedError
+        yield {**request, "proof": self.proof(CALLER, hello, answer.nonce)}
+
+    def listen(self, address: str, port: int) -> Listener:
+        """Examine who calls: receive each line, and yield the answer to it.
+
+        Args:
+            address: Where this side is dialled; empty if it does not know that.
+            port: The same.
+
+        Returns:
+            The request.
+
+        Raises:
+            WireError: The other side has no proof.
+        """
+        hello = wire.decode(Hello, (yield {}))
+        if hello.to[1] != port or address not in {"", hello.to[0]}:
+            raise WireError("dialled somebody else")
+        nonce = secrets.token_hex(_NONCE)
+        answer = Challenge(nonce, self.proof(LISTENER, hello, nonce))
+        request = dict((yield wire.encode(answer)))
+        is_proved = _is_same(
+            request.pop("proof", None), self.proof(CALLER, hello, nonce)
+        )
+        if not (is_proved and _is_same(hello.request, _digest(request))):
+            raise WireError("no proof")
+        return request
+
+
+def _digest(request: Mapping[str, Any]) -> str:
+    return hashlib.sha256(wire.to_line(request)).hexdigest()
+
+
+def _is_same(theirs: Any, own: str) -> bool:
+    # As bytes: text must be ASCII.
+    return type(theirs) is str and hmac.compare_digest(
+        theirs.encode(errors="replace"), own.encode()
+    )
