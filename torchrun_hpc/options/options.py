@@ -121,16 +121,16 @@ class Options:
     hpc_auth: str = _ours(
         "auto",
         "auto|require|none",
-        "Whether nodes prove to each other that they belong to this job, by a key: "
-        "'auto' if they have one, 'require' in any case. By default the site's, or "
-        "auto.",
+        "Whether nodes prove to each other by a key that they belong to this job: "
+        "'auto' if there is one, 'require' in any case, or 'none'. By default the "
+        "site's, or auto.",
         values.auth,
     )
     hpc_key_file: str = _ours(
         "",
         "FILE",
-        "The key, which is made if it is not there. By default "
-        "~/.config/torchrun_hpc/key, which is made if nodes share its file system.",
+        "The key, which is made if it is not there; by default key in "
+        "~/.config/torchrun_hpc/, if nodes share that file system.",
         values.text,
     )
     hpc_preload: tuple[str, ...] = _ours(

@@ -46,12 +46,13 @@ class KeyFile:
         path: Its path; ``~`` is the user's home. Empty if there is to be none.
         is_explicit: Whether it is not the default one: then it may be made anywhere,
             not only on a file system that nodes share.
-        is_required: Whether nothing starts without it.
+        required: What the user has set that nothing starts without it; empty if that
+            is not so.
     """
 
     path: str = ""
     is_explicit: bool = False
-    is_required: bool = False
+    required: str = ""
 
 
 @dataclass(frozen=True)

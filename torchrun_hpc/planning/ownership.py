@@ -24,7 +24,8 @@ def key_file(inputs: Inputs) -> KeyFile:
         return KeyFile()
     default = f"{folder if folder.startswith('/') else '~/.config'}/torchrun_hpc/key"
     path, is_required = options.hpc_key_file, options.hpc_auth == REQUIRE
-    return KeyFile(path or default, bool(path), is_required)
+    required = str(options["hpc_auth"]) if is_required else ""
+    return KeyFile(path or default, bool(path), required)
 
 
 def check(inputs: Inputs, meeting: Meeting) -> None:
@@ -35,8 +36,10 @@ def check(inputs: Inputs, meeting: Meeting) -> None:
     """
     options = inputs.options
     if options.hpc_auth == REQUIRE and not meeting.has_coordinator:
-        how = f"torch's {meeting.backend} rendezvous"
-        if inputs.mode.is_direct:
-            how = "direct mode"
-        text = f"{options['hpc_auth']}, but {how} cannot check a key. Leave one out"
-        raise LaunchError("HPC239", text, everywhere=True)
+        how = "direct mode" if inputs.mode.is_direct else meeting.backend
+        raise LaunchError(
+            "HPC239",
+            f"{options['hpc_auth']}, but {how} cannot check a key. Leave it out, or "
+            "what keeps the nodes from meeting by --hpc-rendezvous=scheduler",
+            everywhere=True,
+        )

@@ -160,12 +160,13 @@ class Connection:
         key.load()
         if key.secret.key or not wanted.path:
             return
-        if wanted.is_required:
-            raise LaunchError("HPC238", f"--hpc-auth=require: the key is {key.name}")
+        remedy = "Pass --hpc-key-file=FILE, on a file system that all nodes share"
+        if wanted.required:
+            text = f"{wanted.required}, but there is no key. Key here: {key.name}"
+            raise LaunchError("HPC238", f"{text}. {remedy}")
         if self._meeting.node_rank == 0:
-            text = f"whoever reaches this job can join it: its key is {key.name}. Pass "
-            text += "--hpc-key-file=FILE, on a file system that all nodes share"
-            console.write(Message("HPC236", text), "warning")
+            text = f"whoever reaches this job can join it. Key here: {key.name}"
+            console.write(Message("HPC236", f"{text}. {remedy}"), "warning")
 
     def _refusal(self, refused: RefusedError) -> LaunchError:
         where, request = self._meeting, self._request

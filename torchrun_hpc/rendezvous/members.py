@@ -78,8 +78,8 @@ class Members:
         seen: Node ranks of those that have been, or will not come.
         unread: Connections that have not confirmed a failure.
         candidates: Agents that claim the node rank of another one.
-        unproved: Addresses from which somebody came who has no proof that it belongs to
-            the job, and whether the user has read them.
+        unproved: Addresses that the user has read, from which somebody came who has no
+            proof that it belongs to the job.
         seconds: How many have passed.
     """
 
@@ -91,7 +91,7 @@ class Members:
         self._outbox = outbox
         self._ranks: dict[Hashable, int] = {}
         self.candidates: dict[int, Agent] = {}
-        self.unproved: dict[str, bool] = {}
+        self.unproved: list[str] = []
         self._silent: set[int] = set()  # as the user has read
         self.seconds = 0
         limit = settings.silence_timeout // 3
@@ -239,12 +239,6 @@ class Members:
             self.report({"silent": news, "left": left})
         if answering:
             self.report({"answering": answering})
-
-    def report_unproved(self) -> None:
-        """Report, once each, from where somebody came who has no proof."""
-        news = [address for address, is_told in self.unproved.items() if not is_told]
-        if news and self.report({"unproved": news}):
-            self.unproved.update(dict.fromkeys(news, True))
 
     def _send_heartbeat(self, agent: Agent) -> None:
         self._outbox.append((agent.connection, {"heartbeat": agent.heartbeat}))

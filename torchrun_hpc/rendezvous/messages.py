@@ -83,8 +83,8 @@ def _stranger(event: Mapping[str, Any], meeting: Meeting) -> Message:
 
 
 def _unproved(event: Mapping[str, Any], _: Meeting) -> Message:
-    text = f"ignored {', '.join(event['unproved'])}, which does not prove that it is "
-    text += f"of this job. Its key is {event['key']}"
+    text = f"ignored {event['unproved']}, which does not prove that it is of this job. "
+    text += f"Key here: {event['key']}"
     return Message("HPC237", text)
 
 
@@ -317,8 +317,8 @@ def refusal(
         code, text = "HPC118", f"{meeting.nodes} nodes {other}"
     else:
         text = f"{node} does not prove that it is of job {meeting.launch_id}: it is of "
-        text += f"another one, or has another key than {key}. Pass another port, or "
-        text += "let all nodes see the same key: --hpc-key-file=FILE"
+        text += f"another one, or has another key. Key here: {key}. Let all nodes see "
+        text += "the same key: --hpc-key-file=FILE; or pass another port"
         return LaunchError("HPC119", text, others_know=True)
     text += f". Node 0 names both. {remedy}"
     return LaunchError(code, text, others_know=True)

@@ -373,8 +373,8 @@ class Rounds:
         if waiting.is_report_due(self._waited):
             key = "finishing" if is_running else "waiting"
             event: dict[str, Any] = {key: missing, "seconds": self._waited}
-            if callers := [*self._members.unproved]:
-                event["callers"] = callers
+            if self._members.unproved:
+                event["callers"] = self._members.unproved
             self._members.report(event)
         if self._waited >= timeout and not (is_running or is_formed):
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))

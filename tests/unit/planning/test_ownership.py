@@ -22,7 +22,7 @@ FILES = [
     ({}, {"XDG_CONFIG_HOME": ""}, KeyFile(HOME)),
     ({FILE: "/k"}, {"XDG_CONFIG_HOME": "/x"}, KeyFile("/k", is_explicit=True)),
     ({FILE: "~/k"}, {}, KeyFile("~/k", is_explicit=True)),
-    ({AUTH: "require"}, {}, KeyFile(HOME, is_required=True)),
+    ({AUTH: "require"}, {}, KeyFile(HOME, required="--hpc_auth=require")),
     ({AUTH: "none", FILE: "/k"}, {}, KeyFile()),
 ]
 
@@ -38,7 +38,7 @@ def test_a_site_has_the_file_for_all_users():
     site = Site(
         "mine", centre="Mine", file="x", title="x", source="x", options=defaults
     )
-    file = KeyFile("~/k", is_explicit=True, is_required=True)
+    file = KeyFile("~/k", is_explicit=True, required="site mine: auth=require")
     assert planned(site=site).meeting.key == file
     typed = {FILE: "/k", AUTH: "auto"}
     file = KeyFile("/k", is_explicit=True)
@@ -57,22 +57,22 @@ def test_one_node_has_no_key(job, auth):
 
 # What meets by torch's own means.
 TORCHS = {
-    "its c10d": ({"hpc_rendezvous": "c10d"}, {}, "torch's c10d rendezvous"),
-    "a range": ({"nnodes": "2:4"}, {}, "torch's c10d rendezvous"),
-    "static": ({"rdzv_backend": "static"}, {}, "torch's static rendezvous"),
-    "etcd": ({"rdzv_backend": "etcd-v2", "rdzv_endpoint": "e:1"}, {}, "torch's etcd"),
+    "its c10d": ({"hpc_rendezvous": "c10d"}, {}, "c10d"),
+    "a range": ({"nnodes": "2:4"}, {}, "c10d"),
+    "static": ({"rdzv_backend": "static"}, {}, "static"),
+    "etcd": ({"rdzv_backend": "etcd-v2", "rdzv_endpoint": "e:1"}, {}, "etcd-v2"),
     "one node by c10d": (
-        {"rdzv_backend": "c10d"}, {"job": None}, "torch's c10d rendezvous",
+        {"rdzv_backend": "c10d"}, {"job": None}, "c10d",
     ),
     "machines": (
         {"nnodes": "2", "rdzv_backend": "c10d", "rdzv_endpoint": "10.10.0.1:29400"},
-        {"job": None}, "torch's c10d rendezvous",
+        {"job": None}, "c10d",
     ),
     "an agent of torch's": (
-        {"hpc_without_patches": "agent"}, {}, "torch's c10d rendezvous"
+        {"hpc_without_patches": "agent"}, {}, "c10d"
     ),
     "a torch that does not fit": (
-        {}, {"unfit_patches": ("agent",)}, "torch's c10d rendezvous"
+        {}, {"unfit_patches": ("agent",)}, "c10d"
     ),
 }  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_what_cannot_check_a_key(case):
     with pytest.raises(LaunchError) as caught:
         planned(options=options | {AUTH: "require"}, **changes)
     assert (caught.value.code, caught.value.everywhere) == ("HPC239", True)
-    assert str(caught.value).startswith(f"--hpc_auth=require, but {how}")
+    assert str(caught.value).startswith(f"--hpc_auth=require, but {how} cannot ")
 
 
 def test_direct_mode_cannot_either():

@@ -67,10 +67,10 @@ EVENTS = {
         ),
     ),
     "somebody without a proof": (
-        {"unproved": ["10.0.0.7"], "key": "/home/me/key (0badcafe)"},
+        {"unproved": "10.0.0.7", "key": "/home/me/key (0badcafe)"},
         (
-            "HPC237 ignored 10.0.0.7, which does not prove that it is of this job. Its "
-            "key is /home/me/key (0badcafe)"
+            "HPC237 ignored 10.0.0.7, which does not prove that it is of this job. Key "
+            "here: /home/me/key (0badcafe)"
         ),
     ),
     "nodes at work": (
@@ -236,8 +236,8 @@ REFUSED = {
     ),
     Refusal.UNPROVED: (
         f"HPC119 {HEAD_NODE} does not prove that it is of job 19.0: it is of another "
-        "one, or has another key than /home/me/key (0badcafe). Pass another port, or "
-        "let all nodes see the same key: --hpc-key-file=FILE"
+        "one, or has another key. Key here: /home/me/key (0badcafe). Let all nodes see "
+        "the same key: --hpc-key-file=FILE; or pass another port"
     ),
     Refusal.SPARES: (
         f"HPC206 --hpc-spares=1 here, but another number on {HEAD_NODE}. Node 0 names "
