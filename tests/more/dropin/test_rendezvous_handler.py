@@ -485,12 +485,12 @@ def test_nodes_with_two_keys(
         job.handler(1, key=keys[1]).connect()
     assert caught.value.code == "HPC119"
     assert re.search(
-        rf"another key than {files[1]} \([0-9a-f]{{8}}\)\. ", str(caught.value)
+        rf"key\. Key here: {files[1]} \([0-9a-f]{{8}}\)\. ", str(caught.value)
     )
     err = until(lambda: capfd.readouterr().err)
     assert re.fullmatch(
         "torchrun_hpc: warning: HPC237 ignored 127.0.0.1, which does not prove that it "
-        rf"is of this job. Its key is {files[0]} \([0-9a-f]{{8}}\)\n",
+        rf"is of this job. Key here: {files[0]} \([0-9a-f]{{8}}\)\n",
         err,
     )
 
@@ -504,14 +504,15 @@ def test_nodes_without_a_key(
     job.meet(key=key)
     why = f"none ({tmp_path}/key: Is a directory)"
     assert capfd.readouterr().err == (
-        "torchrun_hpc: warning: HPC236 whoever reaches this job can join it: its key "
-        f"is {why}. Pass --hpc-key-file=FILE, on a file system that all nodes share\n"
+        "torchrun_hpc: warning: HPC236 whoever reaches this job can join it. Key here: "
+        f"{why}. Pass --hpc-key-file=FILE, on a file system that all nodes share\n"
     )
     for rank in 0, 1:
         with pytest.raises(LaunchError) as caught:
-            job.handler(rank, key=replace(key, is_required=True)).connect()
-        text = f"--hpc-auth=require: the key is {why}"
-        assert (caught.value.code, str(caught.value)) == ("HPC238", text)
+            job.handler(rank, key=replace(key, required="--hpc_auth=require")).connect()
+        text = f"--hpc_auth=require, but there is no key. Key here: {why}. Pass "
+        assert caught.value.code == "HPC238"
+        assert str(caught.value).startswith(text)
 
 
 def test_a_launch_inside_a_worker(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,11 @@ def test_nodes_with_different_keys(unpadded, tmp_path):
     with Step(unpadded, "sh", "-c", first + LINE, nodes=2) as job:
         job.says(
             r"warning: HPC237 ignored 10\.10\.0\.2, which does not prove that it is of "
-            rf"this job\. Its key is {own('key.0')}"
+            rf"this job\. Key here: {own('key.0')}"
         )
         job.says(
             r"HPC119 on n10: the head node at 10\.10\.0\.1:\d+ does not prove that it "
-            rf"is of job \S+: .*, or has another key than {own('key.1')}"
+            rf"is of job \S+: .*, or has another key\. Key here: {own('key.1')}"
         )
         job.says(
             r"HPC114 1 of 2 nodes .* n10 \(node 1\).* Without a proof: 10\.10\.0\.2"
@@ -37,8 +37,9 @@ def test_a_key_that_is_required(unpadded, tmp_path):
     options = ("--hpc-auth=require", f"--hpc-key-file={tmp_path}")
     said = refused(launch(unpadded, *options, srun=["--kill-on-bad-exit=0"]))
     assert sorted(said) == [
-        f"error: HPC238 on {host}: --hpc-auth=require: the key is none ({tmp_path}: Is "
-        "a directory)"
+        f"error: HPC238 on {host}: --hpc_auth=require, but there is no key. Key here: "
+        f"none ({tmp_path}: Is a directory). Pass --hpc-key-file=FILE, on a file system "
+        "that all nodes share"
         for host in ("n10", "n9")
     ]
 
@@ -58,7 +59,7 @@ def test_a_job_keeps_its_key(unpadded, tmp_path):
         kept = key.rename(tmp_path / "kept")
         job.send("n11", "SIGKILL")
         job.says("HPC123 the agent on n11 .node 2. is gone")
-        job.says(rf"HPC119 on n11: .*, or has another key than {own('key')}")
+        job.says(rf"HPC119 on n11: .*, or has another key\. Key here: {own('key')}")
         job.says("second 2")
         kept.rename(key)
         (tmp_path / "third").touch()
