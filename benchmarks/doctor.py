@@ -144,9 +144,10 @@ def place_of(nodes: int, rank: int) -> Place:
 def introduced(nodes: int, rank: int) -> Iterator[tuple[SimulatedNode, Counted]]:
     """Let a node meet the others, and yield it, and what it tells them by."""
     here, nobody = place_of(nodes, rank), cast("Workers", NoWorkers())
+    key = Key(KeyFile(), "benchmark")
     with (
-        contextlib.closing(Links(Key(KeyFile(), "benchmark"), HOST)) as links,
-        met(here.tasks_meeting, {}, 120, lambda _: None) as board,
+        contextlib.closing(Links(key, HOST)) as links,
+        met(here.tasks_meeting, {}, key, 120, lambda _: None) as board,
     ):
         node = SimulatedNode(here, Options(), links, nobody)
         counted = Counted(board._client)  # noqa: SLF001

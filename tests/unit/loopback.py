@@ -379,6 +379,20 @@ def other_program(answer):
             connection.close()
 
 
+def proving(answer):
+    """Prove to be the coordinator to whoever calls, and then answer like this."""
+
+    def prove_first(data):
+        if b'"to":[' not in data:
+            return answer(data)
+        hello = wire.from_json(data)
+        steps = key_of().secret.listen(*hello["to"])
+        next(steps)
+        return wire.to_line(steps.send(hello))
+
+    return prove_first
+
+
 def line(**message):
     return lambda _: wire.to_line(message)
 
@@ -391,6 +405,10 @@ OTHER_PROGRAMS = {
     "one of the web": lambda _: b"HTTP/1.0 400 Bad request\r\n\r\n",
     "noise": lambda _: b"\0\xff\n" * 100,
     "a number": lambda _: b"5\n",
+    "a welcome at once": line(welcome=VERSION, round=0, age=[0, [0, 0]], coordinator=0),
+    "a failure at once": line(failed=wire.encode(Failure(Kind.AGENT, (0,), text="x"))),
+    "a refusal at once": line(refused="taken"),
+    "a reply of a member at once": line(standby=[0, True, True]),
     "a welcome of another version": line(welcome=VERSION + 1, round=0),
     "a welcome without a round": line(welcome=VERSION),
     "a refusal without a reason": line(refused="bored", value=""),

@@ -34,13 +34,13 @@ from typing import TYPE_CHECKING, Any, cast
 from torchrun_hpc import wire
 from torchrun_hpc.doctor.results import Link
 from torchrun_hpc.host.network import reach
-from torchrun_hpc.rendezvous.server import listen, own_place
+from torchrun_hpc.rendezvous.server import listen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torchrun_hpc.rendezvous.key import Key
-    from torchrun_hpc.rendezvous.proof import Listener
+    from torchrun_hpc.rendezvous.proof import Steps
 
 # The problem of a node whose system is alive, and whose doctor is not.
 SILENT = "a connection is accepted, but the doctor there does not answer"
@@ -153,8 +153,8 @@ class Links:
     def __init__(self, key: Key, address: str) -> None:
         self._key = key
         self._listening = listen(address or None, 0)
-        self._place = own_place(self._listening)
-        self.port = self._place[1]
+        self._place = self._listening.getsockname()[:2]
+        self.port: int = self._place[1]
         self._arrived: dict[tuple[int, str], _Channel] = {}
         self._changed = threading.Condition()
         threading.Thread(target=self._serve, name="links", daemon=True).start()
@@ -199,7 +199,7 @@ class Links:
     def _serve(self) -> None:
         """Greet the nodes of the launch at once, whatever this node does now."""
         # The oldest one is the first.
-        unknown: dict[int, tuple[_Channel, Listener, float]] = {}
+        unknown: dict[int, tuple[_Channel, Steps, float]] = {}
         while (listening := self._listening.fileno()) >= 0:
             waiting = select.poll()
             for number in (listening, *unknown):
@@ -220,7 +220,7 @@ class Links:
                 elif time.monotonic() > end or len(unknown) > _UNKNOWN_PEERS:
                     unknown.pop(number)[0].socket.close()
 
-    def _greet(self, channel: _Channel, steps: Listener) -> bool:
+    def _greet(self, channel: _Channel, steps: Steps) -> bool:
         """Answer a line, and keep a connection that has a proof; say if it is done."""
         try:
             if not channel.has_message():

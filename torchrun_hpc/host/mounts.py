@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,18 +16,16 @@ _SHARED = {
 
 
 def file_system(path: Path, mounts: str) -> str:
-    """Return the type of the file system that a path is on; empty if none is known.
+    """Return the type of the file system that a path is on, or ``unknown``.
 
     Args:
         path: An absolute path without links.
         mounts: The text of ``/proc/self/mountinfo``.
     """
-    nearest, kind = "", ""
+    nearest, kind = "", "unknown"
     for line in mounts.splitlines():
         mount, _, source = line.partition(" - ")
-        folder = re.sub(
-            r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount.split(" ")[4]
-        )
+        folder = mount.split(" ")[4].replace(r"\040", " ")
         # The last one of a folder hides those before.
         if path.is_relative_to(folder) and len(folder) >= len(nearest):
             nearest, kind = folder, source.split(" ")[0]

@@ -121,9 +121,8 @@ class Options:
     hpc_auth: str = _ours(
         "auto",
         "auto|require|none",
-        "Whether nodes prove to each other by a key that they belong to this job: "
-        "'auto' if there is one, 'require' in any case, or 'none'. By default the "
-        "site's, or auto.",
+        "Whether nodes prove by a key that they are of this job: 'auto' if there is "
+        "one, 'require' always. By default the site's, or auto.",
         values.auth,
     )
     hpc_key_file: str = _ours(
@@ -131,7 +130,7 @@ class Options:
         "FILE",
         "The key, which is made if it is not there; by default key in "
         "~/.config/torchrun_hpc/, if nodes share that file system.",
-        values.text,
+        lambda setting: str(setting.value),
     )
     hpc_preload: tuple[str, ...] = _ours(
         (),

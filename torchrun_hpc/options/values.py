@@ -85,11 +85,6 @@ def reader(code: str, read: Callable[[Any], Any], wrong: str) -> Reader:
     return read_setting
 
 
-def text(setting: Setting) -> str:
-    """Read any text."""
-    return str(setting.value)
-
-
 def names(setting: Setting) -> tuple[str, ...]:
     """Read names with commas between them."""
     return split_names(str(setting.value))

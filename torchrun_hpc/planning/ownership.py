@@ -37,9 +37,6 @@ def check(inputs: Inputs, meeting: Meeting) -> None:
     options = inputs.options
     if options.hpc_auth == REQUIRE and not meeting.has_coordinator:
         how = "direct mode" if inputs.mode.is_direct else meeting.backend
-        raise LaunchError(
-            "HPC239",
-            f"{options['hpc_auth']}, but {how} cannot check a key. Leave it out, or "
-            "what keeps the nodes from meeting by --hpc-rendezvous=scheduler",
-            everywhere=True,
-        )
+        text = f"{options['hpc_auth']}, but {how} cannot check a key. Leave it out, or "
+        text += "what keeps the nodes from meeting by --hpc-rendezvous=scheduler"
+        raise LaunchError("HPC239", text, everywhere=True)

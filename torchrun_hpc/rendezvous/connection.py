@@ -70,6 +70,7 @@ class Connection:
         settings: What all agents agree on.
         environ: Environment of this process.
         on_event: See `Client`.
+        key: This node's key, if it is used elsewhere, too.
         segment: Bytes of TCP's segments at most; 0 for what the interface takes.
         own_failure: Why this agent cannot start, if it connects only to say that.
         end_workers: Kills the workers of this node at once.
@@ -79,13 +80,14 @@ class Connection:
         key: This node's key, once it is opened.
     """
 
-    def __init__(  # noqa: PLR0913 - the last three are of few
+    def __init__(  # noqa: PLR0913 - the last four are of few
         self,
         meeting: Meeting,
         settings: Settings,
         environ: Mapping[str, str],
         on_event: Callable[[Mapping[str, Any]], None],
         *,
+        key: Key | None = None,
         segment: int = 0,
         own_failure: Failure | None = None,
         end_workers: Callable[[], None] = lambda: None,
@@ -99,7 +101,7 @@ class Connection:
         self._loop = Loop()
         self._request = request_of(meeting, settings.run_id)
         self._server: CoordinatorServer | None = None
-        self.key = Key(meeting.key, meeting.launch_id)
+        self.key = key or Key(meeting.key, meeting.launch_id)
         self.client = Client(
             self._loop, self._request, settings.silence_timeout, on_event
         )
@@ -160,13 +162,13 @@ class Connection:
         key.load()
         if key.secret.key or not wanted.path:
             return
-        remedy = "Pass --hpc-key-file=FILE, on a file system that all nodes share"
+        why = f"Key here: {key.name}. Pass --hpc-key-file=FILE, on a file system that "
+        why += "all nodes share"
         if wanted.required:
-            text = f"{wanted.required}, but there is no key. Key here: {key.name}"
-            raise LaunchError("HPC238", f"{text}. {remedy}")
+            raise LaunchError("HPC238", f"{wanted.required} needs a key. {why}")
         if self._meeting.node_rank == 0:
-            text = f"whoever reaches this job can join it. Key here: {key.name}"
-            console.write(Message("HPC236", f"{text}. {remedy}"), "warning")
+            message = Message("HPC236", f"whoever reaches this job can join it. {why}")
+            console.write(message, "warning")
 
     def _refusal(self, refused: RefusedError) -> LaunchError:
         where, request = self._meeting, self._request

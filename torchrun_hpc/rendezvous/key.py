@@ -6,6 +6,7 @@ import hashlib
 import os
 import secrets
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.meeting import KeyFile
 
 _SIZE = 32  # bytes
-_MODE = 0o600
 
 # Seconds until a file that another node has made is seen here: NFS remembers for a
 # while that there was none.
@@ -42,11 +42,13 @@ class Key:
         self.name = "none (--hpc-auth=none)"
 
     def load(self) -> None:
-        """Read the file, or make it: nodes that start at once get the same key."""
+        """Read the file, or make it: nodes that start at once get the same key.
+
+        A key that is there stays, whatever becomes of the file.
+        """
         path = Path(self._file.path)
-        if not self._file.path:
+        if self.secret.key or not self._file.path:
             return
-        key = b""
         try:
             path = path.expanduser()
             key = _read_or_make(path, anywhere=self._file.is_explicit)
@@ -56,7 +58,7 @@ class Key:
         else:
             fingerprint = hashlib.sha256(b"fingerprint" + key).hexdigest()
             self.name = f"{path} ({fingerprint[:8]})"
-        self.secret = Secret(self.secret.launch, key)
+            self.secret = Secret(self.secret.launch, key)
 
 
 def _read_or_make(path: Path, *, anywhere: bool) -> bytes:
@@ -106,12 +108,10 @@ def _make(path: Path) -> bytes:
     """
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
     try:
-        with os.fdopen(number, "wb") as file:
+        with open(new, "xb", 0, opener=partial(os.open, mode=0o600)) as file:
             file.write(secrets.token_bytes(_SIZE))
-            file.flush()
-            os.fsync(number)
+            os.fsync(file.fileno())
         key = _read(new)  # a full disk may show only then
         os.link(new, path)
     finally:

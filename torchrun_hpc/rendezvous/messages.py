@@ -42,8 +42,8 @@ def _waiting(event: Mapping[str, Any], meeting: Meeting) -> Message:
     ranks, total, seconds = event["waiting"], meeting.active, event["seconds"]
     text = f"{total - len(ranks)} of {total} nodes are there after {seconds} s; "
     text += f"waiting for {names(ranks, meeting)}. {meeting.hint}".rstrip(". ")
-    if callers := event.get("callers"):
-        text += f". Without a proof: {', '.join(callers)}"
+    if unproved := event.get("beside"):
+        text += f". Without a proof: {', '.join(unproved)}"
     return Message("HPC114", text)
 
 
@@ -203,12 +203,8 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
     "seeks": _seeks,
 }
 
-_WARNINGS = frozenset(
-    [
-        *("sites", "stranger", "unproved", "replaced", "excluded", "out"),
-        *("takes_over", "may_run"),
-    ]
-)
+_WARNINGS = {"sites", "stranger", "unproved", "replaced", "excluded", "out"}
+_WARNINGS |= {"takes_over", "may_run"}
 _WARNINGS_OF_SPARES = frozenset(["suspended", "seeks", "silent", "coordinator_silent"])
 
 

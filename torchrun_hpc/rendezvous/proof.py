@@ -18,7 +18,6 @@ Without a key the proofs show no more than that both know the launch id.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import secrets
@@ -31,23 +30,17 @@ from torchrun_hpc.wire import WireError
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    # What is sent, what is received, and what it comes to.
-    Caller = Generator[Mapping[str, Any], Mapping[str, Any], None]
-    Listener = Generator[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]
+    # What is sent, what is received; for a listener, the request in the end.
+    Steps = Generator[Mapping[str, Any], Mapping[str, Any], Any]
 
 CALLER, LISTENER = "caller", "listener"
 
-# What a caller sends instead of a proof that it cannot give.
-UNPROVED = {"proof": None}
-
 _NONCE = 16  # bytes
+_ALL = ("0.0.0.0", "::")
 
 
 class UnprovedError(ConnectionError):
     """The other side does not have the secret of this launch."""
-
-    def __init__(self) -> None:
-        super().__init__("no proof: another job, or another key")
 
 
 @dataclass(frozen=True)
@@ -90,11 +83,6 @@ class Secret:
     launch: str
     key: bytes = field(default=b"", repr=False)
 
-    @functools.cached_property
-    def value(self) -> bytes:
-        """HMAC of the key and the launch id."""
-        return hmac.digest(self.key, self.launch.encode(errors="replace"), "sha256")
-
     def proof(self, role: str, hello: Hello, nonce: str) -> str:
         """Return the proof of one side, in hexadecimal.
 
@@ -103,10 +91,11 @@ class Secret:
             hello: The caller's first message.
             nonce: The listener's.
         """
+        secret = hmac.digest(self.key, self.launch.encode(errors="replace"), "sha256")
         said = [role, self.launch, hello.nonce, nonce, *hello.to, hello.request]
-        return hmac.digest(self.value, wire.to_line(said), "sha256").hex()
+        return hmac.digest(secret, wire.to_line(said), "sha256").hex()
 
-    def call(self, to: tuple[str, int], request: Mapping[str, Any]) -> Caller:
+    def call(self, to: tuple[str, int], request: Mapping[str, Any]) -> Steps:
         """Prove who calls: yield each line to send, and receive the answer to it.
 
         Args:
@@ -120,14 +109,15 @@ class Secret:
         hello = Hello(secrets.token_hex(_NONCE), to, _digest(request))
         answer = wire.decode(Challenge, (yield wire.encode(hello)))
         if not _is_same(answer.proof, self.proof(LISTENER, hello, answer.nonce)):
-            raise UnprovedError
+            raise UnprovedError("no proof: another job, or another key")
         yield {**request, "proof": self.proof(CALLER, hello, answer.nonce)}
 
-    def listen(self, address: str, port: int) -> Listener:
+    def listen(self, address: str, port: int) -> Steps:
         """Examine who calls: receive each line, and yield the answer to it.
 
         Args:
-            address: Where this side is dialled; empty if it does not know that.
+            address: Where this side listens; if on all addresses, it does not know
+                which one was dialled.
             port: The same.
 
         Returns:
@@ -137,15 +127,13 @@ class Secret:
             WireError: The other side has no proof.
         """
         hello = wire.decode(Hello, (yield {}))
-        if hello.to[1] != port or address not in {"", hello.to[0]}:
+        if hello.to[1] != port or address not in {*_ALL, hello.to[0]}:
             raise WireError("dialled somebody else")
         nonce = secrets.token_hex(_NONCE)
         answer = Challenge(nonce, self.proof(LISTENER, hello, nonce))
         request = dict((yield wire.encode(answer)))
-        is_proved = _is_same(
-            request.pop("proof", None), self.proof(CALLER, hello, nonce)
-        )
-        if not (is_proved and _is_same(hello.request, _digest(request))):
+        theirs, own = request.pop("proof", ""), self.proof(CALLER, hello, nonce)
+        if not (_is_same(theirs, own) and _is_same(hello.request, _digest(request))):
             raise WireError("no proof")
         return request
 
@@ -154,8 +142,6 @@ def _digest(request: Mapping[str, Any]) -> str:
     return hashlib.sha256(wire.to_line(request)).hexdigest()
 
 
-def _is_same(theirs: Any, own: str) -> bool:
-    # As bytes: text must be ASCII.
-    return type(theirs) is str and hmac.compare_digest(
-        theirs.encode(errors="replace"), own.encode()
-    )
+def _is_same(theirs: object, own: str) -> bool:
+    # As bytes: text would have to be ASCII.
+    return hmac.compare_digest(str(theirs).encode(errors="replace"), own.encode())

@@ -372,10 +372,8 @@ class Rounds:
         self._waited += 1
         if waiting.is_report_due(self._waited):
             key = "finishing" if is_running else "waiting"
-            event: dict[str, Any] = {key: missing, "seconds": self._waited}
-            if self._members.unproved:
-                event["callers"] = self._members.unproved
-            self._members.report(event)
+            seconds, unproved = self._waited, self._members.unproved
+            self._members.report({key: missing, "seconds": seconds, "beside": unproved})
         if self._waited >= timeout and not (is_running or is_formed):
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import waiting, wire
-from torchrun_hpc.failures.failure import Failure
 from torchrun_hpc.rendezvous.end import End
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, RefusedError
 from torchrun_hpc.rendezvous.key import LATE
-from torchrun_hpc.rendezvous.proof import UNPROVED, UnprovedError
-from torchrun_hpc.rendezvous.protocol import LINE_LIMIT, VERSION, Refusal
+from torchrun_hpc.rendezvous.proof import UnprovedError
+from torchrun_hpc.rendezvous.protocol import LINE_LIMIT, Refusal
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.rendezvous.key import Key
     from torchrun_hpc.rendezvous.proof import Secret
     from torchrun_hpc.rendezvous.protocol import JoinRequest
@@ -83,7 +83,8 @@ class Channel(End):
         except WireError:
             self.abort()
             return
-        self._arrived.set()
+        if self._messages:
+            self._arrived.set()
         self.deliver()
 
     def deliver(self) -> None:
@@ -100,7 +101,7 @@ class Channel(End):
     async def open(
         self, host: str, port: int, request: Mapping[str, Any], secret: Secret
     ) -> Mapping[str, Any]:
-        """Connect, and prove who calls; return the answer to the request, see `ask`.
+        """Connect, and let both sides prove who they are; return the answer, see `ask`.
 
         Raises:
             OSError: It cannot connect.
@@ -112,18 +113,16 @@ class Channel(End):
         opening = asyncio.get_running_loop().create_connection(lambda: self, host, port)
         try:
             await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
-            to = self.transport.get_extra_info("peername")[:2]
+            to = self.transport.get_extra_info("socket").getpeername()[:2]
             steps = secret.call(to, request)
-            answer = await self.ask(next(steps))
-            try:
-                proved = steps.send(answer)
-            except WireError:
-                return answer
-            return await self.ask(proved)
+            return await self.ask(steps.send(await self.ask(next(steps))))
         except UnprovedError:
-            self.send(UNPROVED)
+            self.send({})  # no proof: so the other side knows that somebody came
             self.close()
             raise
+        except WireError:  # it is something else, whatever it says
+            self.abort()
+            return {}
         except BaseException:
             self.abort()
             raise
@@ -226,9 +225,6 @@ class Search:
                 if found is not None:
                     return found
                 turn += 1
-                for port in self._unproved.keys() & self._address.ports:
-                    if clock() - self._unproved[port] > LATE:
-                        raise RefusedError(Refusal.UNPROVED, port)
                 waited = clock() - start
                 if waited > self._address.timeout:
                     raise CoordinatorNotFoundError(self._summary())
@@ -286,14 +282,15 @@ class Search:
         Raises:
             RefusedError: The coordinator refuses this agent.
         """
-        channel, since = Channel(), self._unproved.pop(port, None)
+        channel, now = Channel(), asyncio.get_running_loop().time()
         host, secret = self._address.host, self.key.secret
         try:
             answer = await channel.open(host, port, self.first_line, secret)
         except UnprovedError as error:
-            now = asyncio.get_running_loop().time()
-            self._unproved[port] = now if since is None else since
-            self.key.load()  # it may be there now
+            since = self._unproved.setdefault(port, now)
+            if now - since > LATE and port in self._address.ports:
+                raise RefusedError(Refusal.UNPROVED, port) from None
+            await asyncio.to_thread(self.key.load)  # it may be there now
             found = str(error)
         except asyncio.TimeoutError:
             is_connected = channel.transport is not None
@@ -311,23 +308,12 @@ class Search:
             if self.is_coordinators(answer):
                 return channel, answer
             channel.abort()
-            found = self._other(answer, port)
+            found = "somebody else"
+            with contextlib.suppress(ValueError):
+                raise RefusedError(Refusal(answer.get("refused")), port)
         self._found[port] = found
         return None
 
     def is_coordinators(self, answer: Mapping[str, Any]) -> bool:
-        """Return whether the coordinator of the job answers, and does not refuse."""
-        with contextlib.suppress(WireError):
-            wire.decode(Failure, answer.get("failed"))
-            return True
-        return answer.get("welcome") == VERSION and "round" in answer
-
-    def _other(self, answer: Mapping[str, Any], port: int) -> str:
-        """Return what else answers.
-
-        Raises:
-            RefusedError: It refuses this agent.
-        """
-        with contextlib.suppress(ValueError):
-            raise RefusedError(Refusal(answer.get("refused")), port)
-        return "somebody else"
+        """Return whether the coordinator answers, and does not refuse."""
+        return not answer.keys().isdisjoint(("welcome", "failed"))

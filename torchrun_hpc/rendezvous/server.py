@@ -7,7 +7,6 @@ import contextlib
 import errno
 import socket
 from concurrent import futures
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import waiting, wire
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.coordinator import Coordinator
     from torchrun_hpc.rendezvous.key import Key
     from torchrun_hpc.rendezvous.loop import Loop
-    from torchrun_hpc.rendezvous.proof import Listener
+    from torchrun_hpc.rendezvous.proof import Steps
 
 # As many as the kernel allows (net.core.somaxconn): thousands connect at once.
 BACKLOG = 65535
@@ -69,12 +68,6 @@ def listen(address: str | None, port: int) -> socket.socket:
     return opened
 
 
-def own_place(listening: socket.socket) -> tuple[str, int]:
-    """Return the address and the port of a socket; no address if it has all."""
-    address, port = listening.getsockname()[:2]
-    return "" if ip_address(address).is_unspecified else address, port
-
-
 class CoordinatorServer:
     """Serves a coordinator.
 
@@ -105,7 +98,7 @@ class CoordinatorServer:
         self._key = key
         if listening is not None:
             listening.settimeout(0)
-            self._place = own_place(listening)
+            self._place = listening.getsockname()[:2]
         self._on_problem = on_problem
         self._has_reported = False
         self._unknown: dict[_Connection, float] = {}  # since when; the oldest first
@@ -182,7 +175,7 @@ class CoordinatorServer:
             self._abort_oldest()
         self.take(opened, self._key.secret.listen(*self._place))
 
-    def take(self, opened: socket.socket, steps: Listener | None = None) -> None:
+    def take(self, opened: socket.socket, steps: Steps | None = None) -> None:
         """Serve the other end of a connection that is open.
 
         Args:
@@ -284,7 +277,7 @@ class CoordinatorServer:
 class _Connection(End):
     """The connection of an agent, or of an unknown peer."""
 
-    def __init__(self, server: CoordinatorServer, steps: Listener | None) -> None:
+    def __init__(self, server: CoordinatorServer, steps: Steps | None) -> None:
         super().__init__(protocol.JOIN_REQUEST_LIMIT)
         self._server = server
         self._steps = steps  # until it is known who has connected
@@ -304,8 +297,8 @@ class _Connection(End):
                 self._receive(message)
         except wire.WireError:
             if self._steps is not None:
-                address = self.transport.get_extra_info("peername")[0]
-                self._server.unproved(address.removeprefix("::ffff:"))
+                peer = self.transport.get_extra_info("peername") or ["?"]  # a reset
+                self._server.unproved(peer[0].removeprefix("::ffff:"))
             self.abort()
 
     def _receive(self, message: Mapping[str, Any]) -> None:

@@ -510,7 +510,7 @@ def test_nodes_without_a_key(
     for rank in 0, 1:
         with pytest.raises(LaunchError) as caught:
             job.handler(rank, key=replace(key, required="--hpc_auth=require")).connect()
-        text = f"--hpc_auth=require, but there is no key. Key here: {why}. Pass "
+        text = f"--hpc_auth=require needs a key. Key here: {why}. Pass "
         assert caught.value.code == "HPC238"
         assert str(caught.value).startswith(text)
 

@@ -21,6 +21,7 @@ from loopback import (
     failure_of,
     join_all,
     other_program,
+    proving,
     settle,
     started,
     take_part,
@@ -482,7 +483,7 @@ WELCOME = wire.to_line({"welcome": protocol.VERSION, "round": 0})
 def silent_coordinator(job):
     """Start a coordinator that sends a welcome, and nothing after it."""
     answers = iter([WELCOME])
-    with other_program(lambda _: next(answers, None)) as job.port:
+    with other_program(proving(lambda _: next(answers, None))) as job.port:
         yield
 
 
@@ -500,7 +501,7 @@ def test_a_coordinator_that_does_not_answer(job):
 
 
 def test_a_coordinator_that_answers_again(job):
-    with other_program(lambda _: WELCOME) as port:
+    with other_program(proving(lambda _: WELCOME)) as port:
         client = job.client(1, (port,), silence_timeout=1000)
         client.connect()
         job.clock.go_on(1 + members.SILENCE_REPORT)  # it has just answered

@@ -1134,11 +1134,11 @@ def test_missing_nodes_are_reported_until_the_timeout():
     sent = job.wait(100, 0, 1, 2)
     missing = Failure(Kind.MISSING, (0, 1), code=100)
     assert sent == {
-        10: [(0, {"waiting": [0, 1], "seconds": 10})],
-        40: [(0, {"waiting": [0, 1], "seconds": 40})],
-        70: [(0, {"waiting": [0, 1], "seconds": 70})],
+        10: [(0, {"waiting": [0, 1], "seconds": 10, "beside": []})],
+        40: [(0, {"waiting": [0, 1], "seconds": 40, "beside": []})],
+        70: [(0, {"waiting": [0, 1], "seconds": 70, "beside": []})],
         100: [
-            (0, {"waiting": [0, 1], "seconds": 100}),
+            (0, {"waiting": [0, 1], "seconds": 100, "beside": []}),
             *((rank, last_words(missing, rank)) for rank in range(3)),
         ],
     }
@@ -1159,7 +1159,7 @@ def test_who_comes_without_a_proof_is_reported_once():
     assert job.sent() == {0: [{"unproved": address} for address in expected]}
     job.join(0)
     ((_, waiting),) = job.wait(10, 0)[10]
-    assert waiting["callers"] == ["10.0.0.7", *expected]
+    assert waiting["beside"] == ["10.0.0.7", *expected]
 
 
 def test_no_report_without_node_0_and_the_head_node():
@@ -1192,11 +1192,11 @@ def test_nodes_at_work_are_reported_without_a_timeout():
     job.send(2, done=0)
     sent = job.wait(45, 0, 1, 2)
     assert sent == {
-        10: [(0, {"finishing": [0, 1], "seconds": 10})],
-        40: [(0, {"finishing": [0, 1], "seconds": 40})],
+        10: [(0, {"finishing": [0, 1], "seconds": 10, "beside": []})],
+        40: [(0, {"finishing": [0, 1], "seconds": 40, "beside": []})],
     }
     job.send(0, done=0)
-    assert job.wait(12, 0, 1, 2) == {10: [(0, {"finishing": [1], "seconds": 10})]}
+    assert job.wait(12, 0, 1, 2) == {10: [(0, {"finishing": [1], "seconds": 10, "beside": []})]}
     job.send(1, done=0)
     assert job.wait(100, 0, 1, 2) == {}
     assert job.coordinator.failure is None

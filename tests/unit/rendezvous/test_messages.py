@@ -60,7 +60,7 @@ EVENTS = {
         f"HPC114 1 of 2 nodes are there after 10 s; waiting for {N1}",
     ),
     "waiting for nodes, while others have tried": (
-        {"waiting": [1], "seconds": 10, "callers": ["10.0.0.7", "10.0.0.8"]},
+        {"waiting": [1], "seconds": 10, "beside": ["10.0.0.7", "10.0.0.8"]},
         (
             f"HPC114 2 of 3 nodes are there after 10 s; waiting for {N1}. Without a "
             "proof: 10.0.0.7, 10.0.0.8"

