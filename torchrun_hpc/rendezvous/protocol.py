@@ -1,13 +1,14 @@
 """The messages between agents and coordinator: lines of JSON, of limited length.
 
-An agent's first line says who it is, and is answered by ``welcome``, ``refused`` or
-``failed``. After that, each side sends a message whenever there is something to send.
+A connection begins with the proofs of both sides, see `proof`. Then the agent's
+request says who it is, and is answered by ``welcome``, ``refused`` or ``failed``. After
+that, each side sends a message whenever there is something to send.
 Nothing in a message is ever run or unpickled.
 
 ============================  ==========================================================
 from an agent                 meaning
 ============================  ==========================================================
-``protocol: VERSION``         first line of a connection, with all of `JoinRequest`
+``protocol: VERSION``         the request, with all of `JoinRequest`
 ``join: true``                it is ready for the next round; without spares, node 0
                               adds the ``store`` of the workers
 ``present: MEMBER STATE``     with spares: where it can be asked, and what it knows
@@ -58,7 +59,8 @@ from the coordinator          meaning
 ``lost``, ``restart``,
 ``sites``, ``stranger``,
 ``replaced``, ``excluded``,
-``may_run``, ``suspended``
+``may_run``, ``suspended``,
+``unproved``
 ============================  ==========================================================
 """
 

@@ -1196,7 +1196,9 @@ def test_nodes_at_work_are_reported_without_a_timeout():
         40: [(0, {"finishing": [0, 1], "seconds": 40, "beside": []})],
     }
     job.send(0, done=0)
-    assert job.wait(12, 0, 1, 2) == {10: [(0, {"finishing": [1], "seconds": 10, "beside": []})]}
+    assert job.wait(12, 0, 1, 2) == {
+        10: [(0, {"finishing": [1], "seconds": 10, "beside": []})]
+    }
     job.send(1, done=0)
     assert job.wait(100, 0, 1, 2) == {}
     assert job.coordinator.failure is None
