@@ -147,7 +147,7 @@ def introduced(nodes: int, rank: int) -> Iterator[tuple[SimulatedNode, Counted]]
     key = Key(KeyFile(), "benchmark")
     with (
         contextlib.closing(Links(key, HOST)) as links,
-        met(here.tasks_meeting, {}, key, 120, lambda _: None) as board,
+        met(here.tasks_meeting, {}, 120, lambda _: None) as board,
     ):
         node = SimulatedNode(here, Options(), links, nobody)
         counted = Counted(board._client)  # noqa: SLF001

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.errors import Message
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.client import Client
-    from torchrun_hpc.rendezvous.key import Key
 
 # Seconds of an examination: a coordinator on task 0 gives up nobody for being silent,
 # because task 0 has a limit for each wait. Whoever is silent for so long at least is
@@ -84,7 +83,6 @@ class Board:
 def met(
     meeting: Meeting,
     environ: Mapping[str, str],
-    key: Key,
     timeout: float,
     tell: Callable[[Message], None],
 ) -> Iterator[Board]:
@@ -93,7 +91,6 @@ def met(
     Args:
         meeting: Where the tasks meet.
         environ: Environment of this process.
-        key: This node's key, which is loaded here.
         timeout: Seconds to look for the coordinator.
         tell: Shows a person what is waited for.
 
@@ -118,7 +115,7 @@ def met(
         if meeting.is_coordinator and meeting.node_rank == 0
         else max(_SILENCE, int(timeout)),
     )
-    connection = Connection(meeting, settings, environ, show, key=key, segment=_SEGMENT)
+    connection = Connection(meeting, settings, environ, show, segment=_SEGMENT)
     try:
         yield Board(connection.open(timeout))
     finally:

@@ -91,6 +91,7 @@ def examine(
         # A tree of two nodes exceeds what the interface carries: nccl-tests#196.
         environ.setdefault("NCCL_ALGO", "Ring")
     key = Key(here.meeting.key, here.meeting.launch_id)
+    key.load()
     is_alone = here.task.size == 1
     address = LOOPBACK if is_alone else here.address or LOOPBACK
     with (
@@ -100,8 +101,7 @@ def examine(
         examiner = Examiner(here, options, links, workers)
         conductor = Conductor(examiner, tell)  # it knows when all began
         try:
-            where = here.tasks_meeting
-            with met(where, environ, key, options.timeout, tell) as board:
+            with met(here.tasks_meeting, environ, options.timeout, tell) as board:
                 examiner.introduce(board, seen.environ)
                 if here.task.rank == 0:
                     return conductor.conduct(board)

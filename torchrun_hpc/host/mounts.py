@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Types of file systems that nodes share; of FUSE, without "fuse.".
-_SHARED = {
+SHARED = {
     *("beegfs", "beegfs_nodev", "ceph", "ceph-fuse", "cvfs", "dvs", "fhgfs", "gpfs"),
     *("glusterfs", "juicefs", "lustre", "nfs", "nfs4", "panfs", "pvfs2", "quobyte"),
     "wekafs",
@@ -30,8 +30,3 @@ def file_system(path: Path, mounts: str) -> str:
         if path.is_relative_to(folder) and len(folder) >= len(nearest):
             nearest, kind = folder, source.split(" ")[0]
     return kind
-
-
-def is_shared(kind: str) -> bool:
-    """Return whether nodes share the file systems of a type."""
-    return kind.removeprefix("fuse.") in _SHARED

@@ -70,7 +70,6 @@ class Connection:
         settings: What all agents agree on.
         environ: Environment of this process.
         on_event: See `Client`.
-        key: This node's key, if it is used elsewhere, too.
         segment: Bytes of TCP's segments at most; 0 for what the interface takes.
         own_failure: Why this agent cannot start, if it connects only to say that.
         end_workers: Kills the workers of this node at once.
@@ -80,14 +79,13 @@ class Connection:
         key: This node's key, once it is opened.
     """
 
-    def __init__(  # noqa: PLR0913 - the last four are of few
+    def __init__(  # noqa: PLR0913 - the last three are of few
         self,
         meeting: Meeting,
         settings: Settings,
         environ: Mapping[str, str],
         on_event: Callable[[Mapping[str, Any]], None],
         *,
-        key: Key | None = None,
         segment: int = 0,
         own_failure: Failure | None = None,
         end_workers: Callable[[], None] = lambda: None,
@@ -101,7 +99,7 @@ class Connection:
         self._loop = Loop()
         self._request = request_of(meeting, settings.run_id)
         self._server: CoordinatorServer | None = None
-        self.key = key or Key(meeting.key, meeting.launch_id)
+        self.key = Key(meeting.key, meeting.launch_id)
         self.client = Client(
             self._loop, self._request, settings.silence_timeout, on_event
         )
@@ -122,7 +120,7 @@ class Connection:
         self._loop.start()
         if meeting.in_process:
             server = self._start(None, Coordinator(self._settings))
-            self.client.connect(search.Within(self._request, server.take))
+            self.client.connect(search.Within(self._request, server))
             return self.client
         _allow_open_files()
         self._load_key()

@@ -219,9 +219,9 @@ class Peers:
             The connection, and what a coordinator answers; what another member
             answers; ``None`` if there is no answer in time.
         """
-        channel = Channel()
         request = {**self._search.first_line, "asks": asks}
-        opening = channel.open(*address, request, self._search.key.secret)
+        channel = Channel(request, self._search.key.secret)
+        opening = channel.open(*address)
         try:
             answer = await asyncio.wait_for(opening, _ANSWER_TIMEOUT)
         except (OSError, ValueError, OverflowError, asyncio.TimeoutError):

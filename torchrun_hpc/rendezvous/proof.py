@@ -18,6 +18,7 @@ Without a key the proofs show no more than that both know the launch id.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import secrets
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 CALLER, LISTENER = "caller", "listener"
 
 _NONCE = 16  # bytes
+NOWHERE = ("", 0)  # is dialled within a process
 _ALL = ("0.0.0.0", "::")
 
 
@@ -83,6 +85,10 @@ class Secret:
     launch: str
     key: bytes = field(default=b"", repr=False)
 
+    @functools.cached_property
+    def _value(self) -> bytes:
+        return hmac.digest(self.key, self.launch.encode(errors="replace"), "sha256")
+
     def proof(self, role: str, hello: Hello, nonce: str) -> str:
         """Return the proof of one side, in hexadecimal.
 
@@ -91,9 +97,8 @@ class Secret:
             hello: The caller's first message.
             nonce: The listener's.
         """
-        secret = hmac.digest(self.key, self.launch.encode(errors="replace"), "sha256")
         said = [role, self.launch, hello.nonce, nonce, *hello.to, hello.request]
-        return hmac.digest(secret, wire.to_line(said), "sha256").hex()
+        return hmac.digest(self._value, wire.to_line(said), "sha256").hex()
 
     def call(self, to: tuple[str, int], request: Mapping[str, Any]) -> Steps:
         """Prove who calls: yield each line to send, and receive the answer to it.

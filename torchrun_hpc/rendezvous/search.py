@@ -14,7 +14,7 @@ from torchrun_hpc import waiting, wire
 from torchrun_hpc.rendezvous.end import End
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, RefusedError
 from torchrun_hpc.rendezvous.key import LATE
-from torchrun_hpc.rendezvous.proof import UnprovedError
+from torchrun_hpc.rendezvous.proof import NOWHERE, UnprovedError
 from torchrun_hpc.rendezvous.protocol import LINE_LIMIT, Refusal
 from torchrun_hpc.wire import WireError
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.rendezvous.key import Key
-    from torchrun_hpc.rendezvous.proof import Secret
+    from torchrun_hpc.rendezvous.proof import Secret, Steps
     from torchrun_hpc.rendezvous.protocol import JoinRequest
+    from torchrun_hpc.rendezvous.server import CoordinatorServer
 
     Answered = tuple["Channel", Mapping[str, Any]]  # who, and the first message
 
@@ -60,6 +61,10 @@ class CoordinatorAddress:
 class Channel(End):
     """A connection to the coordinator.
 
+    Args:
+        request: What to send, once the other side has proved that it is of the job.
+        secret: Of the launch.
+
     Attributes:
         closed: Set when it has ended.
         has_received: Whether anything has come since this was last set to ``False``.
@@ -67,19 +72,40 @@ class Channel(End):
             gets its faults.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, request: Mapping[str, Any], secret: Secret) -> None:
         super().__init__(LINE_LIMIT)
         self.closed = asyncio.Event()
         self.has_received = False
         self.on_message: Callable[[Mapping[str, Any]], None] | None = None
+        self._request, self._secret = request, secret
+        self._steps: Steps | None = None  # until the other side has proved
+        self._problem: UnprovedError | None = None
         self._messages: list[Mapping[str, Any]] = []
         self._arrived = asyncio.Event()
 
+    def connection_made(self, transport: Any) -> None:
+        """Begin with what proves who calls."""
+        super().connection_made(transport)
+        # None if it is reset already, or within a process.
+        to = transport.get_extra_info("peername") or NOWHERE
+        self._steps = self._secret.call(to[:2], self._request)
+        self.send(next(self._steps))
+
     def data_received(self, data: bytes) -> None:
-        """Split what has arrived into messages."""
+        """Split what has arrived into messages; the first one is a proof."""
         self.has_received = True
         try:
-            self._messages += self.lines.feed(data)
+            for message in self.lines.feed(data):
+                if self._steps is None:
+                    self._messages.append(message)
+                else:
+                    self.send(self._steps.send(message))
+                    self._steps = None
+        except UnprovedError as problem:
+            self._problem = problem
+            self.send({})  # so the other side knows that somebody came
+            self.close()
+            return
         except WireError:
             self.abort()
             return
@@ -98,45 +124,32 @@ class Channel(End):
             fault = {"message": "a message of the coordinator", "exception": error}
             asyncio.get_running_loop().call_exception_handler(fault)
 
-    async def open(
-        self, host: str, port: int, request: Mapping[str, Any], secret: Secret
-    ) -> Mapping[str, Any]:
-        """Connect, and let both sides prove who they are; return the answer, see `ask`.
+    async def open(self, host: str, port: int) -> Mapping[str, Any]:
+        """Connect; return the answer to the request, see `answer`.
 
         Raises:
             OSError: It cannot connect.
-            UnprovedError: The other side does not have this secret.
             ValueError: There is no such host.
             OverflowError: There is no such port.
-            asyncio.TimeoutError: There is no answer.
         """
         opening = asyncio.get_running_loop().create_connection(lambda: self, host, port)
         try:
             await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
-            to = self.transport.get_extra_info("socket").getpeername()[:2]
-            steps = secret.call(to, request)
-            return await self.ask(steps.send(await self.ask(next(steps))))
-        except UnprovedError:
-            self.send({})  # no proof: so the other side knows that somebody came
-            self.close()
-            raise
-        except WireError:  # it is something else, whatever it says
-            self.abort()
-            return {}
+            return await self.answer()
         except BaseException:
             self.abort()
             raise
 
-    async def ask(self, line: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer to a line, empty if the connection ends.
+    async def answer(self) -> Mapping[str, Any]:
+        """Return the answer to the request, empty if the connection ends.
 
         Raises:
+            UnprovedError: The other side is not of this job.
             asyncio.TimeoutError: There is no answer.
         """
-        self.send(line)
-        while not (self._messages or self.closed.is_set()):
-            self._arrived.clear()
-            await asyncio.wait_for(self._arrived.wait(), _ANSWER_TIMEOUT)
+        await asyncio.wait_for(self._arrived.wait(), _ANSWER_TIMEOUT)
+        if self._problem is not None:
+            raise self._problem
         return self._messages.pop(0) if self._messages else {}
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -156,23 +169,20 @@ class Within:
 
     Args:
         request: Who this agent is.
-        serve: Serves the coordinator's end of a connection.
+        server: Serves the coordinator's end of the connection.
     """
 
-    def __init__(
-        self, request: JoinRequest, serve: Callable[[socket.socket], object]
-    ) -> None:
-        self._first_line = request.first_line
-        self._serve = serve
+    def __init__(self, request: JoinRequest, server: CoordinatorServer) -> None:
+        self._channel = Channel(request.first_line, server.key.secret)
+        self._server = server
 
     async def find(self) -> Answered:
         """Connect; return the coordinator's answer."""
         own, other = socket.socketpair()
-        self._serve(other)
-        channel = Channel()
-        loop = asyncio.get_running_loop()
+        self._server.take(other)
+        loop, channel = asyncio.get_running_loop(), self._channel
         await loop.create_connection(lambda: channel, sock=own)
-        return channel, await channel.ask(self._first_line)
+        return channel, await channel.answer()
 
 
 class Search:
@@ -282,11 +292,11 @@ class Search:
         Raises:
             RefusedError: The coordinator refuses this agent.
         """
-        channel, now = Channel(), asyncio.get_running_loop().time()
-        host, secret = self._address.host, self.key.secret
+        channel = Channel(self.first_line, self.key.secret)
         try:
-            answer = await channel.open(host, port, self.first_line, secret)
+            answer = await channel.open(self._address.host, port)
         except UnprovedError as error:
+            now = asyncio.get_running_loop().time()
             since = self._unproved.setdefault(port, now)
             if now - since > LATE and port in self._address.ports:
                 raise RefusedError(Refusal.UNPROVED, port) from None

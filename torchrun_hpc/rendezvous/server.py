@@ -14,6 +14,7 @@ from torchrun_hpc.host.network import bound_socket
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.end import End
 from torchrun_hpc.rendezvous.loop import now
+from torchrun_hpc.rendezvous.proof import NOWHERE
 from torchrun_hpc.rendezvous.protocol import CLOSE, RESET
 
 if TYPE_CHECKING:
@@ -82,6 +83,9 @@ class CoordinatorServer:
             the next one may be an agent.
         on_problem: Called aside, once, where a connection cannot be accepted
             all the same, with the system's reason.
+
+    Attributes:
+        key: The same.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the last two are of tests
@@ -95,10 +99,10 @@ class CoordinatorServer:
     ) -> None:
         self.coordinator = coordinator
         self._listening = listening
-        self._key = key
+        self.key = key
+        self._place = listening.getsockname()[:2] if listening else NOWHERE
         if listening is not None:
             listening.settimeout(0)
-            self._place = listening.getsockname()[:2]
         self._on_problem = on_problem
         self._has_reported = False
         self._unknown: dict[_Connection, float] = {}  # since when; the oldest first
@@ -173,17 +177,12 @@ class CoordinatorServer:
             return  # it has ended already, or waits
         if len(self._connections) >= self._limit:
             self._abort_oldest()
-        self.take(opened, self._key.secret.listen(*self._place))
+        self.take(opened)
 
-    def take(self, opened: socket.socket, steps: Steps | None = None) -> None:
-        """Serve the other end of a connection that is open.
-
-        Args:
-            opened: The connection.
-            steps: Examines who has connected, if that is not known.
-        """
+    def take(self, opened: socket.socket) -> None:
+        """Serve the other end of a connection that is open."""
         opened.settimeout(0)
-        connection = _Connection(self, steps)
+        connection = _Connection(self, self.key.secret.listen(*self._place))
         task = self._events.create_task(
             self._events.connect_accepted_socket(lambda: connection, opened)
         )
@@ -260,11 +259,6 @@ class CoordinatorServer:
         self.coordinator.receive(connection, message)
         self.flush()
 
-    def unproved(self, address: str) -> None:
-        """Take note of an address from which somebody came who has no proof."""
-        self.coordinator.came_unproved(address)
-        self.flush()
-
     def disconnected(self, connection: _Connection) -> None:
         """Forget a connection that has ended."""
         self._unknown.pop(connection, None)
@@ -277,12 +271,11 @@ class CoordinatorServer:
 class _Connection(End):
     """The connection of an agent, or of an unknown peer."""
 
-    def __init__(self, server: CoordinatorServer, steps: Steps | None) -> None:
+    def __init__(self, server: CoordinatorServer, steps: Steps) -> None:
         super().__init__(protocol.JOIN_REQUEST_LIMIT)
         self._server = server
-        self._steps = steps  # until it is known who has connected
-        if steps is not None:
-            next(steps)
+        self._steps: Steps | None = steps  # until it is known who has connected
+        next(steps)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -298,7 +291,9 @@ class _Connection(End):
         except wire.WireError:
             if self._steps is not None:
                 peer = self.transport.get_extra_info("peername") or ["?"]  # a reset
-                self._server.unproved(peer[0].removeprefix("::ffff:"))
+                address = peer[0].removeprefix("::ffff:")
+                self._server.coordinator.came_unproved(address)
+                self._server.flush()
             self.abort()
 
     def _receive(self, message: Mapping[str, Any]) -> None:

@@ -258,8 +258,11 @@ def test_after_the_end_of_its_lease(accepted, clock, events, what_comes_first, l
 
 def test_nothing_counts_that_arrives_together_behind_the_end(accepted, clock):
     """A suspended member reads all that has arrived, before its own clock ticks."""
-    accepted._channel = channel = Channel()
-    channel.connection_made(SimpleNamespace(get_extra_info=mock.Mock(), abort=list))
+    accepted._channel = channel = Channel({}, key_of().secret)
+    ended = {"abort": list, "is_closing": lambda: True}
+    places = {"socket": mock.Mock()}.get
+    channel.connection_made(SimpleNamespace(get_extra_info=places, **ended))
+    channel._steps = None
     channel.on_message = accepted._handle
     clock.now += 2 * SILENCE
     messages = {"heartbeat": 1000.0}, {"go": 0, "store": [*STORE]}
