@@ -25,6 +25,7 @@ from loopback import (
     settle,
     started,
     take_part,
+    together,
 )
 from plans import make_launch_plan
 from waiting import NEVER_S, PATIENCE, until
@@ -290,6 +291,45 @@ def reset(peer):
     linger = struct.pack("ii", 1, 0)
     peer._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     peer.close()
+
+
+def ends(job, made):
+    job.server.fail(Failure(Kind.AGENT, (0,), text="why"))
+    failure_of(made[0])
+
+
+OURS = key_of(b"ours")
+STATES = {
+    "nobody is there": (0, lambda _job, _made: None),
+    "it waits for a node": (2, lambda _job, _made: None),
+    "it runs": (3, lambda _job, made: join_all(made)),
+    "it has failed": (3, ends),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("key", [key_of(b"theirs"), key_of()])
+def test_nothing_is_answered_without_a_proof(job, raw, state, key):
+    """And nothing ends, in whatever state the job is."""
+    number, go_on = STATES[state]
+    job.start_server(key=OURS)
+    made = [job.client(rank, key=OURS) for rank in range(number)]
+    together(*(client.connect for client in made))
+    go_on(job, made)
+    failure = job.server.coordinator.failure
+    for more in {}, {"failed": wire.encode(FAILURE_BEFORE)}, {"asks": True}:
+        peer, request = raw(), request_of(1, **more)
+        peer.send_message(**next(key.secret.call((HERE, job.port), request)))
+        assert {k: len(v) for k, v in peer.receive().items()} == {
+            "nonce": 32,
+            "proof": 64,
+        }
+        lines = {**request, "proof": "0" * 64}, request, {"ask": 1, "get": ["a"]}
+        peer.send(b"".join(map(wire.to_line, lines)))
+        assert peer.receive() is None
+    settle(job.server)
+    assert job.server.coordinator.failure == failure
+    assert len(job.server.coordinator.members.agents) == number
 
 
 def test_garbage_and_a_reset(job, raw, caplog):
