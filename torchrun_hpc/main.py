@@ -97,7 +97,7 @@ def _planned(
     command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
     seen = preflight(command, console.write if is_launch else None)
     known.preflight = seen
-    line = parse(argv, seen)
+    line = parse(argv, seen, known)
     known.options = line.options
     mode = known.mode = choose_mode(seen, line, starters.count_workers)
     if is_launch and not mode.is_direct:
@@ -111,11 +111,16 @@ def _planned(
     return plan, starter
 
 
-def parse(argv: Sequence[str], seen: Preflight) -> CommandLine:
+def parse(argv: Sequence[str], seen: Preflight, known: Known) -> CommandLine:
     """Parse the command line, without torch if that is possible.
 
     It is not for help, nor for what is not understood here: an option may be newer, or
     an abbreviation that only an older release accepts.
+
+    Args:
+        argv: Arguments, without the program's name.
+        seen: What this process shows.
+        known: What is known where a fault is raised; filled in.
 
     Raises:
         LaunchError: It is wrong; or there is no torch.
@@ -123,6 +128,7 @@ def parse(argv: Sequence[str], seen: Preflight) -> CommandLine:
     """
     has_job = seen.job is not None
     line = command_line.parse(argv, seen.environ, has_job=has_job)
+    known.options = line.options  # the others hear what is wrong by this key
     may_be_direct = seen.job is not None and seen.job.has_several_tasks
     if line.unknown and any(word.startswith(("--nn", "--stand")) for word in argv):
         may_be_direct = False  # what follows an unknown option may be its value

@@ -45,7 +45,7 @@ WITHOUT_VARIABLE = (
 )
 
 # Those of which the variable counts in a script that calls setup_environment().
-_OF_SETUP = ("hpc_site", "hpc_omp_threads", "hpc_bind", "hpc_auth")
+_OF_SETUP = ("hpc_site", "hpc_omp_threads", "hpc_bind", "hpc_auth", "hpc_key_file")
 
 _OURS = tuple(each for each in fields(Options) if "about" in each.metadata)
 OURS = (*(each.name for each in _OURS), "hpc_dry_run")

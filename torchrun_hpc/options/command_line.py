@@ -19,6 +19,7 @@ from torchrun_hpc.options.arguments import (
     TORCHRUN,
     add_option,
     by_variable,
+    of_setup,
     with_ours,
     wrong_line,
 )
@@ -48,7 +49,7 @@ class CommandLine:
             known.
         problem: Why the command line cannot be parsed: a value is wrong or missing, an
             abbreviation has two meanings, or the variable of a flag is no number. Then
-            nothing else is known.
+            only some variables are known.
     """
 
     options: Options = field(default_factory=Options)
@@ -77,7 +78,7 @@ def parse(
     except _HelpWanted:
         return CommandLine(wants_help=True)
     except LaunchError as problem:
-        return CommandLine(problem=problem)
+        return CommandLine(of_setup(environ), problem=problem)
     given = {name: each for name, each in given.items() if each.value is not False}
     unknown = tuple(word for word in others if word != "--")
     options = read(given, has_job=has_job)

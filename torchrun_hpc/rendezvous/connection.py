@@ -160,8 +160,7 @@ class Connection:
         key.load()
         if key.secret.key or not wanted.path:
             return
-        why = f"Key here: {key.name}. Pass --hpc-key-file=FILE, on a file system that "
-        why += "all nodes share"
+        why = f"Key here: {key.name}. Pass --hpc-key-file=FILE, on a shared file system"
         if wanted.required:
             raise LaunchError("HPC238", f"{wanted.required} needs a key. {why}")
         if self._meeting.node_rank == 0:

@@ -505,7 +505,7 @@ def test_nodes_without_a_key(
     why = f"none ({tmp_path}/key: Is a directory)"
     assert capfd.readouterr().err == (
         "torchrun_hpc: warning: HPC236 whoever reaches this job can join it. Key here: "
-        f"{why}. Pass --hpc-key-file=FILE, on a file system that all nodes share\n"
+        f"{why}. Pass --hpc-key-file=FILE, on a shared file system\n"
     )
     for rank in 0, 1:
         with pytest.raises(LaunchError) as caught:

@@ -38,8 +38,8 @@ def test_a_key_that_is_required(unpadded, tmp_path):
     said = refused(launch(unpadded, *options, srun=["--kill-on-bad-exit=0"]))
     assert sorted(said) == [
         f"error: HPC238 on {host}: --hpc_auth=require needs a key. Key here: "
-        f"none ({tmp_path}: Is a directory). Pass --hpc-key-file=FILE, on a file "
-        "system that all nodes share"
+        f"none ({tmp_path}: Is a directory). Pass --hpc-key-file=FILE, on a shared "
+        "file system"
         for host in ("n10", "n9")
     ]
 
