@@ -162,7 +162,8 @@ class Connection:
             return
         why = f"Key here: {key.name}. Pass --hpc-key-file=FILE, on a shared file system"
         if wanted.required:
-            raise LaunchError("HPC238", f"{wanted.required} needs a key. {why}")
+            text = f"{wanted.required} needs a key. {why}"
+            raise LaunchError("HPC238", text, others_know=True)  # no way to tell them
         if self._meeting.node_rank == 0:
             message = Message("HPC236", f"whoever reaches this job can join it. {why}")
             console.write(message, "warning")

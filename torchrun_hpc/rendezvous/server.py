@@ -291,8 +291,7 @@ class _Connection(End):
         except wire.WireError:
             if self._steps is not None:
                 peer = self.transport.get_extra_info("peername") or ["?"]  # a reset
-                address = peer[0].removeprefix("::ffff:")
-                self._server.coordinator.came_unproved(address)
+                self._server.coordinator.came_unproved(peer[0].removeprefix("::ffff:"))
                 self._server.flush()
             self.abort()
 

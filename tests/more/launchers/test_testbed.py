@@ -120,7 +120,8 @@ def test_names_and_environment_are_private(juelich, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     found = juelich.run(["env"], env={"SYSTEMNAME": "juwelsbooster"})
     names = {line.partition("=")[0] for line in found.stdout.splitlines()}
-    assert names == {"PATH", "HOME", "LANG", "SLURM_CONF", "SYSTEMNAME"}
+    own = {"PATH", "HOME", "LANG", "SLURM_CONF", "PET_HPC_KEY_FILE"}
+    assert names == own | {"SYSTEMNAME"}
 
 
 def test_failing_daemon_is_reported(monkeypatch):

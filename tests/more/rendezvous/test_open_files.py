@@ -10,8 +10,6 @@ import pytest
 from loopback import Raw
 from waiting import NEVER_S, PATIENCE
 
-from torchrun_hpc.rendezvous import protocol
-
 SERVER = """
 import resource, socket, sys, threading, time
 from torchrun_hpc.rendezvous.loop import Loop
@@ -115,7 +113,7 @@ def test_agents_are_accepted_whoever_else_is_connected(case, client):
             agent.send_message(join=0)
         assert ["go" in agent.receive() for agent in agents] == [True] * 3
         again = client(port)
-        again.send_message(protocol=protocol.VERSION, job="20.0")
+        again.request(0, nodes=4)
         assert "refused" in again.receive()
         printed, seconds, errors = end()
     assert (printed, errors) == ([], "")
@@ -140,7 +138,9 @@ def test_a_connection_that_has_to_wait_is_reported_once_and_costs_nothing(client
 
 AGENT = """
 import resource, sys
+from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous.client import Client
+from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.search import CoordinatorAddress, Search
 from torchrun_hpc.rendezvous.protocol import JoinRequest
@@ -153,7 +153,7 @@ address = CoordinatorAddress("127.0.0.1", (1, 2), float(sys.argv[1]))
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
 try:
-    client.connect(Search(request, address, client.tell))
+    client.connect(Search(request, address, Key(KeyFile(), "19.0"), client.tell))
 except OSError as error:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
     print(error.strerror)
