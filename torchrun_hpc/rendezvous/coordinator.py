@@ -213,6 +213,7 @@ class Coordinator:
         if self.rounds.has_ended:
             return
         members.report_silence()
+        members.report_unproved()
         if self._stopped and members.seconds - self._stopped_at >= _BESIDE:
             self.fail(next(iter(self._stopped.values())))
         else:
@@ -277,9 +278,9 @@ class Coordinator:
     def came_unproved(self, address: str) -> None:
         """Take note that somebody came who has no proof that it belongs to the job."""
         known = self.members.unproved
-        is_news = address not in known and len(known) < _MOST_UNPROVED
-        if is_news and self.members.report({"unproved": address}):
-            known.append(address)
+        if len(known) < _MOST_UNPROVED:
+            known.setdefault(address, False)
+            self.members.report_unproved()
 
     # --- who goes -----------------------------------------------------------------
 

@@ -78,8 +78,8 @@ class Members:
         seen: Node ranks of those that have been, or will not come.
         unread: Connections that have not confirmed a failure.
         candidates: Agents that claim the node rank of another one.
-        unproved: Addresses that the user has read, from which somebody came who has no
-            proof that it belongs to the job.
+        unproved: Addresses from which somebody came who has no proof that it belongs to
+            the job, and whether the user has read them.
         seconds: How many have passed.
     """
 
@@ -91,7 +91,7 @@ class Members:
         self._outbox = outbox
         self._ranks: dict[Hashable, int] = {}
         self.candidates: dict[int, Agent] = {}
-        self.unproved: list[str] = []
+        self.unproved: dict[str, bool] = {}
         self._silent: set[int] = set()  # as the user has read
         self.seconds = 0
         limit = settings.silence_timeout // 3
@@ -239,6 +239,11 @@ class Members:
             self.report({"silent": news, "left": left})
         if answering:
             self.report({"answering": answering})
+
+    def report_unproved(self) -> None:
+        """Report, once each, from where somebody came who has no proof."""
+        for address, is_told in self.unproved.items():
+            self.unproved[address] = is_told or self.report({"unproved": address})
 
     def _send_heartbeat(self, agent: Agent) -> None:
         self._outbox.append((agent.connection, {"heartbeat": agent.heartbeat}))

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 CALLER, LISTENER = "caller", "listener"
 
-_NONCE = 16  # bytes
 NOWHERE = ("", 0)  # is dialled within a process
 _ALL = ("0.0.0.0", "::")
 
@@ -58,19 +57,6 @@ class Hello:
     nonce: str
     to: tuple[str, int]
     request: str
-
-
-@dataclass(frozen=True)
-class Challenge:
-    """The answer of a listener.
-
-    Attributes:
-        nonce: A random number.
-        proof: In hexadecimal.
-    """
-
-    nonce: str
-    proof: str
 
 
 @dataclass(frozen=True)
@@ -111,11 +97,12 @@ class Secret:
             WireError: The other side is something else.
             UnprovedError: It has no proof.
         """
-        hello = Hello(secrets.token_hex(_NONCE), to, _digest(request))
-        answer = wire.decode(Challenge, (yield wire.encode(hello)))
-        if not _is_same(answer.proof, self.proof(LISTENER, hello, answer.nonce)):
+        hello = Hello(secrets.token_hex(16), to, _digest(request))
+        answer = yield wire.encode(hello)
+        nonce, theirs = (wire.decode(str, answer.get(x)) for x in ("nonce", "proof"))
+        if not _is_same(theirs, self.proof(LISTENER, hello, nonce)):
             raise UnprovedError("no proof: another job, or another key")
-        yield {**request, "proof": self.proof(CALLER, hello, answer.nonce)}
+        yield {**request, "proof": self.proof(CALLER, hello, nonce)}
 
     def listen(self, address: str, port: int) -> Steps:
         """Examine who calls: receive each line, and yield the answer to it.
@@ -134,9 +121,9 @@ class Secret:
         hello = wire.decode(Hello, (yield {}))
         if hello.to[1] != port or address not in {*_ALL, hello.to[0]}:
             raise WireError("dialled somebody else")
-        nonce = secrets.token_hex(_NONCE)
-        answer = Challenge(nonce, self.proof(LISTENER, hello, nonce))
-        request = dict((yield wire.encode(answer)))
+        nonce = secrets.token_hex(16)
+        answer = {"nonce": nonce, "proof": self.proof(LISTENER, hello, nonce)}
+        request = dict((yield answer))
         theirs, own = request.pop("proof", ""), self.proof(CALLER, hello, nonce)
         if not (_is_same(theirs, own) and _is_same(hello.request, _digest(request))):
             raise WireError("no proof")

@@ -372,7 +372,7 @@ class Rounds:
         self._waited += 1
         if waiting.is_report_due(self._waited):
             key = "finishing" if is_running else "waiting"
-            seconds, unproved = self._waited, self._members.unproved
+            seconds, unproved = self._waited, [*self._members.unproved]
             self._members.report({key: missing, "seconds": seconds, "beside": unproved})
         if self._waited >= timeout and not (is_running or is_formed):
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
