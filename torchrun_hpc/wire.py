@@ -23,7 +23,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from enum import EnumMeta
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -85,7 +85,7 @@ class Lines:
     """Splits received bytes into lines.
 
     Args:
-        limit: The longest line, in bytes.
+        limit: The longest line, in bytes. Twice as many may arrive at once.
     """
 
     def __init__(self, limit: int) -> None:
@@ -96,8 +96,10 @@ class Lines:
         """Return the lines that are complete.
 
         Raises:
-            WireError: A line is too long.
+            WireError: A line is too long, or too much arrives at once.
         """
+        if len(data) > 2 * self.limit:  # not thousands of short lines either
+            raise WireError(f"more than {2 * self.limit} bytes at once")
         first, *others = data.split(b"\n")
         self._rest += first  # it has no end of a line: no byte is looked at twice
         *complete, self._rest = [self._rest, *map(bytearray, others)]
@@ -105,16 +107,19 @@ class Lines:
             raise WireError(f"a line of more than {self.limit} bytes")
         return complete
 
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Return the messages that are complete: each is an object in a line.
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """Yield the messages that are complete: each is an object in a line.
+
+        Each is read when it is asked for: after a wrong one, nobody reads the rest.
 
         Raises:
             WireError: A line is too long, or no message.
         """
-        messages = [from_json(line) for line in self.split(data)]
-        if not all(type(message) is dict for message in messages):
-            raise WireError("not an object")
-        return messages
+        for line in self.split(data):
+            message = from_json(line)
+            if type(message) is not dict:
+                raise WireError("not an object")
+            yield message
 
 
 # --- values -----------------------------------------------------------------------

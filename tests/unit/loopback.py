@@ -344,13 +344,14 @@ class Raw:
 
 
 @contextmanager
-def other_program(answer):
+def other_program(answer, port=0):
     """Serve another program.
 
     Args:
         answer: What it answers to what it gets; None if it keeps silent.
+        port: Where; 0 for any.
     """
-    server = listening()
+    server = listening(port)
     connections = []
 
     def talk(connection):
@@ -405,6 +406,7 @@ OTHER_PROGRAMS = {
     "one of the web": lambda _: b"HTTP/1.0 400 Bad request\r\n\r\n",
     "noise": lambda _: b"\0\xff\n" * 100,
     "a number": lambda _: b"5\n",
+    "a long line": lambda _: b"[" + b"[]," * 2000 + b"[]]\n",
     "a welcome at once": line(welcome=VERSION, round=0, age=[0, [0, 0]], coordinator=0),
     "a failure at once": line(failed=wire.encode(Failure(Kind.AGENT, (0,), text="x"))),
     "a refusal at once": line(refused="taken"),

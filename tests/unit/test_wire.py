@@ -51,6 +51,8 @@ LINES = {
     "too long": (b'{"a":"' + b"x" * 93 + b'"}\n', None),
     "too long without an end": (b"x" * 101, None),
     "not yet too long": (b"x" * 100, []),
+    "as many at once as may be": (b"{}\n" * 66, [{}] * 66),
+    "too many at once": (b"{}\n" * 67, None),
 }  # fmt: skip
 
 
@@ -60,15 +62,24 @@ def test_what_arrives(case):
     lines = Lines(100)
     if expected is None:
         with pytest.raises(WireError):
-            lines.feed(data)
+            list(lines.feed(data))
     else:
-        assert lines.feed(data) == expected
+        assert list(lines.feed(data)) == expected
+
+
+def test_a_message_is_read_when_it_is_asked_for():
+    """Who stops at a wrong one does not pay for the thousands after it."""
+    arrived = Lines(100).feed(b'{"a":1}\n[]\n{}\n')
+    assert next(arrived) == {"a": 1}
+    with pytest.raises(WireError):
+        next(arrived)
+    assert list(arrived) == []
 
 
 @pytest.mark.parametrize("line", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000])
 def test_what_would_be_too_much_for_json(line):
     with pytest.raises(WireError):
-        Lines(10**6).feed(line + b"\n")
+        next(Lines(10**6).feed(line + b"\n"))
 
 
 def test_the_limit_may_grow_between_two_messages():
@@ -76,11 +87,11 @@ def test_the_limit_may_grow_between_two_messages():
     lines = Lines(protocol.JOIN_REQUEST_LIMIT)
     long = wire.to_line({"set": "x" * protocol.JOIN_REQUEST_LIMIT})
     with pytest.raises(WireError, match="more than 4096 bytes"):
-        lines.feed(long)
+        next(lines.feed(long))
     lines = Lines(protocol.JOIN_REQUEST_LIMIT)
-    assert len(lines.feed(wire.to_line({"protocol": 1}))) == 1
+    assert len([*lines.feed(wire.to_line({"protocol": 1}))]) == 1
     lines.limit = protocol.LINE_LIMIT
-    assert lines.feed(long) == [{"set": "x" * protocol.JOIN_REQUEST_LIMIT}]
+    assert [*lines.feed(long)] == [{"set": "x" * protocol.JOIN_REQUEST_LIMIT}]
 
 
 def test_a_long_line_in_small_pieces():
@@ -88,10 +99,11 @@ def test_a_long_line_in_small_pieces():
 
     def cost(rest):
         lines = Lines(protocol.LINE_LIMIT)
-        lines.feed(b"x" * rest)
+        for piece in range(0, rest, 2**18):  # as much as is received at once
+            assert not [*lines.feed(b"x" * min(rest - piece, 2**18))]
         start = time.process_time()
         for _ in range(300):
-            lines.feed(b"x")
+            list(lines.feed(b"x"))
         return time.process_time() - start
 
     # A search of all that has arrived costs some hundred times as much.

@@ -9,24 +9,22 @@ import struct
 from typing import Any
 
 from torchrun_hpc import wire
+from torchrun_hpc.rendezvous.protocol import JOIN_REQUEST_LIMIT
 
 
 class End(asyncio.Protocol):
     """One end of a connection. Only a process that ends sends an end of file unasked.
 
-    Args:
-        limit: Bytes that a line of the other end may have.
-
     Attributes:
         transport: What it is sent by; ``None`` before.
-        lines: What has arrived.
+        lines: What has arrived; short ones until the other end has proved who it is.
         at_end: Whether an end of file has come. The kernel of a process sends it when
             the process ends.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self) -> None:
         self.transport: Any = None
-        self.lines = wire.Lines(limit)
+        self.lines = wire.Lines(JOIN_REQUEST_LIMIT)
         self.at_end = False
         self._is_aborted = False
 

@@ -73,7 +73,7 @@ class Channel(End):
     """
 
     def __init__(self, request: Mapping[str, Any], secret: Secret) -> None:
-        super().__init__(LINE_LIMIT)
+        super().__init__()
         self.closed = asyncio.Event()
         self.has_received = False
         self.on_message: Callable[[Mapping[str, Any]], None] | None = None
@@ -100,12 +100,11 @@ class Channel(End):
                     self._messages.append(message)
                 else:
                     self.send(self._steps.send(message))
-                    self._steps = None
+                    self._steps, self.lines.limit = None, LINE_LIMIT
         except UnprovedError as problem:
             self._problem = problem
             self.send({})  # so the other side knows that somebody came
             self.close()
-            return
         except WireError:
             self.abort()
             return
@@ -293,18 +292,18 @@ class Search:
             RefusedError: The coordinator refuses this agent.
         """
         channel = Channel(self.first_line, self.key.secret)
+        now = asyncio.get_running_loop().time()
+        since = self._unproved.pop(port, now)
         try:
             answer = await channel.open(self._address.host, port)
         except UnprovedError as error:
-            now = asyncio.get_running_loop().time()
-            since = self._unproved.setdefault(port, now)
+            self._unproved[port] = since
             if now - since > LATE and port in self._address.ports:
                 raise RefusedError(Refusal.UNPROVED, port) from None
             await asyncio.to_thread(self.key.load)  # it may be there now
             found = str(error)
         except asyncio.TimeoutError:
-            is_connected = channel.transport is not None
-            found = _SILENT if is_connected else "no answer to the connection"
+            found = _SILENT if channel.transport else "no answer to the connection"
         except ConnectionRefusedError:
             found = f"{NOBODY} (not started there yet, or ended)"
         except (OverflowError, ValueError) as error:  # no port, or no host

@@ -218,6 +218,8 @@ class CoordinatorServer:
         for connection, since in self._unknown.items():
             if since <= expired:
                 connection.abort()
+        if self.coordinator.members.unproved and not self.key.secret.key:
+            self._loop.call_aside(self.key.load)  # it may be there now
         self.catch_up(1)
         self.flush()
 
@@ -272,7 +274,7 @@ class _Connection(End):
     """The connection of an agent, or of an unknown peer."""
 
     def __init__(self, server: CoordinatorServer, steps: Steps) -> None:
-        super().__init__(protocol.JOIN_REQUEST_LIMIT)
+        super().__init__()
         self._server = server
         self._steps: Steps | None = steps  # until it is known who has connected
         next(steps)
@@ -292,7 +294,6 @@ class _Connection(End):
             if self._steps is not None:
                 peer = self.transport.get_extra_info("peername") or ["?"]  # a reset
                 self._server.coordinator.came_unproved(peer[0].removeprefix("::ffff:"))
-                self._server.flush()
             self.abort()
 
     def _receive(self, message: Mapping[str, Any]) -> None:

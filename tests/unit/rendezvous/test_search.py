@@ -114,6 +114,33 @@ def test_two_keys(job, own, theirs):
     assert job.events[0] == [{"unproved": HERE}]
 
 
+def test_strangers_who_come_and_go(job):
+    """They are no coordinator that has had another key for so long."""
+    port = job.unused_port()
+    client = job.client(1, (port,), where={"timeout": FOREVER})
+    connected, found = started(client.connect), client._search._found
+    for _ in range(3):
+        with other_program(pretended, port):
+            job.clock.passes_until(lambda: "no proof" in found.get(port, ""))
+        job.clock.passes_until(lambda: NOT_YET in found[port])
+        job.clock.go_on(LATE)
+    assert not connected.done()
+
+
+def test_a_key_that_the_head_node_sees_late(job, tmp_path):
+    """It cannot make one where it is, but the next node can: at the first launch."""
+    file = KeyFile(str(tmp_path / "key"), is_explicit=True)
+    head, own = (Key(file, JOB) for _ in "ab")
+    job.start_server(key=head)
+    job.client(0, key=head).connect()
+    own.load()
+    client = job.client(1, key=own, where={"timeout": FOREVER})
+    connected = started(client.connect)
+    job.clock.passes_until(connected.done)
+    connected.result()
+    assert head.secret == own.secret != key_of().secret
+
+
 def test_a_key_that_is_seen_late(job, tmp_path):
     file = tmp_path / "folder" / "key"
     key = Key(KeyFile(str(file), is_explicit=False), JOB)
