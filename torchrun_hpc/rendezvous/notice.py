@@ -67,6 +67,10 @@ def _serve(
     meeting: Meeting, settings: Settings, failure: Failure, limit: float
 ) -> None:
     """Accept the other nodes only to inform them, on the first port that is free."""
+    key = Key(meeting.key, meeting.launch_id)
+    key.load()
+    if meeting.key.required and not key.secret.key:
+        return  # anybody could read the failure
     address = meeting.listen[0] if meeting.listen else None
     for port in (*meeting.ports, *meeting.notice_ports):
         with suppress(OSError):
@@ -74,8 +78,6 @@ def _serve(
             break
     else:
         return
-    key = Key(meeting.key, meeting.launch_id)
-    key.load()
     with closing(Loop()) as loop:
         loop.start()
         server = CoordinatorServer(loop, opened, Coordinator(settings), key)

@@ -33,6 +33,7 @@ from waiting import NEVER_S, PATIENCE, until
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.endpoints import ports_of
+from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import notice, protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.coordinator import Coordinator
@@ -109,6 +110,19 @@ def test_a_coordinator_that_cannot_start_informs_all(job, spares):
             *(lambda client=client: failure_after(client) for client in others),
         )
     assert failures == [None, FAILURE_BEFORE, FAILURE_BEFORE]
+
+
+def test_who_has_no_key_that_is_required_tells_nobody_the_failure():
+    """Its port would be open to anybody who knows the launch id."""
+    with listening() as held:
+        port = held.getsockname()[1]
+    key = KeyFile("/dev/null", is_explicit=True, required="--hpc_auth=require")
+    meeting = make_launch_plan(
+        nodes=3, node_rank=0, workers=1, ports=(port,), listen=(HERE, 1),
+        is_coordinator=True, key=key,
+    ).meeting  # fmt: skip
+    later = started(lambda: notice.inform(meeting, FAILURE_BEFORE, NEVER_S, print))
+    assert later.result(PATIENCE) is None
 
 
 def failure_after(client):
