@@ -70,12 +70,12 @@ def _read_or_make(path: Path, *, anywhere: bool) -> bytes:
     """
     with suppress(FileNotFoundError):
         return _read(path)
+    folder = Path(os.path.realpath(path.parent))
     if not anywhere:
-        kind = mounts.file_system(
-            Path(os.path.realpath(path)), procfs.read("/proc/self/mountinfo") or ""
-        )
+        kind = mounts.file_system(folder, procfs.read("/proc/self/mountinfo") or "")
         if kind.removeprefix("fuse.") not in mounts.SHARED:
             raise ValueError(f"nodes do not share its file system ({kind})")
+    folder.mkdir(0o700, parents=True, exist_ok=True)
     with suppress(FileExistsError):
         return _make(path)
     waiting.until(path.is_file, LATE)
@@ -92,9 +92,9 @@ def _read(path: Path) -> bytes:
     if state.st_uid != os.geteuid():
         raise ValueError(f"it belongs to user {state.st_uid}")
     if state.st_mode & 0o077:
-        raise ValueError(f"others may use it: its mode is {state.st_mode & 0o777:o}")
+        raise ValueError(f"its mode is {state.st_mode & 0o777:o}, not 600")
     if len(key) != _SIZE or not any(key):  # zeros after a crash would be as no key
-        raise ValueError(f"it does not have {_SIZE} random bytes")
+        raise ValueError(f"it does not have {_SIZE} random bytes; delete it")
     return key
 
 
@@ -106,7 +106,6 @@ def _make(path: Path) -> bytes:
         OSError: It cannot be written.
         ValueError: Others could read it.
     """
-    path.parent.mkdir(0o700, parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(new, "xb", 0, opener=partial(os.open, mode=0o600)) as file:

@@ -57,6 +57,19 @@ def test_no_key_is_wanted():
     assert (key.secret, key.name) == (Secret("19.0"), "none (--hpc-auth=none)")
 
 
+def test_a_folder_that_is_a_link_to_nothing_yet(file):
+    """As of a folder that is cleared now and then."""
+    file.parent.joinpath("config").symlink_to("cleared/config")
+    made = file.parent / "config" / "torchrun_hpc" / "key"
+    assert loaded(made).secret == Secret("19.0", made.read_bytes())
+
+
+def test_a_folder_that_is_a_link_to_itself(file):
+    file.parent.joinpath("config").symlink_to("config")
+    made = file.parent / "config" / "key"
+    assert loaded(made).name == f"none ({made}: Too many levels of symbolic links)"
+
+
 def a_link(file):
     write(file.with_name("real"))
     file.symlink_to("real")
