@@ -23,8 +23,8 @@ def key_file(inputs: Inputs) -> KeyFile:
     if options.hpc_auth == NONE:
         return KeyFile()
     default = f"{folder if folder.startswith('/') else '~/.config'}/torchrun_hpc/key"
-    path, is_required = options.hpc_key_file, options.hpc_auth == REQUIRE
-    required = str(options["hpc_auth"]) if is_required else ""
+    required = str(options["hpc_auth"]) if options.hpc_auth == REQUIRE else ""
+    path = options.hpc_key_file
     return KeyFile(path or default, bool(path), required)
 
 
@@ -37,6 +37,6 @@ def check(inputs: Inputs, meeting: Meeting) -> None:
     options = inputs.options
     if options.hpc_auth == REQUIRE and not meeting.has_coordinator:
         how = "direct mode" if inputs.mode.is_direct else meeting.backend
-        text = f"{options['hpc_auth']}, but {how} cannot check a key. Leave it out, or "
-        text += "what keeps the nodes from meeting by --hpc-rendezvous=scheduler"
+        text = f"{options['hpc_auth']}, but {how} cannot check a key. Start one task "
+        text += "per node in a job, without --rdzv-backend, or pass --hpc-auth=auto"
         raise LaunchError("HPC239", text, everywhere=True)

@@ -162,11 +162,11 @@ class Connection:
             return
         why = f"Key here: {key.name}. Pass --hpc-key-file=FILE, on a shared file system"
         if wanted.required:
-            text = f"{wanted.required} needs a key. {why}"
-            raise LaunchError("HPC238", text, others_know=True)  # no way to tell them
+            why = f"{wanted.required} needs a key. {why}"
+            raise LaunchError("HPC238", why, others_know=True)  # no way to tell them
         if self._meeting.node_rank == 0:
-            message = Message("HPC236", f"whoever reaches this job can join it. {why}")
-            console.write(message, "warning")
+            text = f"whoever knows this job's number can join it. {why}"
+            console.write(Message("HPC236", text), "warning")
 
     def _refusal(self, refused: RefusedError) -> LaunchError:
         where, request = self._meeting, self._request

@@ -313,8 +313,8 @@ def refusal(
         code, text = "HPC118", f"{meeting.nodes} nodes {other}"
     else:
         text = f"{node} does not prove that it is of job {meeting.launch_id}: it is of "
-        text += f"another one, or has another key. Key here: {key}. Let all nodes see "
-        text += "the same key: --hpc-key-file=FILE; or pass another port"
+        text += f"another job or user, or has another key. Key here: {key}. Let all "
+        text += "nodes see the same key: --hpc-key-file=FILE; or pass another port"
         return LaunchError("HPC119", text, others_know=True)
     text += f". Node 0 names both. {remedy}"
     return LaunchError(code, text, others_know=True)

@@ -504,8 +504,8 @@ def test_nodes_without_a_key(
     job.meet(key=key)
     why = f"none ({tmp_path}/key: Is a directory)"
     assert capfd.readouterr().err == (
-        "torchrun_hpc: warning: HPC236 whoever reaches this job can join it. Key here: "
-        f"{why}. Pass --hpc-key-file=FILE, on a shared file system\n"
+        "torchrun_hpc: warning: HPC236 whoever knows this job's number can join it. "
+        f"Key here: {why}. Pass --hpc-key-file=FILE, on a shared file system\n"
     )
     for rank in 0, 1:
         with pytest.raises(LaunchError) as caught:

@@ -236,8 +236,8 @@ REFUSED = {
     ),
     Refusal.UNPROVED: (
         f"HPC119 {HEAD_NODE} does not prove that it is of job 19.0: it is of another "
-        "one, or has another key. Key here: /home/me/key (0badcafe). Let all nodes see "
-        "the same key: --hpc-key-file=FILE; or pass another port"
+        "job or user, or has another key. Key here: /home/me/key (0badcafe). Let all "
+        "nodes see the same key: --hpc-key-file=FILE; or pass another port"
     ),
     Refusal.SPARES: (
         f"HPC206 --hpc-spares=1 here, but another number on {HEAD_NODE}. Node 0 names "
