@@ -280,6 +280,7 @@ class Coordinator:
         known, is_local = self.members.unproved, address.startswith("127.")
         if len(known) < _MOST_UNPROVED:  # anybody here has thousands of local ones
             known.setdefault("127.0.0.1" if is_local else address, False)
+            self.members.report_unproved()  # now: the job may be about to end
 
     # --- who goes -----------------------------------------------------------------
 

@@ -294,6 +294,7 @@ class _Connection(End):
             if self._steps is not None:
                 peer = self.transport.get_extra_info("peername") or ["?"]  # a reset
                 self._server.coordinator.came_unproved(peer[0].removeprefix("::ffff:"))
+                self._server.flush()
             self.abort()
 
     def _receive(self, message: Mapping[str, Any]) -> None:
