@@ -18,6 +18,7 @@ which raises ``ValueError``.
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
 import re
@@ -85,41 +86,31 @@ class Lines:
     """Splits received bytes into lines.
 
     Args:
-        limit: The longest line, in bytes. Twice as many may arrive at once.
+        limit: The longest line, in bytes.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._rest = bytearray()
 
-    def split(self, data: bytes) -> list[bytearray]:
-        """Return the lines that are complete.
-
-        Raises:
-            WireError: A line is too long, or too much arrives at once.
-        """
-        if len(data) > 2 * self.limit:  # not thousands of short lines either
-            raise WireError(f"more than {2 * self.limit} bytes at once")
-        first, *others = data.split(b"\n")
-        self._rest += first  # it has no end of a line: no byte is looked at twice
-        *complete, self._rest = [self._rest, *map(bytearray, others)]
-        if any(len(line) > self.limit for line in (*complete, self._rest)):
-            raise WireError(f"a line of more than {self.limit} bytes")
-        return complete
-
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
         """Yield the messages that are complete: each is an object in a line.
 
-        Each is read when it is asked for: after a wrong one, nobody reads the rest.
+        A line is read when it is asked for: those after a wrong one cost nothing.
 
         Raises:
             WireError: A line is too long, or no message.
         """
-        for line in self.split(data):
-            message = from_json(line)
-            if type(message) is not dict:
-                raise WireError("not an object")
-            yield message
+        for part in io.BytesIO(data):  # a line, or the end of the data
+            self._rest += part
+            is_complete = part.endswith(b"\n")
+            if len(self._rest) - is_complete > self.limit:
+                raise WireError(f"a line of more than {self.limit} bytes")
+            if is_complete:
+                message, self._rest = from_json(self._rest), bytearray()
+                if type(message) is not dict:
+                    raise WireError("not an object")
+                yield message
 
 
 # --- values -----------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Channel(End):
     """A connection to the coordinator.
 
     Args:
-        request: What to send, once the other side has proved that it is of the job.
+        request: What to send once the other side has proved that it belongs to the job.
         secret: Of the launch.
 
     Attributes:
@@ -107,7 +107,6 @@ class Channel(End):
             self.close()
         except WireError:
             self.abort()
-            return
         if self._messages:
             self._arrived.set()
         self.deliver()
