@@ -276,9 +276,9 @@ class Coordinator:
             self._reported.add(reason)
 
     def came_unproved(self, address: str) -> None:
-        """Take note that somebody came who has no proof that it belongs to the job."""
+        """Note the address of a caller without a proof that it belongs to the job."""
         known, is_local = self.members.unproved, address.startswith("127.")
-        if len(known) < _MOST_UNPROVED:  # anybody here has thousands of local ones
+        if len(known) < _MOST_UNPROVED:  # a program here can use all of 127.0.0.0/8
             known.setdefault("127.0.0.1" if is_local else address, False)
             self.members.report_unproved()  # now: the job may be about to end
 

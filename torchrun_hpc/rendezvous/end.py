@@ -17,7 +17,8 @@ class End(asyncio.Protocol):
 
     Attributes:
         transport: What it is sent by; ``None`` before.
-        lines: What has arrived; short ones until the other end has proved who it is.
+        lines: Splits what has arrived. Lines are short until the other end has given
+            its proof.
         at_end: Whether an end of file has come. The kernel of a process sends it when
             the process ends.
     """

@@ -78,8 +78,8 @@ class Members:
         seen: Node ranks of those that have been, or will not come.
         unread: Connections that have not confirmed a failure.
         candidates: Agents that claim the node rank of another one.
-        unproved: Addresses from which somebody came who has no proof that it belongs to
-            the job, and whether the user has read them.
+        unproved: Addresses of callers without a proof that they belong to the job, and
+            whether the user has read each.
         seconds: How many have passed.
     """
 
@@ -241,7 +241,7 @@ class Members:
             self.report({"answering": answering})
 
     def report_unproved(self) -> None:
-        """Report, once each, from where somebody came who has no proof."""
+        """Report the addresses of callers without a proof, each once."""
         for address, is_told in self.unproved.items():
             self.unproved[address] = is_told or self.report({"unproved": address})
 

@@ -83,9 +83,8 @@ def _stranger(event: Mapping[str, Any], meeting: Meeting) -> Message:
 
 
 def _unproved(event: Mapping[str, Any], _: Meeting) -> Message:
-    text = f"ignored {event['unproved']}, which does not prove that it is of this job. "
-    text += f"Key here: {event['key']}"
-    return Message("HPC237", text)
+    text = f"ignored {event['unproved']}, which does not prove that it belongs to this "
+    return Message("HPC237", f"{text}job. Key here: {event['key']}")
 
 
 def _sites(event: Mapping[str, Any], meeting: Meeting) -> Message:
@@ -312,9 +311,9 @@ def refusal(
     elif reason is Refusal.NODES:
         code, text = "HPC118", f"{meeting.nodes} nodes {other}"
     else:
-        text = f"{node} does not prove that it is of job {meeting.launch_id}: it is of "
-        text += f"another job or user, or has another key. Key here: {key}. Let all "
-        text += "nodes see the same key: --hpc-key-file=FILE; or pass another port"
+        text = f"{node} does not prove that it belongs to job {meeting.launch_id}. It "
+        text += f"belongs to another job or user, or has another key. Key here: {key}. "
+        text += "Pass the same --hpc-key-file=FILE on all nodes, or pass another port"
         return LaunchError("HPC119", text, others_know=True)
     text += f". Node 0 names both. {remedy}"
     return LaunchError(code, text, others_know=True)

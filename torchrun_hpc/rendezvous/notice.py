@@ -70,7 +70,7 @@ def _serve(
     key = Key(meeting.key, meeting.launch_id)
     key.load()
     if meeting.key.required and not key.secret.key:
-        return  # anybody could read the failure
+        return  # otherwise, anybody could read the failure
     address = meeting.listen[0] if meeting.listen else None
     for port in (*meeting.ports, *meeting.notice_ports):
         with suppress(OSError):

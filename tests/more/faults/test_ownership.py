@@ -18,12 +18,12 @@ def test_nodes_with_different_keys(unpadded, tmp_path):
     first = f"export PET_HPC_KEY_FILE={tmp_path}/key.$SLURM_NODEID; exec "
     with Step(unpadded, "sh", "-c", first + LINE, nodes=2) as job:
         job.says(
-            r"warning: HPC237 ignored 10\.10\.0\.2, which does not prove that it is of "
-            rf"this job\. Key here: {own('key.0')}"
+            r"warning: HPC237 ignored 10\.10\.0\.2, which does not prove that it "
+            rf"belongs to this job\. Key here: {own('key.0')}"
         )
         job.says(
             r"HPC119 on n10: the head node at 10\.10\.0\.1:\d+ does not prove that it "
-            rf"is of job \S+: .*, or has another key\. Key here: {own('key.1')}"
+            rf"belongs to job \S+\. .*, or has another key\. Key here: {own('key.1')}"
         )
         job.says(
             r"HPC114 1 of 2 nodes .* n10 \(node 1\).* Without a proof: 10\.10\.0\.2"

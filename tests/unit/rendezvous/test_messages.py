@@ -69,8 +69,8 @@ EVENTS = {
     "somebody without a proof": (
         {"unproved": "10.0.0.7", "key": "/home/me/key (0badcafe)"},
         (
-            "HPC237 ignored 10.0.0.7, which does not prove that it is of this job. Key "
-            "here: /home/me/key (0badcafe)"
+            "HPC237 ignored 10.0.0.7, which does not prove that it belongs to this "
+            "job. Key here: /home/me/key (0badcafe)"
         ),
     ),
     "nodes at work": (
@@ -235,9 +235,10 @@ REFUSED = {
         "Start torchrun_hpc once on each node"
     ),
     Refusal.UNPROVED: (
-        f"HPC119 {HEAD_NODE} does not prove that it is of job 19.0: it is of another "
-        "job or user, or has another key. Key here: /home/me/key (0badcafe). Let all "
-        "nodes see the same key: --hpc-key-file=FILE; or pass another port"
+        f"HPC119 {HEAD_NODE} does not prove that it belongs to job 19.0. It belongs "
+        "to another job or user, or has another key. Key here: /home/me/key "
+        "(0badcafe). Pass the same --hpc-key-file=FILE on all nodes, or pass another "
+        "port"
     ),
     Refusal.SPARES: (
         f"HPC206 --hpc-spares=1 here, but another number on {HEAD_NODE}. Node 0 names "
