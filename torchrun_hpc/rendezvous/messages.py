@@ -84,7 +84,8 @@ def _stranger(event: Mapping[str, Any], meeting: Meeting) -> Message:
 
 def _unproved(event: Mapping[str, Any], _: Meeting) -> Message:
     text = f"ignored {event['unproved']}, which does not prove that it belongs to this "
-    return Message("HPC237", f"{text}job. Key here: {event['key']}")
+    text += "job. It belongs to another user or job, has another key, or is an older "
+    return Message("HPC237", f"{text}torchrun_hpc. Key here: {event['key']}")
 
 
 def _sites(event: Mapping[str, Any], meeting: Meeting) -> Message:

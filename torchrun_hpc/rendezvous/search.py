@@ -316,7 +316,7 @@ class Search:
             if self.is_coordinators(answer):
                 return channel, answer
             channel.abort()
-            found = "somebody else"
+            found = "another program, or an older torchrun_hpc"
             with contextlib.suppress(ValueError):
                 raise RefusedError(Refusal(answer.get("refused")), port)
         self._found[port] = found

@@ -70,7 +70,8 @@ EVENTS = {
         {"unproved": "10.0.0.7", "key": "/home/me/key (0badcafe)"},
         (
             "HPC237 ignored 10.0.0.7, which does not prove that it belongs to this "
-            "job. Key here: /home/me/key (0badcafe)"
+            "job. It belongs to another user or job, has another key, or is an older "
+            "torchrun_hpc. Key here: /home/me/key (0badcafe)"
         ),
     ),
     "nodes at work": (
