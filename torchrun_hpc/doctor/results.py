@@ -1,23 +1,30 @@
-"""What an examination has found, as plain data: the report, and what it is made of.
+"""The report of an examination, and its parts.
 
-It is what the nodes send each other, what ``--json`` writes, and what
-`torchrun_hpc.doctor.examine` returns. Ranks of nodes are those of the job. Whatever
-comes from another process is checked by `torchrun_hpc.wire`.
+The nodes send each other these parts, `torchrun_hpc.doctor.examine` returns the report,
+and ``--json`` writes it. `torchrun_hpc.wire` writes them as JSON, and checks what has
+arrived. Ranks of nodes are those of the job.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torchrun_hpc import wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torchrun_hpc.errors import Message
 
-SCHEMA = "torchrun_hpc.doctor/1"
+SCHEMA = "torchrun_hpc.doctor/2"
+
+_T = TypeVar("_T")
 
 
-class Finding(TypedDict):
+@dataclass(frozen=True)
+class Finding:
     """Something that is wrong.
 
     Attributes:
@@ -32,11 +39,12 @@ class Finding(TypedDict):
     code: str
     text: str
     remedy: str
-    nodes: list[int]
+    nodes: tuple[int, ...]
     is_suspect: bool
 
 
-class Interface(TypedDict):
+@dataclass(frozen=True)
+class Interface:
     """A network interface.
 
     Attributes:
@@ -48,13 +56,14 @@ class Interface(TypedDict):
     """
 
     name: str
-    addresses: list[str]
+    addresses: tuple[str, ...]
     is_up: bool
     mtu: int
     speed_mbit: int
 
 
-class Folder(TypedDict):
+@dataclass(frozen=True)
+class Folder:
     """A file system that jobs write to.
 
     Attributes:
@@ -70,44 +79,47 @@ class Folder(TypedDict):
     problem: str
 
 
-class Gpu(TypedDict):
+@dataclass(frozen=True)
+class Gpu:
     """A GPU, as NVML knows it.
 
     Attributes:
         model: Its name.
         ecc_errors: Uncorrected errors since the driver was loaded; -1 if not known.
         processes: Pids of the processes that compute on it.
-        memory_used: Bytes.
+        memory_used: Bytes of its memory that are taken.
+        memory: Bytes of its memory; 0 if not known.
     """
 
     model: str
-    ecc_errors: int
-    processes: list[int]
-    memory_used: int
+    ecc_errors: int = -1
+    processes: tuple[int, ...] = ()
+    memory_used: int = 0
+    memory: int = 0
 
 
-class Torch(TypedDict):
+@dataclass(frozen=True)
+class Torch:
     """Torch on a node, as a process sees it that has imported it.
 
     Attributes:
         version: Its release; empty if it cannot be imported.
-        import_s: Seconds of ``import torch``.
+        import_s: Seconds of the first ``import torch`` of the launch on this node.
         problem: Why it cannot be imported; empty if it can.
         libraries: Releases of ``cuda``, ``nccl``, ``hip``, ``cudnn``, as far as there
             are any.
         gpus: How many GPUs it sees.
-        findings: What the launcher would say of it.
     """
 
-    version: str
-    import_s: float
-    problem: str
-    libraries: dict[str, str]
-    gpus: int
-    findings: list[Finding]
+    version: str = ""
+    import_s: float = 0.0
+    problem: str = ""
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
 
 
-class Node(TypedDict):
+@dataclass(frozen=True)
+class Node:
     """What a node shows of itself.
 
     Attributes:
@@ -135,9 +147,12 @@ class Node(TypedDict):
         driver: Release of the GPUs' driver; empty without.
         versions: Of ``python``, ``torchrun_hpc``, the kernel, and libfabric's plugin
             for NCCL.
-        torch: Torch, where it was looked at.
         variables: Those that matter, which somebody has set.
-        findings: What the launcher itself would say on this node.
+        local_ports: The first and the last port that the system gives to connections
+            (``net.ipv4.ip_local_port_range``); 0 and 0 if not known.
+        reserved_ports: Ports that the system gives to nobody who does not ask for them
+            (``net.ipv4.ip_local_reserved_ports``), as a list of ranges.
+        torch: Torch, if a launch has got as far as that.
     """
 
     rank: int
@@ -148,24 +163,26 @@ class Node(TypedDict):
     port: int
     workers: int
     wants_gpus: bool
-    interfaces: list[Interface]
-    names: dict[str, list[str]]
-    routes: dict[str, str]
+    interfaces: tuple[Interface, ...]
+    names: Mapping[str, tuple[str, ...]]
+    routes: Mapping[str, str]
     resolver: str
     resolver_s: float
-    limits: dict[str, int]
-    folders: list[Folder]
+    limits: Mapping[str, int]
+    folders: tuple[Folder, ...]
     cpus: str
     cores: int
-    gpus: list[Gpu]
+    gpus: tuple[Gpu, ...]
     driver: str
-    versions: dict[str, str]
-    torch: Torch | None
-    variables: dict[str, str]
-    findings: list[Finding]
+    versions: Mapping[str, str]
+    variables: Mapping[str, str]
+    local_ports: tuple[int, int] = (0, 0)
+    reserved_ports: str = ""
+    torch: Torch | None = None
 
 
-class Link(TypedDict):
+@dataclass(frozen=True)
+class Link:
     """Two nodes that have measured what is between them.
 
     Attributes:
@@ -187,19 +204,20 @@ class Link(TypedDict):
 
     first: int
     second: int
-    problem: str
-    blocked: list[int]
-    latency_s: float
-    forward: float
-    backward: float
-    lost: float
-    clock_s: float
-    lost_mtu: int
-    networks: dict[str, bool]
-    looks: int
+    problem: str = ""
+    blocked: tuple[int, ...] = ()
+    latency_s: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    lost: float = 0.0
+    clock_s: float = 0.0
+    lost_mtu: int = 0
+    networks: Mapping[str, bool] = field(default_factory=dict)
+    looks: int = 1
 
 
-class Collective(TypedDict):
+@dataclass(frozen=True)
+class Collective:
     """One operation of torch's on one size; bandwidths as nccl-tests define them.
 
     Attributes:
@@ -223,7 +241,44 @@ class Collective(TypedDict):
     wrong: int
 
 
-class Report(TypedDict):
+@dataclass(frozen=True)
+class Worker:
+    """A worker of the launch: how its device computes, and when it arrives.
+
+    The device multiplies the same two matrices before the collectives, and after them:
+    that is the first and the second test.
+
+    Attributes:
+        rank: Its rank in the launch.
+        node: Rank of its node in the job.
+        device: Model of its GPU or CPU, and all that decides how it rounds.
+        dtype: Type of the matrices: ``float32`` or ``bfloat16``.
+        flops: Floating point operations per second, in each test the best of several
+            products; of a CPU, per second that its threads have computed.
+        digests: SHA-256 of the product, in each test.
+        norm: Frobenius norm of the first test's product; 0 if that is not finite.
+        wrong: Elements that are not finite, of both tests.
+        start_late_s: Seconds that the others waited for it at their first meeting.
+        late_s: The same before an operation: the median of all.
+        transport: What NCCL sends by, such as ``IB`` or ``Socket``; empty with gloo, or
+            if that is not known.
+    """
+
+    rank: int
+    node: int
+    device: str
+    dtype: str
+    flops: tuple[float, ...]
+    digests: tuple[str, ...]
+    norm: float
+    wrong: int
+    start_late_s: float
+    late_s: float
+    transport: str
+
+
+@dataclass(frozen=True)
+class Report:
     """An examination.
 
     Attributes:
@@ -239,6 +294,7 @@ class Report(TypedDict):
         hosts: Names of all nodes of the job, by rank.
         nodes: Those that have come, by rank.
         links: The pairs that were looked at.
+        workers: Those of the launch that came to its end, by rank.
         collectives: Torch's own operations.
         findings: What is wrong, the worst first.
     """
@@ -251,11 +307,12 @@ class Report(TypedDict):
     seconds: float
     torchrun_hpc: str
     backend: str
-    hosts: list[str]
-    nodes: list[Node]
-    links: list[Link]
-    collectives: list[Collective]
-    findings: list[Finding]
+    hosts: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...]
+    workers: tuple[Worker, ...]
+    collectives: tuple[Collective, ...]
+    findings: tuple[Finding, ...]
 
 
 class NotMetError(Exception):
@@ -272,63 +329,45 @@ class NotMetError(Exception):
         self.report = report
 
 
-def of_launcher(
-    code: str, text: str, nodes: list[int], *, is_suspect: bool = False
-) -> Finding:
-    """Return what the launcher itself says; its text has the remedy.
-
-    Args:
-        code: Its code.
-        text: What it says.
-        nodes: Where it says it; empty if it is the same everywhere.
-        is_suspect: Whether it would refuse to start.
-    """
-    return Finding(code=code, text=text, remedy="", nodes=nodes, is_suspect=is_suspect)
+def printable(value: _T) -> _T:
+    """Return a part of a report, with escapes for what a terminal would act on."""
+    return wire.decode(type(value), _escaped(wire.encode(value)))
 
 
-def no_torch(problem: str) -> Torch:
-    """Return what is known of a torch that cannot be imported."""
-    return Torch(
-        version="", import_s=0.0, problem=problem, libraries={}, gpus=0, findings=[]
-    )
-
-
-def printable(value: Any) -> Any:
-    """Return plain data, where what a terminal would act on is written as an escape."""
+def _escaped(value: Any) -> Any:
     if isinstance(value, dict):
-        return {printable(key): printable(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [printable(part) for part in value]
+        return {_escaped(key): _escaped(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(part) for part in value]
     if isinstance(value, str):
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
     return value
 
 
-def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings in the order of a report: advice behind what is suspect."""
-    return sorted(findings, key=lambda each: not each["is_suspect"])
+def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings in the order of a report: what is suspect, then advice."""
+    return tuple(sorted(findings, key=lambda each: not each.is_suspect))
 
 
 def suspects(report: Report) -> list[int]:
     """Return the ranks of the nodes that are to blame for something."""
-    blamed = {r for f in report["findings"] if f["is_suspect"] for r in f["nodes"]}
-    return sorted(blamed)
+    return sorted({r for f in report.findings if f.is_suspect for r in f.nodes})
 
 
 def exclude(report: Report) -> str:
     """Return the option that leaves the suspect nodes out; empty if there is none.
 
-    It is Slurm's. Where most nodes are suspect, it is of no use: the cause is another.
+    It is Slurm's. If most nodes are suspect, it is of no use: the cause is another.
     """
-    hosts, blamed = report["hosts"], suspects(report)
+    hosts, blamed = report.hosts, suspects(report)
     names = [hosts[rank] for rank in blamed if hosts[rank]]
     is_useful = (
-        "Slurm" in report["scheduler"]
+        "Slurm" in report.scheduler
         and 0 < len(names) == len(blamed) <= len(hosts) // 2
     )
     return f"--exclude={','.join(names)}" if is_useful else ""
 
 
 def exit_code(report: Report) -> int:
-    """Return 1 if anything is suspect, else 0."""
-    return int(any(finding["is_suspect"] for finding in report["findings"]))
+    """Return 1 if anything is suspect, otherwise 0."""
+    return int(any(finding.is_suspect for finding in report.findings))

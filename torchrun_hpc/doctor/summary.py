@@ -29,30 +29,35 @@ class Found:
     """What an examination has found so far.
 
     Attributes:
-        nodes: What the nodes show of themselves.
+        nodes: What the nodes show of themselves, by rank.
         links: What is between them.
         steady: How steady one pair is, see `judgement.steadiness`.
+        workers: The workers of the launch.
         rows: Torch's collectives.
         backend: Of these.
-        problems: Why they did not end, by the name of the node.
+        causes: Why a launch has ended too early: texts, with the nodes to blame.
+        said: What the launcher itself has said, on which nodes: code, text, and whether
+            it has refused to start, with their ranks.
         missing: Ranks of the tasks that have not come, or cannot be understood.
         hung: Ranks of nodes that have stopped to answer, and when that was.
         started: When it began.
     """
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: dict[int, Node] = field(default_factory=dict)
     links: list[Link] = field(default_factory=list)
     steady: float = 1.0
+    workers: list[Worker] = field(default_factory=list)
     rows: list[Collective] = field(default_factory=list)
     backend: str = ""
-    problems: dict[str, str] = field(default_factory=dict)
+    causes: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    said: dict[tuple[str, str, bool], list[int]] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
     hung: dict[int, str] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
 
     def has_hung(self, link: Link) -> bool:
-        """Say whether a link is that of a node that has stopped to answer."""
-        return not self.hung.keys().isdisjoint((link["first"], link["second"]))
+        """Return whether a link is that of a node that has stopped responding."""
+        return not self.hung.keys().isdisjoint((link.first, link.second))
 
 
 def report(found: Found, here: Place, timeout: float) -> Report:
