@@ -41,13 +41,15 @@ if TYPE_CHECKING:
     from torchrun_hpc.options.command_line import CommandLine
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.preflight import Preflight
+    from torchrun_hpc.schedulers.job import Job
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
     """Run ``python -m torchrun_hpc``.
 
     Args:
         argv: Arguments without the program's name; by default those of the process.
+        job: The job, if it is known; by default it is found out.
 
     Raises:
         SystemExit: With torchrun's exit code; 2 for a fault of environment or command
@@ -55,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     try:
         # A program that has given the arguments would go on in each worker.
-        _launch(sys.argv[1:] if argv is None else argv, may_split_off=argv is None)
+        words = sys.argv[1:] if argv is None else argv
+        _launch(words, job, may_split_off=argv is None)
     except SplitOff as split:
         serve = split.serve
     else:
@@ -64,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit()
 
 
-def _launch(argv: Sequence[str], *, may_split_off: bool) -> None:
+def _launch(argv: Sequence[str], job: Job | None, *, may_split_off: bool) -> None:
     """Go through all stages."""
     streams.open_closed()  # before anything else is opened, and gets their numbers
     streams.forgive_at_exit(sys.stderr)
@@ -72,12 +75,13 @@ def _launch(argv: Sequence[str], *, may_split_off: bool) -> None:
     known = Known()
     with faults_reported(known):
         environment.drop_empty_options()
-        start(*_planned(argv, known, may_split_off=may_split_off))
+        start(*_planned(argv, known, job, may_split_off=may_split_off))
 
 
 def _planned(
     argv: Sequence[str],
     known: Known,
+    job: Job | None = None,
     *,
     may_split_off: bool = True,
     is_launch: bool = True,
@@ -87,6 +91,7 @@ def _planned(
     Args:
         argv: Arguments, without the program's name.
         known: Receives what this launch finds out, step by step.
+        job: The job, if it is known.
         may_split_off: Whether a fork server may be split off this process.
         is_launch: Whether anything may be changed in this process.
 
@@ -95,7 +100,9 @@ def _planned(
         SystemExit: The command line asks for help.
     """
     command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
-    seen = preflight(command, console.write if is_launch else None)
+    seen = preflight(command, console.write if is_launch and job is None else None)
+    if job is not None:
+        seen = replace(seen, job=job, problem=None)
     known.preflight = seen
     line = parse(argv, seen, known)
     known.options = line.options

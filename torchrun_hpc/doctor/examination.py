@@ -2,63 +2,61 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 import shlex
-import threading
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import files
 from torchrun_hpc.doctor import place, summary
-from torchrun_hpc.doctor.board import met
 from torchrun_hpc.doctor.conductor import Conductor
-from torchrun_hpc.doctor.examiner import IMPORT_TIMEOUT, Examiner
-from torchrun_hpc.doctor.link import Links
+from torchrun_hpc.doctor.member import Member
+from torchrun_hpc.doctor.place import COMMAND
 from torchrun_hpc.doctor.results import NotMetError
-from torchrun_hpc.doctor.workers import Workers
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Kind
 from torchrun_hpc.launching import environment
-from torchrun_hpc.options import command_line
-from torchrun_hpc.options.arguments import wrong_line
-from torchrun_hpc.planning.endpoints import LOOPBACK
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.rendezvous import messages
+from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
-from torchrun_hpc.rendezvous.key import Key
+from torchrun_hpc.rendezvous.protocol import Settings
 from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import pmi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torchrun_hpc.doctor.examiner import Options
-    from torchrun_hpc.doctor.place import Place
+    from torchrun_hpc.doctor.place import Place, Wishes
     from torchrun_hpc.doctor.results import Report
     from torchrun_hpc.launching.abort import Known
 
-COMMAND = "python -m torchrun_hpc.doctor"
+# Seconds of an examination: a coordinator on task 0 gives up nobody for being silent,
+# because task 0 has a limit for each wait. Whoever is silent for so long at least is
+# given up elsewhere: the coordinator by others, and task 0 by a coordinator.
+_LONGEST = 3600
+_SILENCE = 15
+
+# Bytes: so the tasks meet also if packets of the size of the MTU are lost, and can
+# report it.
+_SEGMENT = 1000
 
 
-def examine(
+def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
     argv: Sequence[str],
-    options: Options,
+    wishes: Wishes,
     tell: Callable[[Message], None],
     known: Known,
     words: Sequence[str] | None = None,
+    on_first: Callable[[], None] = lambda: None,
 ) -> Report | None:
     """Examine the nodes of this step; see `torchrun_hpc.doctor.examine`.
 
     Args:
         argv: Options as the job's own line has them.
-        options: What the user chose beside.
+        wishes: What the user chose beside.
         tell: Shows a person how far it is.
-        known: What is known where a fault is raised; filled in.
+        known: What is known when a fault is raised; filled in.
         words: The same line with the doctor's own options, to suggest another one.
+        on_first: Called on task 0, before the examination.
 
     Raises:
         LaunchError: A launch would be refused, and the nodes cannot meet.
@@ -68,91 +66,59 @@ def examine(
     with environment.without_empty_options():
         seen = known.preflight = preflight(command, console.write)
         if seen.job is not None and seen.job.pmi_is_open:
-            pmi.finalize(seen.environ)  # the workers have no way to it
-        line = command_line.parse(
-            [*argv, "SCRIPT"], seen.environ, has_job=seen.job is not None
-        )
-        if line.unknown:
-            raise wrong_line(
-                f"{line.unknown[0]} is no option of the doctor or torchrun"
-            )
-        if "hpc_dry_run" in line.options:
-            raise wrong_line(
-                f"{line.options['hpc_dry_run']}: the doctor has no dry run"
-            )
-        here = place.find(seen, line, known)
+            pmi.finalize(seen.environ)  # the launcher has no way to it
+        here = place.find(seen, argv, known)
     if here.task.rank == 0:
-        # Nobody waits for it: a file system may hang.
-        files = [options.files, tell]
-        threading.Thread(target=_try_files, args=files, daemon=True).start()
-    variables = {k: str(v.value) for k, v in here.environment.items()}
-    environ = {**seen.environ, **variables}
-    if here.meeting.nodes == 2:  # noqa: PLR2004
-        # A tree of two nodes exceeds what the interface carries: nccl-tests#196.
-        environ.setdefault("NCCL_ALGO", "Ring")
-    key = Key(here.meeting.key, here.meeting.launch_id)
-    key.load()
-    is_alone = here.task.size == 1
-    address = LOOPBACK if is_alone else here.address or LOOPBACK
-    with (
-        contextlib.closing(Links(key, here.address)) as links,
-        Workers(here.workers, environ, address) as workers,
-    ):
-        examiner = Examiner(here, options, links, workers)
-        conductor = Conductor(examiner, tell)  # it knows when all began
-        try:
-            with met(here.tasks_meeting, environ, options.timeout, tell) as board:
-                examiner.introduce(board, seen.environ)
-                if here.task.rank == 0:
-                    return conductor.conduct(board)
-                examiner.follow(board)
-                return None
-        except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
-            own = (examiner.own or examiner.look(seen.environ))["node"]
-            if own:
-                own["torch"] = workers.torch(IMPORT_TIMEOUT)
-            found = summary.Found(nodes=[own] if own else [])
-            report = summary.report(found, here, options.timeout)
-            raise NotMetError(_why(error, here, options), report) from None
-
-
-def unwritable(file: str, error: Exception) -> Message:
-    """Return what there is to say of a file that cannot be written."""
-    known = getattr(error, "strerror", None)
-    reason = known or f"{type(error).__name__}: {error}"
-    return Message("HPC197", f"{file} cannot be written: {reason}")
-
-
-def _try_files(files: Sequence[str], tell: Callable[[Message], None]) -> None:
-    """Name those that cannot be written: the examination may take minutes."""
-    for problem in filter(None, map(_problem_of, files)):
-        text = f"{problem.text}; the report is printed all the same"
-        tell(replace(problem, text=text))
-
-
-def _problem_of(file: str) -> Message | None:
-    """Find out whether a file can be written; it is not opened, nor made."""
-    path, number = Path(file), 0
+        on_first()
+    member = Member(here, wishes, seen.environ, tell)
+    conductor = Conductor(member, tell)  # it knows when all began
+    connection = Connection(
+        here.tasks_meeting,
+        _settings(here, wishes.timeout),
+        seen.environ,
+        member.hear,
+        segment=_SEGMENT,
+    )
     try:
-        if path.is_dir():
-            number = errno.EISDIR
-        elif not path.parent.is_dir():
-            number = errno.ENOENT
-        elif not os.access(path if files.is_of_system(path) else path.parent, os.W_OK):
-            number = errno.EACCES
-    except OSError as error:
-        return unwritable(file, error)
-    return unwritable(file, OSError(number, os.strerror(number))) if number else None
+        client = connection.open(wishes.timeout)
+        member.listen(connection.key)
+        if here.task.rank:
+            member.follow(client)
+        return None if here.task.rank else conductor.conduct(client)
+    except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
+        own = member.show().node
+        found = summary.Found(nodes={own.rank: own} if own else {})
+        alone = summary.report(found, here, wishes.timeout)
+        raise NotMetError(_why(error, here, wishes.timeout), alone) from None
+    finally:
+        member.close()
+        connection.close()
 
 
-def _why(error: Exception, here: Place, options: Options) -> Message:
+def _settings(here: Place, timeout: float) -> Settings:
+    """Return what all tasks agree on."""
+    where = here.tasks_meeting
+    has_limits = where.is_coordinator and here.task.rank == 0
+    return Settings(
+        run_id="doctor",
+        nodes=where.nodes,
+        coordinator=where.coordinator or 0,
+        max_restarts=0,
+        join_timeout=_LONGEST,
+        silence_timeout=_LONGEST if has_limits else max(_SILENCE, int(timeout)),
+    )
+
+
+def _why(error: Exception, here: Place, timeout: float) -> Message:
+    """Return why a task has not met the others, or has lost them."""
+    where = here.tasks_meeting
     if isinstance(error, CoordinatorNotFoundError):
-        return messages.coordinator_missing(
-            str(error), options.timeout, here.tasks_meeting, "--timeout"
-        )
+        return messages.coordinator_missing(str(error), timeout, where, "--timeout")
     failure = error.failure if isinstance(error, JobFailedError) else None
     if failure is not None and failure.kind is not Kind.COORDINATOR:
-        return report.failed(failure, here.tasks_meeting)
-    rank = here.tasks_meeting.coordinator
-    text = f"node {rank} does not answer any more, so that this is all there is"
+        return report.failed(failure, where)
+    text = (
+        f"node {where.coordinator} does not answer any more, so that this is all "
+        "there is"
+    )
     return Message("HPC198", text)

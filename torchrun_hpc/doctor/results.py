@@ -362,8 +362,7 @@ def exclude(report: Report) -> str:
     hosts, blamed = report.hosts, suspects(report)
     names = [hosts[rank] for rank in blamed if hosts[rank]]
     is_useful = (
-        "Slurm" in report.scheduler
-        and 0 < len(names) == len(blamed) <= len(hosts) // 2
+        "Slurm" in report.scheduler and 0 < len(names) == len(blamed) <= len(hosts) // 2
     )
     return f"--exclude={','.join(names)}" if is_useful else ""
 

@@ -412,7 +412,8 @@ class Coordinator:
             self._questions.pop(rank, None)
             what = message.get("what")
             if type(what) is str and len(what) <= _SHORT:
-                asked = {"question": [rank, number], "what": what}
+                about = {"what": what, "with": message.get("with")}
+                asked = {"question": [rank, number], **about}
                 self._questions[rank] = asked
                 members.send_all(asked)
         match message.get("reply"):

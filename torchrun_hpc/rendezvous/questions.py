@@ -55,18 +55,22 @@ class Questions:
             self._changed.notify_all()
 
     def ask_all(
-        self, what: str, wait: Callable[[Mapping[int, Any]], None]
+        self,
+        what: str,
+        wait: Callable[[dict[int, Any]], None],
+        about: Any = None,
     ) -> dict[int, Any]:
         """Ask all nodes; return their replies.
 
         Args:
             what: The question: a name that all nodes know.
             wait: Waits for enough replies; gets those that have come so far.
+            about: What a node needs to know for its reply, as plain data.
         """
         with self._changed:  # several threads ask
             self._asked = number = self._asked + 1
             replies = self._of_nodes[number] = {}
-        self._send({"question": number, "what": what})
+        self._send({"question": number, "what": what, "with": about})
         try:
             wait(replies)
         finally:

@@ -1,0 +1,283 @@
+"""The launch of the collectives: an ordinary one, with the job's own options.
+
+The doctor starts this module as a process, which becomes the launcher: it gets the
+launcher's arguments, and the job as a line of JSON on stdin, because only one process
+can ask a process manager for it. The workers write what they find to a pipe of the
+doctor, see `collectives`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from torchrun_hpc import main as launcher
+from torchrun_hpc import wire
+from torchrun_hpc.doctor.results import Collective, Torch, Worker, printable
+from torchrun_hpc.failures.last_words import last_words
+from torchrun_hpc.failures.worker import end_of
+from torchrun_hpc.host.network import join_endpoint
+from torchrun_hpc.planning.endpoints import port_of
+from torchrun_hpc.reporting.console import PREFIX
+from torchrun_hpc.schedulers import process
+from torchrun_hpc.schedulers.job import Job
+from torchrun_hpc.worker.parent import end_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    from torchrun_hpc.doctor.place import Place
+
+SCRIPT = "torchrun_hpc.doctor.collectives"
+RESULTS = "HPC_DOCTOR_RESULTS"  # path of the pipe
+
+_POLL = 0.2  # seconds
+_END_TIMEOUT = 15.0  # seconds for the launcher to end its workers
+_LONGEST_LINE = 2**16
+
+# What the launcher says, but for the failure of the job, which is in the outcome.
+_SAID = re.compile(rf"{PREFIX}(error|warning): (HPC(?!125)\d+) (.*)")
+_OUTCOME = '{\n  "outcome": '
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a job's tasks that a launch is for.
+
+    Attributes:
+        number: How many launches were before.
+        tasks: Their ranks, and those of their nodes.
+        hosts: Names of these nodes, in the order of their ranks.
+        address: Address of the first one.
+        is_whole: Whether these are all tasks.
+    """
+
+    number: int
+    tasks: Mapping[int, int]
+    hosts: tuple[str, ...]
+    address: str
+    is_whole: bool
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Ranks of the nodes."""
+        return tuple(sorted({*self.tasks.values()}))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a launch has ended on a task, and what it has found until then.
+
+    Attributes:
+        code: Exit code of the launcher; below 0 the signal that ended it.
+        cause: What it wrote last.
+        reason: Why the job failed, in a sentence; empty if this is another node's to
+            report.
+        blamed: Names of the nodes that this is about.
+        said: Messages of the launcher: code, text, and whether it is an error.
+        at: Number and name of the step that each worker has come to, by its rank.
+        torch: Torch, if the launch has got as far as that.
+        workers: Those that have come to their end.
+        rows: Results of collectives.
+        backend: What has run them.
+    """
+
+    code: int
+    cause: str = ""
+    reason: str = ""
+    blamed: tuple[str, ...] = ()
+    said: tuple[tuple[str, str, bool], ...] = ()
+    at: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    torch: Torch | None = None
+    workers: tuple[Worker, ...] = ()
+    rows: tuple[Collective, ...] = ()
+    backend: str = ""
+
+
+# --- in the doctor ----------------------------------------------------------------
+
+
+class Launch:
+    """A launcher's process.
+
+    Args:
+        here: Where this task is.
+        part: The tasks that take part.
+        arguments: Those of the script.
+    """
+
+    def __init__(self, here: Place, part: Part, arguments: Sequence[str]) -> None:
+        self._node = here.node_rank
+        self._reader, self._writer = os.pipe()
+        self._output, self._errors = map(os.memfd_create, ("stdout", "stderr"))
+        results = f"/proc/{os.getpid()}/fd/{self._writer}"
+        words = [*_words(here, part), *arguments]
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", __name__, *words],
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=self._errors,
+            env={**process.environment(), RESULTS: results},
+        )
+        job = _job_of(here, part)
+        line = wire.to_line(job and wire.encode(job))
+        pipe = cast("IO[bytes]", self._process.stdin)
+        with contextlib.suppress(BrokenPipeError), pipe:
+            pipe.write(line)
+
+    def run(self, limit: float) -> Ended:
+        """Wait for its end, or end it after so many seconds."""
+        end, cause, found = time.monotonic() + limit, "", dict[str, Any]()
+        lines, waiting = wire.Lines(_LONGEST_LINE), select.poll()  # any file's number
+        waiting.register(self._reader, select.POLLIN)
+        while True:
+            has_ended = self._process.poll() is not None
+            if waiting.poll(_POLL * 1000):
+                for message in lines.feed(os.read(self._reader, _LONGEST_LINE)):
+                    _keep(found, message, self._node)
+            elif has_ended:
+                break
+            elif not cause and time.monotonic() > end:
+                cause = f"no end within {limit:.0f} s"
+                self.end()
+        code, errors = self._process.returncode, end_of(self._errors)
+        reason, blamed = _outcome(end_of(self._output).decode(errors="replace"))
+        said = _SAID.findall(errors.decode(errors="replace"))
+        for number in (self._reader, self._writer, self._output, self._errors):
+            os.close(number)
+        return printable(
+            Ended(
+                code=code,
+                cause=cause or last_words(errors, code).cause,
+                reason=reason,
+                blamed=blamed,
+                said=tuple((each, text, kind == "error") for kind, each, text in said),
+                **found,
+            )
+        )
+
+    def end(self) -> None:
+        """End it: the launcher ends its workers."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_TIMEOUT)
+        self._process.kill()
+
+
+def _keep(found: dict[str, Any], message: Mapping[str, Any], node: int) -> None:
+    """Keep what a worker has found, or the launcher."""
+    match message:
+        case {"import_s": float(seconds)}:
+            found["torch"] = Torch(import_s=seconds)
+        case {"torch": torch}:
+            new, known = wire.decode(Torch, torch), found.get("torch", Torch())
+            found["torch"] = replace(new, import_s=max(new.import_s, known.import_s))
+        case {"worker": each}:
+            worker = replace(wire.decode(Worker, each), node=node)
+            found["workers"] = (*found.get("workers", ()), worker)
+        case {"row": row}:
+            rows = found.get("rows", ())
+            found["rows"] = (*rows, wire.decode(Collective, row))
+        case {"at": [int(rank), int(number), str(step)]}:
+            found["at"] = {**found.get("at", {}), rank: (number, step)}
+        case {"backend": str(name)}:
+            found["backend"] = name
+
+
+def _outcome(output: str) -> tuple[str, tuple[str, ...]]:
+    """Return why the job failed, and where, by its outcome, which is on stdout."""
+    _, mark, rest = output.rpartition(_OUTCOME)
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        found, _ = json.JSONDecoder().raw_decode(mark + rest)
+        return str(found["reason"]), tuple(map(str, found["nodes"]))
+    return "", ()
+
+
+def _words(here: Place, part: Part) -> list[str]:
+    """Return the arguments of the launcher: the job's own options, and the script."""
+    words, asked = [*here.options], here.asked
+    if not here.mode.is_direct:
+        words += ["--max-restarts=0", "--hpc-outcome=/dev/stdout"]
+    if here.job is None and not part.is_whole:  # as typed on each machine
+        port = port_of(f"{here.meeting.endpoint} {part.number}")
+        where: dict[str, object]
+        where = {"rdzv_endpoint": join_endpoint(part.address, port)}
+        if "rdzv_endpoint" not in asked:
+            where = {"master_addr": part.address, "master_port": port}
+        rank = part.nodes.index(here.node_rank)
+        where |= {"nnodes": len(part.nodes), "node_rank": rank}
+        words += [f"--{name}={value}" for name, value in where.items()]
+    return [*words, *([sys.executable] if asked.no_python else []), "-m", SCRIPT]
+
+
+def _job_of(here: Place, part: Part) -> Job | None:
+    """Return the job of a launch; if a part of the tasks take part, that of these."""
+    job = here.job and replace(here.job, pmi_is_open=False)
+    if job is None or part.is_whole:
+        return job
+    rank = sorted(part.tasks).index(here.task.rank)
+    task = replace(job.task, rank=rank, size=len(part.tasks))
+    return replace(
+        job,
+        launch_id=f"{job.launch_id}.{part.number}",
+        nodes=part.hosts,
+        node_rank=part.nodes.index(here.node_rank),
+        task=task,
+        head_candidates=(),
+        nodelist_is_shared=True,
+        listed_at=None,
+    )
+
+
+# --- in the process that becomes the launcher -------------------------------------
+
+
+def main() -> None:
+    """Become the launcher."""
+    end_with_parent(os.getppid())()
+    job = wire.from_json(sys.stdin.buffer.readline())
+    _time_import("torch")
+    launcher.main(job=job and wire.decode(Job, job))
+
+
+def _time_import(name: str) -> None:
+    """Tell the doctor how long the import of a module takes, if that comes."""
+
+    def find_spec(wanted: str, *_: object) -> ModuleSpec | None:
+        if wanted != name:
+            return None
+        sys.meta_path.remove(finder)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                start = time.perf_counter()
+                execute(module)
+                line = wire.to_line({"import_s": time.perf_counter() - start})
+                Path(process.environment()[RESULTS]).write_bytes(line)
+
+            loader.exec_module = exec_module
+        return spec
+
+    finder: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
+
+
+if __name__ == "__main__":
+    main()
