@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.doctor import place, summary
 from torchrun_hpc.doctor.conductor import Conductor
@@ -23,7 +23,7 @@ from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import pmi
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.doctor.place import Place, Wishes
     from torchrun_hpc.doctor.results import Report
@@ -70,29 +70,36 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
         here = place.find(seen, argv, known)
     if here.task.rank == 0:
         on_first()
-    member = Member(here, wishes, seen.environ, tell)
-    conductor = Conductor(member, tell)  # it knows when all began
+    member = Member(here, wishes, seen.environ)
+
+    def hear(event: Mapping[str, Any]) -> None:
+        message = messages.render(event, here.tasks_meeting)
+        if message is not None and "looking" in event:
+            tell(message)
+
+    conductor = Conductor(here, wishes, tell)  # it knows when all began
     connection = Connection(
         here.tasks_meeting,
         _settings(here, wishes.timeout),
         seen.environ,
-        member.hear,
+        hear,
         segment=_SEGMENT,
+        replies=member.replies,
     )
     try:
         client = connection.open(wishes.timeout)
         member.listen(connection.key)
-        if here.task.rank:
-            member.follow(client)
-        return None if here.task.rank else conductor.conduct(client)
+        if here.task.rank == 0:
+            return conductor.conduct(client)
+        client.until(member.ended.is_set)
     except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
-        own = member.show().node
-        found = summary.Found(nodes={own.rank: own} if own else {})
+        found = summary.Found(nodes={here.node_rank: member.look()})
         alone = summary.report(found, here, wishes.timeout)
         raise NotMetError(_why(error, here, wishes.timeout), alone) from None
     finally:
         member.close()
         connection.close()
+    return None
 
 
 def _settings(here: Place, timeout: float) -> Settings:

@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.job import Job
 
 COMMAND = "python -m torchrun_hpc.doctor"
-TIMEOUT = 60.0  # seconds, unless the user passes another limit
+
+# Seconds: unless the user passes another limit; of collectives, if that is less; for a
+# launch to import torch, and to start.
+TIMEOUT = 60.0
+_COLLECTIVES_TIMEOUT = 60.0
+_START_TIMEOUT = 120.0
 
 # Words that count workers.
 _WORDS = ("gpu", "cpu", "auto", "xpu")
@@ -52,6 +57,16 @@ class Wishes(NamedTuple):
 
     max_bytes: int = 16 * 2**20
     timeout: float = TIMEOUT
+
+    @property
+    def collectives_timeout(self) -> float:
+        """Seconds that any collective may take."""
+        return max(_COLLECTIVES_TIMEOUT, self.timeout)
+
+    @property
+    def launch_timeout(self) -> float:
+        """Seconds for all of a launch."""
+        return self.collectives_timeout + _START_TIMEOUT
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ class AgentStarter(Starter):
             settings,
             self.inputs.environ,
             address=str(getattr(args, "local_addr", "")),
-            replies={"stacks": observer.sample},
+            replies={"stacks": lambda _: observer.sample()},
             end_workers=observer.end_workers,
         )
         client = rendezvous.client

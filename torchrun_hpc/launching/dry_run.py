@@ -68,7 +68,10 @@ def meet(
             meeting,
             replace(settings, is_fixed=True),
             environ,
-            replies={"plan": lambda: wire.encode(own), "leave": may_leave.set},
+            replies={
+                "plan": lambda _: wire.encode(own),
+                "leave": lambda _: may_leave.set(),
+            },
         )
         try:
             client = rendezvous.connect(limit)

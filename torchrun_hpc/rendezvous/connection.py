@@ -7,6 +7,7 @@ import os
 import resource
 import secrets
 import socket
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 # Seconds to find out which program has a port.
 _CHECK_TIMEOUT = 2
 
+_REPLIES = 4  # that are made at once
+
 # Of this process; a fork of it has another process id.
 _AGENT = secrets.token_hex(16)
 
@@ -72,6 +75,8 @@ class Connection:
         on_event: See `Client`.
         segment: Bytes of TCP's segments at most; 0 for what the interface takes.
         own_failure: Why this agent cannot start, if it connects only to say that.
+        replies: By the name of a question to all nodes, a function that gets what is to
+            be known for the reply, and returns it as plain data.
         end_workers: Kills the workers of this node at once.
 
     Attributes:
@@ -79,7 +84,7 @@ class Connection:
         key: This node's key, once it is opened.
     """
 
-    def __init__(  # noqa: PLR0913 - the last three are of few
+    def __init__(  # noqa: PLR0913 - the last four are of few
         self,
         meeting: Meeting,
         settings: Settings,
@@ -88,6 +93,7 @@ class Connection:
         *,
         segment: int = 0,
         own_failure: Failure | None = None,
+        replies: Mapping[str, Callable[[Any], Any]] | None = None,
         end_workers: Callable[[], None] = lambda: None,
     ) -> None:
         self._meeting = meeting
@@ -95,13 +101,16 @@ class Connection:
         self._environ = environ
         self._segment = segment
         self._own_failure = own_failure
+        self._on_event = on_event
+        self._replies = replies or {}
+        self._making_replies = threading.Semaphore(_REPLIES)
         self._end_workers = end_workers
         self._loop = Loop()
         self._request = request_of(meeting, settings.run_id)
         self._server: CoordinatorServer | None = None
         self.key = Key(meeting.key, meeting.launch_id)
         self.client = Client(
-            self._loop, self._request, settings.silence_timeout, on_event
+            self._loop, self._request, settings.silence_timeout, self._hear
         )
 
     def open(self, timeout: float) -> Client:
@@ -149,6 +158,25 @@ class Connection:
             self._server.close()
             self._server = None
         self._loop.close()
+
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        """Reply to a question, or pass an event on."""
+        if "question" not in event:
+            self._on_event(event)
+            return
+        make = self._replies.get(event.get("what", ""))
+        if make is not None and self._making_replies.acquire(blocking=False):
+            threading.Thread(
+                target=self._reply, args=[event, make], daemon=True
+            ).start()
+
+    def _reply(self, event: Mapping[str, Any], make: Callable[[Any], Any]) -> None:
+        """Send the reply to a question to the node that asks."""
+        try:
+            reply = {"reply": event["question"], "of": make(event.get("with"))}
+        finally:
+            self._making_replies.release()
+        self.client.send(reply)
 
     def _load_key(self) -> None:
         """Read this node's key.

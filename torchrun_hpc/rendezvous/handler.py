@@ -52,8 +52,6 @@ _SHORTEST_SILENCE = 5
 # Seconds that an agent may take to see that its workers are to end, and to kill them.
 _MARGIN = 10
 
-_REPLIES = 4  # that are made at once
-
 # Seconds to wait at the end for the workers' store, without a message.
 _PATIENCE = 5
 
@@ -74,7 +72,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         settings: What all agents agree on; see `settings_of`.
         environ: Environment of this process.
         address: Where the workers' store is, if it is here.
-        replies: By the name of a question to all nodes, what returns the reply.
+        replies: See `Connection`.
         end_workers: See `Connection`.
 
     Attributes:
@@ -89,14 +87,13 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         environ: Mapping[str, str],
         *,
         address: str = "",
-        replies: Mapping[str, Callable[[], Any]] | None = None,
+        replies: Mapping[str, Callable[[Any], Any]] | None = None,
         end_workers: Callable[[], None] = lambda: None,
     ) -> None:
         self.run_id = settings.run_id
         self._meeting = meeting
         self._settings = settings
         self._address = address
-        self._replies = replies or {}
         # As torch's c10d does it.
         self._shares_store = (
             capabilities.RENDEZVOUS_INFO.present
@@ -104,12 +101,16 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             and environ.get(capabilities.UNSHARED) != "1"
         )
         self._connection = Connection(
-            meeting, settings, environ, self._report, end_workers=end_workers
+            meeting,
+            settings,
+            environ,
+            self._report,
+            replies=replies,
+            end_workers=end_workers,
         )
         self.client = self._connection.client
         self._workers_store: list[Any] = []
         self._opening: threading.Thread | None = None
-        self._making_replies = threading.Semaphore(_REPLIES)
 
     # --- what torch asks ----------------------------------------------------------
 
@@ -340,25 +341,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         else:
             opening.append(store)
 
-    def _reply(self, question: Any, make: Callable[[], Any]) -> None:
-        """Send the reply to a question to the node that asks."""
-        try:
-            reply = {"reply": question, "of": make()}
-        finally:
-            self._making_replies.release()
-        self.client.send(reply)
-
     def _report(self, event: Mapping[str, Any]) -> None:
         if "report" in event:
             report.write(event["report"], self._meeting)
-            return
-        if "question" in event:
-            make = self._replies.get(event.get("what", ""))
-            if make is not None and self._making_replies.acquire(blocking=False):
-                arguments = event["question"], make
-                threading.Thread(
-                    target=self._reply, args=arguments, daemon=True
-                ).start()
             return
         key = self._connection.key.name
         message = messages.render({**event, "key": key}, self._meeting)

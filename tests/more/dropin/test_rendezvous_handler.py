@@ -45,6 +45,7 @@ from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import connection, search
+from torchrun_hpc.rendezvous import connection as connections
 from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
@@ -554,7 +555,7 @@ def test_no_address_of_the_workers_store(store: Any) -> None:
 @pytest.mark.parametrize("asked", [1, 600])
 def test_only_some_stacks_are_taken_at_once(job: Job, asked: int) -> None:
     """The others are not replied to: each one starts a program for each worker."""
-    handler, may_end = job.handler(0), threading.Event()
+    connection, may_end = job.handler(0)._connection, threading.Event()
     taken: list[int] = []
 
     def sample() -> list[Any]:
@@ -562,14 +563,15 @@ def test_only_some_stacks_are_taken_at_once(job: Job, asked: int) -> None:
         assert may_end.wait(PATIENCE)
         return []
 
-    handler._replies = {"stacks": sample}
-    wanted = min(asked, handlers._REPLIES)
+    connection._replies = {"stacks": lambda _: sample()}
+    wanted = min(asked, connections._REPLIES)
     for repeated in (1, 2):  # the next questions are answered, too
         sent: list[Any] = []
-        handler.client = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
+        client: Any = SimpleNamespace(send=sent.append)
+        connection.client = client
         may_end.clear()
         for number in range(asked):
-            handler._report({"question": [0, number], "what": "stacks"})
+            connection._hear({"question": [0, number], "what": "stacks"})
         until(lambda repeated=repeated: len(taken) == repeated * wanted)
         may_end.set()
         until(lambda sent=sent: len(sent) == wanted)
@@ -580,16 +582,16 @@ def test_only_some_stacks_are_taken_at_once(job: Job, asked: int) -> None:
 def test_stacks_that_cannot_be_taken_are_taken_again(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler, tried = job.handler(0), []
+    connection, tried = job.handler(0)._connection, []
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
-    def sample() -> list[Any]:
+    def sample(_: Any) -> list[Any]:
         tried.append(threading.current_thread())
         raise MemoryError
 
-    handler._replies = {"stacks": sample}
-    for number in range(1, 2 * handlers._REPLIES):
-        handler._report({"question": [0, number], "what": "stacks"})
+    connection._replies = {"stacks": sample}
+    for number in range(1, 2 * connections._REPLIES):
+        connection._hear({"question": [0, number], "what": "stacks"})
         until(lambda number=number: len(tried) == number)
         tried[-1].join(PATIENCE)
 
