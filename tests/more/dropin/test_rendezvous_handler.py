@@ -567,7 +567,7 @@ def test_only_some_stacks_are_taken_at_once(job: Job, asked: int) -> None:
     wanted = min(asked, connections._REPLIES)
     for repeated in (1, 2):  # the next questions are answered, too
         sent: list[Any] = []
-        client: Any = SimpleNamespace(send=sent.append)
+        client: Any = SimpleNamespace(send=sent.append, leave=lambda: None)
         connection.client = client
         may_end.clear()
         for number in range(asked):

@@ -387,12 +387,12 @@ SAMPLES = [{"rank": 9, "node": 2, "frames": ["f a.py:1"], "problem": ""}]
 
 def ask(number=7, what="stacks"):
     """Return a question of an agent to all."""
-    return {"question": number, "what": what}
+    return {"question": number, "what": what, "with": ["about it"]}
 
 
 def asked_by(rank, number=7, what="stacks"):
     """Return the question as it is passed on."""
-    return {"question": [rank, number], "what": what}
+    return {"question": [rank, number], "what": what, "with": ["about it"]}
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
