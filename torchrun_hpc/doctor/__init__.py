@@ -1,11 +1,11 @@
 """A doctor for the allocation: which node, which link, which setting.
 
-``python -m torchrun_hpc.doctor`` is the command, in the place of the job's own line;
+``python -m torchrun_hpc.doctor`` is the command, instead of the job's own line;
 `examine` is the same for a program, such as a prolog. Each node looks at itself, the
 nodes meet as the job would, measure what is between them, and run torch's collectives.
 
 =============  =======================================================================
-`results`      what is found, as plain data
+`results`      what is found, as dataclasses
 `place`        where this task is: the plan of the job, and where all meet
 `board`        what the tasks tell each other
 `examination`  all tasks meet, and task 0 gets the report
@@ -17,12 +17,15 @@ nodes meet as the job would, measure what is between them, and run torch's colle
 `pairs`        which nodes measure what is between them, and when
 `link`         how they do that
 `judgement`    which links, and which nodes, are suspect
+`compute`      which workers compute wrongly or slowly, or arrive late
 `summary`      the report, made of all that
 `comparison`   what became slower since an earlier one
 `workers`      the processes that run torch's collectives
 `collectives`  their program, with `operations`; it alone imports torch
+`units`        figures with their units
 `text`         the report for a person
 `page`         the same as a page of HTML
+`output`       where the report goes
 =============  =======================================================================
 """
 
@@ -42,6 +45,7 @@ from torchrun_hpc.doctor.results import (
     NotMetError,
     Report,
     Torch,
+    Worker,
     exclude,
     exit_code,
     suspects,
@@ -65,6 +69,7 @@ __all__ = [
     "NotMetError",
     "Report",
     "Torch",
+    "Worker",
     "examine",
     "exclude",
     "exit_code",
@@ -100,11 +105,11 @@ def examine(
         NotMetError: This node has not met the others; it has a report of its own node.
     """
     # The pipeline, which no import of this package needs.
-    from torchrun_hpc.doctor import examination, examiner  # noqa: PLC0415
+    from torchrun_hpc.doctor import examination, place  # noqa: PLC0415
     from torchrun_hpc.launching.abort import Known  # noqa: PLC0415
 
-    options = examiner.Options(max_bytes, timeout)
+    wishes = place.Wishes(max_bytes, timeout)
     try:
-        return examination.examine(argv, options, tell, Known())
+        return examination.examine(argv, wishes, tell, Known())
     except LaunchError as fault:
         raise EmbeddedLaunchError(fault.code, str(fault)) from None

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from torchrun_hpc import files, wire
 from torchrun_hpc.doctor import comparison, results
-from torchrun_hpc.doctor import text as reports
-from torchrun_hpc.doctor.examination import COMMAND, examine, unwritable
-from torchrun_hpc.doctor.examiner import TIMEOUT, Options
+from torchrun_hpc.doctor.examination import examine
+from torchrun_hpc.doctor.output import STDOUT, Output
+from torchrun_hpc.doctor.place import COMMAND, TIMEOUT, Wishes
 from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.abort import WRONG_USE, Known, faults_reported
@@ -46,47 +44,28 @@ def _run(argv: Sequence[str]) -> int:
     known = Known()
     with faults_reported(known):
         args, words = _parsed(argv)
-        if not 0 < args.timeout < float("inf"):
-            raise wrong_line(f"--timeout={args.timeout:g}: type seconds, such as 300")
-        for name in ("json", "html", "compare"):
-            if getattr(args, name) == "":
-                raise wrong_line(f"--{name}= has no file: a variable that is not set?")
-        files = tuple(filter(None, (args.json, args.html)))
-        options = Options(_bytes(args.max_bytes), args.timeout, files)
+        output = _output(args)
+        wishes = Wishes(_bytes(args.max_bytes), _seconds(args.timeout))
         earlier = _earlier(args.compare) if args.compare else None
-        if args.html and importlib.util.find_spec("matplotlib") is None:
-            raise LaunchError(
-                "HPC196",
-                "--html draws with matplotlib, which is not installed. Type: "
-                f"{sys.executable} -m pip install 'torchrun_hpc[doctor]'; or take "
-                "--json",
-                everywhere=True,
-            )
+        tell = _silent if args.quiet else console.write
         try:
-            report = examine(words, options, _tell, known, argv)
+            report = examine(
+                words, wishes, tell, known, argv, lambda: output.start_check(tell)
+            )
         except NotMetError as error:
-            found = error.report["findings"]
             details = [
-                f"    {each['code']} {'suspect' if each['is_suspect'] else 'advice'}: "
-                f"{each['text']}"
-                for each in found
+                f"    {each.code} {'suspect' if each.is_suspect else 'advice'}: "
+                f"{each.text}"
+                for each in error.report.findings
             ]
             console.write(error.message, "error", details)
             return 1
     if report is None:
         return 0
     if earlier is not None:
-        _tell(Message("HPC200", comparison.scope(report, earlier)))
+        tell(Message("HPC200", comparison.scope(report, earlier)))
         report = comparison.with_slower(report, earlier)
-    # All nodes have gone: there is nobody to be informed of a fault.
-    is_printed = True
-    try:
-        console.output(reports.render(report))
-    except LaunchError as fault:
-        console.write(Message(fault.code, str(fault)), "error")
-        is_printed = False
-    is_written = _write(report, args)
-    return results.exit_code(report) if is_printed and is_written else WRONG_USE
+    return results.exit_code(report) if output.write(report) else WRONG_USE
 
 
 def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -109,15 +88,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=COMMAND,
         allow_abbrev=False,
-        description="Examine the nodes of a job, in the place of the job's own line: "
+        description="Examine the nodes of a job, instead of the job's own line: "
         f"srun {COMMAND} --nproc_per_node=gpu",
         epilog="Every other option is one of torchrun_hpc, as the job has it. A script "
         "may follow; it is not run.",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the report for programs")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the report for programs; -: to stdout"
+    )
     parser.add_argument("--html", metavar="FILE", help="write it with pictures")
     parser.add_argument(
         "--compare", metavar="FILE", help="an earlier --json: show what became slower"
+    )
+    parser.add_argument(
+        "--quiet", action="store_true", help="print the verdict only, and no progress"
     )
     parser.add_argument(
         "--max-bytes",
@@ -141,13 +125,43 @@ def _bytes(size: str) -> int:
     number = int(match[1]) * _UNITS[match[2]] if match else 0
     if number < 8:  # noqa: PLR2004 - the smallest size
         raise wrong_line(
-            f"--max-bytes={size}: type a size of 8 bytes or more: 512K, 16M, 1G"
+            f"--max-bytes={size}: pass a size of 8 bytes or more: 512K, 16M, 1G"
         )
     return number
 
 
-def _tell(message: Message) -> None:
-    console.write(message)
+def _seconds(timeout: float) -> float:
+    if 0 < timeout < float("inf"):
+        return timeout
+    raise wrong_line(f"--timeout={timeout:g}: pass seconds, such as 300")
+
+
+def _output(args: argparse.Namespace) -> Output:
+    """Return where the report is to go.
+
+    Raises:
+        LaunchError: That is not possible.
+    """
+    for name in ("json", "html", "compare"):
+        if getattr(args, name) == "":
+            raise wrong_line(f"--{name}= has no file: a variable that is not set?")
+    for name in ("html", "compare"):
+        if getattr(args, name) == STDOUT:
+            raise wrong_line(f"--{name}=-: pass a file; only --json=- has none")
+    if args.json is not None and args.json == args.html:
+        raise wrong_line(f"--json={args.json} --html={args.html}: pass two files")
+    if args.html and importlib.util.find_spec("matplotlib") is None:
+        raise LaunchError(
+            "HPC196",
+            "--html draws with matplotlib, which is not installed. Type: "
+            f"{sys.executable} -m pip install 'torchrun_hpc[doctor]'; or take --json",
+            everywhere=True,
+        )
+    return Output(args.json or "", args.html or "", args.quiet)
+
+
+def _silent(_message: Message) -> None:
+    pass
 
 
 def _earlier(file: str) -> Report:
@@ -163,7 +177,7 @@ def _earlier(file: str) -> Report:
     try:
         text = files.read(file, _LARGEST)
         found = wire.decode(results.Report, wire.from_json(text))
-        if found["schema"] == results.SCHEMA:
+        if found.schema == results.SCHEMA:
             return found
     except OSError as error:
         problem = str(error.strerror)
@@ -172,29 +186,6 @@ def _earlier(file: str) -> Report:
     raise LaunchError(
         "HPC195", f"--compare={file} cannot be read: {problem}", everywhere=True
     )
-
-
-def _write(report: Report, args: argparse.Namespace) -> bool:
-    """Write the files that the user wants; say whether that was possible."""
-    written = True
-    for file, content in ((args.json, _as_json), (args.html, _as_page)):
-        try:
-            if file:
-                files.write(Path(file), content(report))
-        except Exception as error:  # noqa: BLE001, PERF203 - a library may be broken
-            console.write(unwritable(file, error), "error")
-            written = False
-    return written
-
-
-def _as_json(report: Report) -> str:
-    return json.dumps(report, indent=1) + "\n"
-
-
-def _as_page(report: Report) -> str:
-    from torchrun_hpc.doctor import page  # noqa: PLC0415 - slow to import
-
-    return page.write(report)
 
 
 if __name__ == "__main__":

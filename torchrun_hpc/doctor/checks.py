@@ -8,15 +8,17 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.doctor import differences
-from torchrun_hpc.doctor.differences import torch_of
+from torchrun_hpc.doctor.differences import spans, torch_of
 from torchrun_hpc.doctor.results import Finding
+from torchrun_hpc.doctor.units import size
 from torchrun_hpc.errors import count
 from torchrun_hpc.names import fold_ranks, ranges
+from torchrun_hpc.planning.endpoints import PORTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torchrun_hpc.doctor.results import Node
+    from torchrun_hpc.doctor.results import Gpu, Node
 
 # The largest share of the nodes that may have a fault, for it to be suspect. What most
 # of them have is how the site is, and jobs run there.
@@ -27,6 +29,8 @@ _SHM, _SMALL = "/dev/shm", 64 * 2**20  # noqa: S108 - bytes; a container's defau
 _OF_SITES = {"Read-only file system", "Permission denied", "No such file or directory"}
 _TIMES, _MORE_S = 3.0, 5.0  # a slow import takes so many times, and so much more
 _FABRIC = re.compile("ib|hsn")  # interfaces of networks that lock memory
+# What a free GPU has in use, of its driver: fewer bytes, or a smaller share of all.
+_TAKEN, _TAKEN_SHARE = 2**30, 0.02
 _MOST_PIDS = 5
 _MOST_ALIKE = 3  # findings of a kind
 _RESOLVER_S = 1.0
@@ -57,13 +61,13 @@ class _Fault(NamedTuple):
 
 
 def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
-    """Say what is wrong with nodes; `hosts` are the names of all, by rank."""
+    """Return what is wrong with nodes; `hosts` are the names of all, by rank."""
     found = [*differences.findings(nodes, hosts)]
     for code, check in _CHECKS.items():
         groups: dict[_Fault, list[int]] = defaultdict(list)
         for node in nodes:
             for fault in check(node, nodes):
-                groups[fault].append(node["rank"])
+                groups[fault].append(node.rank)
         for fault, ranks in _merged(groups):
             have_all = len(ranks) == len(nodes) > 1
             where = fold_ranks(ranks, hosts)
@@ -76,16 +80,19 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
                     code=code,
                     text=f"{where}: {fault.text}",
                     remedy=fault.remedy,
-                    nodes=[] if have_all else ranks,
+                    nodes=() if have_all else tuple(ranks),
                     is_suspect=len(ranks) <= fault.suspect * len(nodes),
                 )
             )
     return found
 
 
-def _merged(
-    groups: Mapping[_Fault, list[int]],
-) -> Iterator[tuple[_Fault, list[int]]]:
+def fabrics(node: Node) -> list[str]:
+    """Return the interfaces of fast networks that are up: InfiniBand, Slingshot."""
+    return [i.name for i in node.interfaces if i.is_up and _FABRIC.match(i.name)]
+
+
+def _merged(groups: Mapping[_Fault, list[int]]) -> Iterator[tuple[_Fault, list[int]]]:
     """Make one of many faults that differ in a name or a number only."""
     kinds: dict[tuple[str, float], list[_Fault]] = defaultdict(list)
     for fault in groups:
@@ -101,79 +108,88 @@ def _merged(
 
 def _names(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
     remedy = "correct /etc/hosts on this node, or what its name server has"
-    own = {address for i in node["interfaces"] for address in i["addresses"]}
-    for name, found in node["names"].items():
+    own = {address for i in node.interfaces for address in i.addresses}
+    for name, found in node.names.items():
         means = f"{name} means {', '.join(found)}"
-        owner = next((other for other in nodes if other["fast_host"] == name), None)
+        owner = next((other for other in nodes if other.fast_host == name), None)
         if not found:
             yield _Fault(f"{name} does not resolve", remedy)
         elif owner is node:  # an address of loopback is usual for the own name
             if own and {a for a in found if not a.startswith(("127.", "::1"))} - own:
                 yield _Fault(f"{means}, which no interface of it has", remedy)
-        elif owner and owner["address"] not in ("", *found):
-            text = f"{means} there, and has the address {owner['address']}"
+        elif owner and owner.address not in ("", *found):
+            text = f"{means} there, and has the address {owner.address}"
             yield _Fault(text, remedy)
-        source = node["routes"].get(name, node["address"])
-        if node["address"] and source != node["address"]:
+        source = node.routes.get(name, node.address)
+        if node.address and source != node.address:
             text = f"it sends to {name} from {source or 'nowhere'}, and its address is "
             route = "correct the routes, if that is not meant: ip route get ADDRESS"
-            yield _Fault(f"{text}{node['address']}", route, _NEVER)
+            yield _Fault(f"{text}{node.address}", route, _NEVER)
 
 
 def _folders(node: Node, _nodes: Sequence[Node]) -> Iterator[_Fault]:
     remedy = "make room there; or export another TMPDIR, or for HOME, XDG_CACHE_HOME"
-    for folder in node["folders"]:
-        path, size, problem = folder["path"], folder["size"], folder["problem"]
+    for folder in node.folders:
+        path, problem = folder.path, folder.problem
         if problem:
             share = _MINORITY if problem in _OF_SITES else _ALWAYS
             yield _Fault(f"cannot write to {path}: {problem}", remedy, share)
-        elif folder["free"] < min(_FREE, _FREE_SHARE * size):
+        elif folder.free < min(_FREE, _FREE_SHARE * folder.size):
             yield _Fault(f"{path} is full: less than 100 MB and 1 % are free", remedy)
-        if path == _SHM and 0 < size <= _SMALL:
-            text = f"{path} has {size >> 20} MiB, too few for DataLoader's workers"
+        if path == _SHM and 0 < folder.size <= _SMALL:
+            text = (
+                f"{path} has {folder.size >> 20} MiB, too few for DataLoader's workers"
+            )
             container = "start the container with --ipc=host, or --shm-size=16g"
             yield _Fault(text, container, _NEVER)
 
 
 def _imports(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
-    torch, problem = torch_of(node), node["torch"] and node["torch"]["problem"]
-    usual = median([t["import_s"] for t in map(torch_of, nodes) if t] or [0.0])
+    torch, problem = torch_of(node), node.torch and node.torch.problem
+    usual = median([t.import_s for t in map(torch_of, nodes) if t] or [0.0])
     if problem:
         remedy = "python -c 'import torch' on this node shows all of the error"
         yield _Fault(f"torch cannot be imported: {problem}", remedy)
-    elif torch and torch["import_s"] > max(_TIMES * usual, usual + _MORE_S):
-        took = f"{torch['import_s']:.0f} s, and {usual:.0f} s is usual"
+    elif torch and torch.import_s > max(_TIMES * usual, usual + _MORE_S):
+        took = f"{torch.import_s:.0f} s, and {usual:.0f} s is usual"
         remedy = "it reads files slowly, or for the first time: examine it again"
         yield _Fault(f"importing torch took {took}", remedy, _NEVER)
 
 
 def _limits(node: Node, _nodes: Sequence[Node]) -> Iterator[_Fault]:
     remedy = "ask the administrator for a higher limit, also of the scheduler's daemon"
-    has_fabric = any(
-        i["is_up"] and _FABRIC.match(i["name"]) for i in node["interfaces"]
-    )
+    has_fabric = bool(fabrics(node))
     for name, (least, unit, text) in _LEAST.items():
-        value = node["limits"].get(name, -1)
+        value = node.limits.get(name, -1)
         if 0 <= value < least and (has_fabric or name != "locked memory"):
             yield _Fault(f"{value // unit} {text}", remedy, _NEVER)
 
 
 def _gpus(node: Node, _nodes: Sequence[Node]) -> Iterator[_Fault]:
-    gpus, torch = node["gpus"], torch_of(node)
-    seen = torch["gpus"] if torch else len(gpus)
+    gpus, torch = node.gpus, torch_of(node)
+    seen = torch.gpus if torch else len(gpus)
+    # Of another job, perhaps, on a GPU that this one does not see.
+    share = _NEVER if seen < len(gpus) else _ALWAYS
     for number, gpu in enumerate(gpus):
-        if gpu["ecc_errors"] > 0:
-            errors = count(gpu["ecc_errors"], "uncorrected memory error")
+        if gpu.ecc_errors > 0:
+            errors = count(gpu.ecc_errors, "uncorrected memory error")
             remedy = "leave the node out, and tell the administrator"
             yield _Fault(f"GPU {number} has had {errors}", remedy)
-    if busy := [number for number, gpu in enumerate(gpus) if gpu["processes"]]:
-        pids = sorted({pid for gpu in gpus for pid in gpu["processes"]})
+    if busy := [number for number, gpu in enumerate(gpus) if gpu.processes]:
+        pids = sorted({pid for gpu in gpus for pid in gpu.processes})
         shown = ", ".join(map(str, pids[:_MOST_PIDS]))
         text = f"other processes compute on GPU {ranges(busy)}: pid {shown}"
         remedy = "GPUs must be free: end these processes, or leave the node out"
-        # Of another job, perhaps, on a GPU that this one does not see.
-        yield _Fault(text, remedy, _NEVER if seen < len(gpus) else _ALWAYS)
-    if node["wants_gpus"] and torch and not torch["gpus"]:
+        yield _Fault(text, remedy, share)
+    if taken := [number for number, gpu in enumerate(gpus) if _is_taken(gpu)]:
+        most = size(max(gpus[number].memory_used for number in taken))
+        text = f"up to {most} of memory are taken on GPU {ranges(taken)}, by no process"
+        remedy = (
+            "GPUs must be free: nvidia-smi shows what uses them, also in containers; "
+            "end that, or leave the node out"
+        )
+        yield _Fault(f"{text} that is known", remedy, share)
+    if node.wants_gpus and torch and not torch.gpus:
         remedy = "ask for GPUs, and use a torch that is built for them"
         yield _Fault("--nproc_per_node=gpu, and torch sees no GPU", remedy)
     elif seen < len(gpus):
@@ -185,9 +201,33 @@ def _gpus(node: Node, _nodes: Sequence[Node]) -> Iterator[_Fault]:
         yield _Fault(text, remedy, _NEVER)
 
 
+def _is_taken(gpu: Gpu) -> bool:
+    least = max(_TAKEN, _TAKEN_SHARE * gpu.memory)
+    return not gpu.processes and gpu.memory_used > least
+
+
+def _ports(node: Node, _nodes: Sequence[Node]) -> Iterator[_Fault]:
+    first, last = node.local_ports
+    parts = spans(node.reserved_ports)
+    reserved = [port for port in PORTS if any(port in part for part in parts)]
+    own = f"the launcher's ports ({PORTS[0]} to {PORTS[-1]})"
+    if any(first <= port <= last for port in {*PORTS}.difference(reserved)):
+        text = f"the system gives ports {first} to {last} to connections, also {own}"
+        remedy = (
+            'ask the administrator: sysctl -w net.ipv4.ip_local_port_range="32768 '
+            "60999\", or to reserve the launcher's ports: "
+            f"net.ipv4.ip_local_reserved_ports={PORTS[0]}-{PORTS[-1]}"
+        )
+        yield _Fault(f"{text}: another program may have one", remedy, _NEVER)
+    if 0 < len(reserved) < len(PORTS):  # all are reserved for the launcher
+        text = f"{ranges(reserved)} of {own} are reserved: a service may take one"
+        remedy = "if the launcher finds a port taken: --rdzv_endpoint=HOST:PORT"
+        yield _Fault(text, remedy, _NEVER)
+
+
 def _resolvers(node: Node, _nodes: Sequence[Node]) -> Iterator[_Fault]:
-    text = _RESOLVERS.get(node["resolver"], "")
-    if not text and node["resolver_s"] > _RESOLVER_S:
+    text = _RESOLVERS.get(node.resolver, "")
+    if not text and node.resolver_s > _RESOLVER_S:
         text = f"resolving the names of nodes takes more than {_RESOLVER_S:g} s"
     if text:
         remedy = (
@@ -203,4 +243,5 @@ _CHECKS = {
     "HPC186": _limits,
     "HPC187": _gpus,
     "HPC188": _resolvers,
+    "HPC241": _ports,
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.doctor.judgement import duration, is_measured, rate
+from torchrun_hpc.doctor.judgement import is_measured
 from torchrun_hpc.doctor.results import Finding, worst_first
+from torchrun_hpc.doctor.units import duration, rate, size
 from torchrun_hpc.errors import count
 
 if TYPE_CHECKING:
@@ -32,48 +34,47 @@ def with_slower(report: Report, earlier: Report) -> Report:
         report: Of this examination.
         earlier: Of the earlier one.
     """
-    since = earlier["started"][:16]
+    since = earlier.started[:16]
     found = [
         Finding(
             code="HPC194",
             text=f"{what}: {now} now, {before} on {since}",
             remedy="compare the versions and the variables of both reports; if they "
             "are the same, tell the administrator",
-            nodes=[],
+            nodes=(),
             is_suspect=False,
         )
         for what, now, before in _slower(report, earlier)
     ]
-    return {**report, "findings": worst_first([*report["findings"], *found])}
+    return replace(report, findings=worst_first([*report.findings, *found]))
 
 
 def scope(report: Report, earlier: Report) -> str:
-    """Say what can be compared, and with what."""
-    text = f"compared with {count(len(earlier['nodes']), 'node')} of "
-    text += earlier["started"][:16]
-    reason = _difference(report, earlier)
+    """Write what can be compared, and with what."""
+    nodes, reason = count(len(earlier.nodes), "node"), _difference(report, earlier)
+    text = f"compared with {nodes} of {earlier.started[:16]}"
     return text + (f", but for torch's collectives: {reason}" if reason else "")
 
 
 def _difference(report: Report, earlier: Report) -> str:
-    """Say why collectives cannot be compared; nothing if they can."""
+    """Return why collectives cannot be compared; empty if they can."""
     sides = ((earlier, "there"), (report, "here"))
     for side, where in sides:
-        if not side["collectives"]:
+        if not side.collectives:
             return f"none have run {where}"
     if _workers(report) != _workers(earlier):
         return " and ".join(
             f"{count(_workers(side), 'worker')} {where}" for side, where in sides
         )
-    if report["backend"] != earlier["backend"]:
-        return " and ".join(f"{side['backend']} {where}" for side, where in sides)
+    if report.backend != earlier.backend:
+        return " and ".join(f"{side.backend} {where}" for side, where in sides)
     if not _comparable(report, earlier):
-        return "no size of 1 MiB or more is in both; type the same --max-bytes"
+        return "no size of 1 MiB or more is in both; pass the same --max-bytes"
     return ""
 
 
 def _workers(report: Report) -> int:
-    return sum(node["workers"] for node in report["nodes"])
+    return sum(node.workers for node in report.nodes)
 
 
 def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
@@ -81,20 +82,20 @@ def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
 
     def medians(value: Callable[..., float]) -> tuple[float, float]:
         now, before = (
-            [value(link) for link in each["links"] if is_measured(link)]
+            [value(link) for link in each.links if is_measured(link)]
             for each in (report, earlier)
         )
         return (median(now), median(before)) if now and before else (0.0, 0.0)
 
-    now, before = medians(lambda link: min(link["forward"], link["backward"]))
+    now, before = medians(lambda link: min(link.forward, link.backward))
     if now * _SLOWER < before:
         what = "median bandwidth of the pairs, each in its slower direction"
         yield what, rate(now), rate(before)
-    now, before = medians(lambda link: link["latency_s"])
+    now, before = medians(lambda link: link.latency_s)
     if now > before * _LATER + _LATER_S and before:
         yield "median latency of the pairs", duration(now), duration(before)
     imports = [
-        [each["torch"]["import_s"] for each in side["nodes"] if each["torch"]]
+        [each.torch.import_s for each in side.nodes if each.torch]
         for side in (report, earlier)
     ]
     if all(imports):
@@ -111,19 +112,18 @@ def _slower_collectives(
     if _difference(report, earlier):
         return
     for row, old in _comparable(report, earlier):
-        operation = row["operation"]
-        if row["time_s"] > _SLOWER * old["time_s"] > 0:
-            what = f"{operation} of {row['size']} bytes"
-            yield what, duration(row["time_s"]), duration(old["time_s"])
+        if row.time_s > _SLOWER * old.time_s > 0:
+            what = f"{row.operation} of {size(row.size)}"
+            yield what, duration(row.time_s), duration(old.time_s)
 
 
 def _comparable(report: Report, earlier: Report) -> list[tuple[Collective, Collective]]:
     """Return the largest size of each operation that both have, now and then."""
     now, before = (
         {
-            (row["operation"], row["size"]): row
-            for row in sorted(each["collectives"], key=lambda row: row["size"])
-            if not row["scope"] and row["size"] >= _LARGE
+            (row.operation, row.size): row
+            for row in sorted(each.collectives, key=lambda row: row.size)
+            if not row.scope and row.size >= _LARGE
         }
         for each in (report, earlier)
     )

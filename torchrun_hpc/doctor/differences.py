@@ -30,18 +30,18 @@ _EQUAL = re.compile(
 )
 
 _ENVIRONMENT = (
-    "use one environment on all nodes: in the job script, in front of the launcher, "
+    "use one environment on all nodes: in the job script, before the launcher, "
     "load its modules or activate it, from a file system that they share"
 )
-_EXPORT = "export it in the job script, in front of the launcher, and in no profile"
+_EXPORT = "export it in the job script, before the launcher, and in no profile"
 _MACHINE = "leave the nodes out that differ, and tell the administrator"
 _COMPARE = "none is needed, unless the nodes that differ are slow, or fail"
 
 
 def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
-    """Say what differs between nodes; the minority is to blame."""
+    """Yield what differs between nodes; the minority is to blame."""
     for traits_of, remedy, is_suspect, absent in _KINDS:
-        traits = {node["rank"]: traits_of(node) for node in nodes}
+        traits = {node.rank: traits_of(node) for node in nodes}
         for trait in dict.fromkeys(chain.from_iterable(traits.values())):
             own = {rank: found.get(trait, absent) for rank, found in traits.items()}
             groups = _by_value(own)
@@ -62,14 +62,20 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
                 text=f"{trait}: " + "; ".join(f"{v} on {place}" for v, place in pairs),
                 remedy=remedy,
                 # No other node would cure what a profile sets.
-                nodes=others if has_majority and remedy is not _EXPORT else [],
+                nodes=tuple(others) if has_majority and remedy is not _EXPORT else (),
                 is_suspect=is_suspect,
             )
 
 
 def torch_of(node: Node) -> Torch | None:
     """Return torch, if it can be imported."""
-    return node["torch"] if node["torch"] and not node["torch"]["problem"] else None
+    return node.torch if node.torch and not node.torch.problem else None
+
+
+def spans(numbers: str) -> list[range]:
+    """Read a list of ranges, as Linux writes CPUs and ports: ``0-3,8``."""
+    parts = re.findall("([0-9]{1,9})(?:-([0-9]{1,9}))?", numbers)
+    return [range(int(first), int(last or first) + 1) for first, last in parts]
 
 
 def _by_value(own: Mapping[int, str | float]) -> list[tuple[str, list[int]]]:
@@ -90,46 +96,45 @@ def _is_near(value: str | float, usual: str | float) -> bool:
 
 def _software(node: Node) -> Traits:
     torch, without = torch_of(node), {"nccl plugin": "none", "libfabric": "none"}
-    known = {"torch": torch["version"], **torch["libraries"]} if torch else {}
-    return {**without, **node["versions"], **known, "kernel": ""}  # see _system()
+    known = {"torch": torch.version, **torch.libraries} if torch else {}
+    return {**without, **node.versions, **known, "kernel": ""}  # see _system()
 
 
 def _machine(node: Node) -> Traits:
-    models, torch = Counter(gpu["model"] for gpu in node["gpus"]), torch_of(node)
-    own = {i["name"]: i for i in node["interfaces"]}.get(node["interface"])
-    mtu, speed = (own["mtu"], own["speed_mbit"]) if own else (0, 0)
+    models, torch = Counter(gpu.model for gpu in node.gpus), torch_of(node)
+    own = {i.name: i for i in node.interfaces}.get(node.interface)
+    mtu, speed = (own.mtu, own.speed_mbit) if own else (0, 0)
     return {
         "GPUs": ", ".join(f"{models[m]} x {m}" for m in sorted(models)) or "none",
-        "number of GPUs that torch sees": str(torch["gpus"]) if torch else "",
+        "number of GPUs that torch sees": str(torch.gpus) if torch else "",
         "MTU of the job's interface": str(mtu or ""),
         "speed of the job's interface": f"{speed} Mbit/s" if speed else "",
     }
 
 
 def _system(node: Node) -> Traits:
-    parts = re.findall("([0-9]+)(?:-([0-9]+))?", node["cpus"])
-    usable = sum(int(last or first) - int(first) + 1 for first, last in parts)
-    shm = {f["path"]: f["size"] for f in node["folders"]}.get("/dev/shm", 0)  # noqa: S108
-    limits = node["limits"].items()
+    usable = sum(map(len, spans(node.cpus)))
+    shm = {f.path: f.size for f in node.folders}.get("/dev/shm", 0)  # noqa: S108
+    limits = node.limits.items()
     return {
-        "kernel": node["versions"].get("kernel", ""),
-        "driver of the GPUs": node["driver"],
-        "name of the job's interface": node["interface"],
-        "number of CPUs": str(node["cores"]),
-        "number of workers": str(node["workers"]),
+        "kernel": node.versions.get("kernel", ""),
+        "driver of the GPUs": node.driver,
+        "name of the job's interface": node.interface,
+        "number of CPUs": str(node.cores),
+        "number of workers": str(node.workers),
         "number of CPUs in the affinity mask": str(usable),
-        # These follow from the size of the memory, where nobody has set them.
+        # These follow from the size of the memory, if nobody has set them.
         "GiB of /dev/shm": round(shm / 2**30, 2),
         **{f"limit of {name}": "none" if v < 0 else v for name, v in limits},
     }
 
 
 def _variables(node: Node, *, equal: bool) -> Traits:
-    # Where gloo's is not set, it is the job's interface.
-    usual = "GLOO_SOCKET_IFNAME", node["interface"]
+    # If gloo's is not set, it is the job's interface.
+    usual = "GLOO_SOCKET_IFNAME", node.interface
     return {
         name: value
-        for name, value in node["variables"].items()
+        for name, value in node.variables.items()
         if not _OWN.fullmatch(name) and bool(_EQUAL.fullmatch(name)) == equal
         if (name, value) != usual
     }

@@ -9,11 +9,13 @@ best partner.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median, median_high, median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.doctor.pairs import blame
 from torchrun_hpc.doctor.results import Finding
+from torchrun_hpc.doctor.units import duration, rate, size
 from torchrun_hpc.errors import count
 from torchrun_hpc.names import host, listed
 
@@ -40,7 +42,6 @@ _CLOCK_S = 1.0
 _FEW = 4  # nodes
 
 _SHOWN, _SINGLE = 10, 3  # findings; pairs in a text
-_GIGA, _MILLI = 1e9, 1e-3
 
 
 class Usual(NamedTuple):
@@ -63,13 +64,13 @@ def usual(links: Sequence[Link]) -> Usual:
         nodes = {node for link in measured for node in _pair(link)}
         return [[value(x) for x in measured if node in _pair(x)] for node in nodes]
 
-    rates = of_nodes(lambda link: max(link["forward"], link["backward"]))
+    rates = of_nodes(lambda link: max(link.forward, link.backward))
     is_few = len(rates) <= _FEW
     if not is_few:
         rates = of_nodes(_slowest)
-    times = of_nodes(lambda link: link["latency_s"])
+    times = of_nodes(lambda link: link.latency_s)
     # Two nodes have nothing to be compared with but the other direction.
-    losses = of_nodes(lambda link: link["lost"]) if len(measured) > 1 else []
+    losses = of_nodes(lambda link: link.lost) if len(measured) > 1 else []
     return Usual(
         bandwidth=median_high([max(x) if is_few else median(x) for x in rates] or [0]),
         latency_s=median_low([min(x) if is_few else median(x) for x in times] or [0]),
@@ -78,8 +79,8 @@ def usual(links: Sequence[Link]) -> Usual:
 
 
 def is_measured(link: Link) -> bool:
-    """Say whether there are figures of a link: bytes go through it, both ways."""
-    return not link["problem"] and not link["lost_mtu"]
+    """Return whether a link has figures: bytes go through it, both ways."""
+    return not link.problem and not link.lost_mtu
 
 
 def unusable(links: Sequence[Link]) -> list[int]:
@@ -105,15 +106,15 @@ def best_of(*looks: Link) -> Link:
     """Return the best figures of several looks at the same pair."""
     good = [look for look in looks if is_measured(look)] or looks
     # On average: of a few hundred packets one in a hundred is often none.
-    lost = sum(x["lost"] * x["looks"] for x in good) / sum(x["looks"] for x in good)
-    return {
-        **good[0],
-        "latency_s": min(look["latency_s"] for look in good),
-        "forward": max(look["forward"] for look in good),
-        "backward": max(look["backward"] for look in good),
-        "lost": lost,
-        "looks": sum(look["looks"] for look in looks),
-    }
+    lost = sum(x.lost * x.looks for x in good) / sum(x.looks for x in good)
+    return replace(
+        good[0],
+        latency_s=min(look.latency_s for look in good),
+        forward=max(look.forward for look in good),
+        backward=max(look.backward for look in good),
+        lost=lost,
+        looks=sum(look.looks for look in looks),
+    )
 
 
 def steadiness(pairs: Iterable[Sequence[Link]]) -> float:
@@ -146,16 +147,15 @@ def findings(
     for code, (is_bad, text, remedy) in _KINDS.items():
         bad = {_pair(link): link for link in links if is_bad(link, than)}
         blamed = blame(bad, tried)
-        if (
-            is_bad is _is_bad
-        ):  # what is only noise may hit other links in each direction
+        is_noisy = is_bad is _is_bad  # it may hit other links in each direction
+        if is_noisy:
             blamed = [n for n in blamed if not _is_acquitted(n, links, bad, than)]
         for node in blamed:
             own = [bad.pop(pair) for pair in sorted(bad) if node in pair]
             partners = count(sum(node in pair for pair in tried), "node")
             where = f"{host(node, hosts)}, with {len(own)} of {partners}"
             what = text(own, than, node, hosts)
-            yield _finding(code, f"{where}: {what}", remedy, [node])
+            yield _finding(code, f"{where}: {what}", remedy, node)
         if not bad:
             continue
         if len(bad) > _SINGLE:
@@ -165,21 +165,21 @@ def findings(
             where = f"between {', between '.join(both)}"
         what = text([*bad.values()], than, max(max(bad)), hosts)
         # Of many nodes, a pair or two that are slow are no reason to do anything.
-        is_suspect = is_bad is not _is_bad or 2 * len(bad) >= len(tried)
-        of_pairs = _OF_PAIRS if is_bad is _is_bad else remedy
-        yield _finding(code, f"{where}: {what}", of_pairs, [], is_suspect=is_suspect)
+        is_suspect = not is_noisy or 2 * len(bad) >= len(tried)
+        remedy = _OF_PAIRS if is_noisy else remedy  # noqa: PLW2901
+        yield _finding(code, f"{where}: {what}", remedy, is_suspect=is_suspect)
     yield from _networks(links, hosts)
 
 
 def _is_acquitted(
     node: int, links: Sequence[Link], bad: Mapping[Pair, Link], than: Usual
 ) -> bool:
-    """Say whether a node is only slow, and sends and receives well with some other."""
+    """Return whether a node is only slow, and is as fast as usual with some other."""
     own = [link for link in bad.values() if node in _pair(link)]
     if any(_is_late(link, than) or _loses(link, than) for link in own):
         return False
     both = [
-        (link["forward"], link["backward"])[:: 1 if node == link["first"] else -1]
+        (link.forward, link.backward)[:: 1 if node == link.first else -1]
         for link in links
         if node in _pair(link)
     ]
@@ -188,37 +188,37 @@ def _is_acquitted(
 
 
 def of_collectives(
-    rows: Sequence[Collective], problems: Mapping[str, str]
+    rows: Sequence[Collective], causes: Iterable[tuple[str, Sequence[int]]]
 ) -> Iterator[Finding]:
     """Yield which of torch's operations failed, or gave wrong results.
 
     Args:
         rows: The operations.
-        problems: What went wrong, by the name of the node.
+        causes: Why the launch has ended too early, and the nodes to blame.
     """
-    texts = [f"{host}: {problem}" for host, problem in problems.items()]
+    found = [*causes]
     for row in rows:
-        if row["wrong"] > 0:
-            wrong = count(row["wrong"], "wrong element")
-            what = f"{row['operation']} of {row['size']} bytes {row['scope']}".rstrip()
-            texts.append(f"{what}: {wrong} of {row['count']}")
+        if row.wrong > 0:
+            wrong = count(row.wrong, "wrong element")
+            what = f"{row.operation} of {size(row.size)} {row.scope}".rstrip()
+            found.append((f"{what}: {wrong} of {row.count}", ()))
     remedy = (
-        "a training would fail, too: see the other findings, and type --hpc-debug in "
+        "a training would fail, too: see the other findings, and add --hpc-debug to "
         "the job's own line"
     )
-    for text in texts[:_SHOWN]:
-        yield _finding("HPC193", f"torch's collectives: {text}", remedy, [])
+    for text, nodes in found[:_SHOWN]:
+        yield _finding("HPC193", f"torch's collectives: {text}", remedy, *nodes)
 
 
 # --- what is wrong with one link ------------------------------------------------------
 
 
 def _pair(link: Link) -> Pair:
-    return link["first"], link["second"]
+    return link.first, link.second
 
 
 def _slowest(link: Link) -> float:
-    return min(link["forward"], link["backward"])
+    return min(link.forward, link.backward)
 
 
 def _is_slow(link: Link, than: Usual) -> bool:
@@ -226,11 +226,11 @@ def _is_slow(link: Link, than: Usual) -> bool:
 
 
 def _is_late(link: Link, than: Usual) -> bool:
-    return link["latency_s"] > _LATENCY * than.latency_s + _LATENCY_S
+    return link.latency_s > _LATENCY * than.latency_s + _LATENCY_S
 
 
 def _loses(link: Link, than: Usual) -> bool:
-    return link["lost"] > max(_LOST, _LOST_TIMES * than.lost)
+    return link.lost > max(_LOST, _LOST_TIMES * than.lost)
 
 
 def _is_bad(link: Link, than: Usual) -> bool:
@@ -242,10 +242,10 @@ def _bad(links: Sequence[Link], than: Usual, _node: int, _hosts: Sequence[str]) 
     texts = []
     if slow := [_slowest(link) for link in links if _is_slow(link, than)]:
         texts.append(f"{rate(min(slow))}, and {rate(than.bandwidth)} is usual here")
-    if late := [link["latency_s"] for link in links if _is_late(link, than)]:
+    if late := [link.latency_s for link in links if _is_late(link, than)]:
         known = duration(than.latency_s)
         texts.append(f"{duration(max(late))} there and back, and {known} is usual")
-    if lost := [link["lost"] for link in links if _loses(link, than)]:
+    if lost := [link.lost for link in links if _loses(link, than)]:
         texts.append(f"{max(lost):.2%} of the segments are sent again")
     return "; ".join(texts)
 
@@ -257,15 +257,15 @@ def _blocked(
         f"{host(rank, hosts)} cannot open a connection to {host(other, hosts)}"
         for link in links
         for rank, other in (_pair(link), _pair(link)[::-1])
-        if rank in link["blocked"]
+        if rank in link.blocked
     ]
-    reasons = dict.fromkeys(link["problem"] for link in links)
+    reasons = dict.fromkeys(link.problem for link in links)
     return listed([*ways, *reasons])
 
 
 def _clock(links: Sequence[Link], _than: Usual, node: int, hosts: Sequence[str]) -> str:
     link = next(link for link in links if node in _pair(link))
-    ahead = link["clock_s"] if node == link["second"] else -link["clock_s"]
+    ahead = link.clock_s if node == link.second else -link.clock_s
     side = "ahead" if ahead > 0 else "behind"
     return f"the clock of {host(node, hosts)} is {abs(ahead):.1f} s {side}"
 
@@ -278,7 +278,7 @@ _OF_PAIRS = (
 # By code: which link is bad, what is said of such links of a node, and the remedy.
 _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], str]] = {
     "HPC190": (
-        lambda link, _: bool(link["problem"]),
+        lambda link, _: bool(link.problem),
         _blocked,
         (
             "a job needs connections in both directions, on any port, on its network: "
@@ -286,20 +286,16 @@ _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], st
         ),
     ),
     "HPC189": (
-        lambda link, _: bool(link["lost_mtu"]),
+        lambda link, _: bool(link.lost_mtu),
         lambda links, *_: (
-            f"packets of {links[0]['lost_mtu']} bytes, the MTU, do not arrive, and "
+            f"packets of {links[0].lost_mtu} bytes, the MTU, do not arrive, and "
             "small ones do"
         ),
         "set one MTU on the interfaces and on all switches between them",
     ),
-    "HPC191": (
-        _is_bad,
-        _bad,
-        "leave the node out, and tell the administrator",
-    ),
+    "HPC191": (_is_bad, _bad, "leave the node out, and tell the administrator"),
     "HPC183": (
-        lambda link, _: abs(link["clock_s"]) > _CLOCK_S,
+        lambda link, _: abs(link.clock_s) > _CLOCK_S,
         _clock,
         (
             "the node's time service (chrony, ntpd) does not run: times in logs and "
@@ -314,34 +310,17 @@ def _networks(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
 
     One that is closed between all is so by intention, and no job needs it.
     """
-    for network in dict.fromkeys(name for link in links for name in link["networks"]):
-        tried = [link for link in links if network in link["networks"]]
-        closed = [link for link in tried if not link["networks"][network]]
+    for network in dict.fromkeys(name for link in links for name in link.networks):
+        tried = [link for link in links if network in link.networks]
+        closed = [link for link in tried if not link.networks[network]]
         if 0 < len(closed) < len(tried):
             pairs = [" and ".join(host(n, hosts) for n in _pair(x)) for x in closed]
             text = f"{network} is closed between {listed(pairs)}, and open elsewhere"
             remedy = "this job does not use it; one that does would not start"
-            yield _finding("HPC192", text, remedy, [], is_suspect=False)
-
-
-# --- how it is written ----------------------------------------------------------------
+            yield _finding("HPC192", text, remedy, is_suspect=False)
 
 
 def _finding(
-    code: str, text: str, remedy: str, nodes: list[int], *, is_suspect: bool = True
+    code: str, text: str, remedy: str, *nodes: int, is_suspect: bool = True
 ) -> Finding:
-    return Finding(
-        code=code, text=text, remedy=remedy, nodes=nodes, is_suspect=is_suspect
-    )
-
-
-def rate(bandwidth: float) -> str:
-    """Write bytes per second as bits."""
-    bits = 8 * bandwidth
-    return f"{bits / _GIGA:.2f} Gbit/s" if bits >= _GIGA else f"{bits / 1e6:.0f} Mbit/s"
-
-
-def duration(seconds: float) -> str:
-    """Write a short time."""
-    is_long = seconds >= _MILLI
-    return f"{seconds / _MILLI:.1f} ms" if is_long else f"{seconds * 1e6:.0f} us"
+    return Finding(code, text, remedy, nodes, is_suspect)

@@ -13,6 +13,7 @@ import re
 import resource
 import tempfile
 import time
+from dataclasses import asdict, replace
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
 from torchrun_hpc.doctor.results import Folder, Gpu, Interface, Node
+from torchrun_hpc.host import nvml
+from torchrun_hpc.host.network import local_ports, reserved_ports
 from torchrun_hpc.host.resolver import Resolver, ResolverCheck
 from torchrun_hpc.host.topology import own_cpus
 from torchrun_hpc.names import ranges
@@ -77,7 +80,7 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
         | {("folder", path): partial(_folder, path) for path in folders}
         | {
             "resolver": partial(_resolver, network),
-            "gpus": _by_nvml,
+            "gpus": nvml.gpus,
             "plugins": partial(_plugins, environ),
         }
     )
@@ -85,9 +88,9 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
     seconds = [seconds for _, seconds in known.values()]
     if len(known) < len(names):
         seconds = [_LIMIT]
-    gpus, driver = found.get("gpus", ([], ""))
+    gpus, driver = found.get("gpus", ((), ""))
     interfaces = _interfaces(network)
-    own = (i["name"] for i in interfaces if address in i["addresses"])
+    own = (each.name for each in interfaces if address in each.addresses)
     late = f"no answer within {_LIMIT:g} s"
     return Node(
         rank=rank,
@@ -113,10 +116,12 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
             "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
             "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         },
-        folders=[found.get(("folder", path), _unknown(path, late)) for path in folders],
+        folders=tuple(
+            found.get(("folder", path), _unknown(path, late)) for path in folders
+        ),
         cpus=ranges(cpus, most=len(cpus)),
         cores=os.cpu_count() or 0,
-        gpus=gpus,
+        gpus=tuple(Gpu(**asdict(gpu)) for gpu in gpus),
         driver=driver,
         versions={
             "python": platform.python_version(),
@@ -124,13 +129,13 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
             "kernel": platform.release(),
             **found.get("plugins", {}),
         },
-        torch=None,
         variables={
             name: value[:_LONGEST]
             for name, value in sorted(environ.items())
             if value and _VARIABLES.fullmatch(name)
         },
-        findings=[],
+        local_ports=local_ports(),
+        reserved_ports=reserved_ports(),
     )
 
 
@@ -151,24 +156,24 @@ def _ask(questions: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:
     return found.copy()
 
 
-def _interfaces(network: Network) -> list[Interface]:
-    return [
+def _interfaces(network: Network) -> tuple[Interface, ...]:
+    return tuple(
         Interface(
-            name=interface.name,
-            addresses=[str(own.ip) for own in interface.addresses],
-            is_up=interface.up,
-            mtu=interface.mtu,
-            speed_mbit=interface.speed_mbit,
+            each.name,
+            tuple(str(own.ip) for own in each.addresses),
+            each.up,
+            each.mtu,
+            each.speed_mbit,
         )
-        for interface in network.interfaces
-        if not any(own.ip.is_loopback for own in interface.addresses)
-    ]
+        for each in network.interfaces
+        if not any(own.ip.is_loopback for own in each.addresses)
+    )
 
 
-def _resolve(name: str, network: Network) -> tuple[list[str], float]:
+def _resolve(name: str, network: Network) -> tuple[tuple[str, ...], float]:
     """Return the addresses of a name, and the seconds that this took."""
     start = time.monotonic()
-    return [str(found) for found in network.resolve(name)], time.monotonic() - start
+    return tuple(map(str, network.resolve(name))), time.monotonic() - start
 
 
 def _resolver(network: Network) -> Resolver:
@@ -177,21 +182,21 @@ def _resolver(network: Network) -> Resolver:
     return check.result()
 
 
-def _unknown(path: str, problem: str = "") -> Folder:
-    return Folder(path=path[:_LONGEST], free=0, size=0, problem=problem)
+def _unknown(path: str, problem: str) -> Folder:
+    return Folder(path[:_LONGEST], free=0, size=0, problem=problem)
 
 
 def _folder(path: str) -> Folder:
     """Look at a folder, and write a file that is gone when it is closed."""
-    found = _unknown(path)
+    found = _unknown(path, "")
     try:
         state = os.statvfs(path)
-        found["size"] = state.f_blocks * state.f_frsize
-        found["free"] = state.f_bavail * state.f_frsize
+        free, size = (n * state.f_frsize for n in (state.f_bavail, state.f_blocks))
+        found = replace(found, free=free, size=size)
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(bytes(4096))
     except OSError as error:
-        found["problem"] = error.strerror or type(error).__name__
+        found = replace(found, problem=error.strerror or type(error).__name__)
     return found
 
 
@@ -204,32 +209,3 @@ def _plugins(environ: Mapping[str, str]) -> dict[str, str]:
         for name, pattern in _PLUGINS.items()
         for file in sorted(Path(folder).glob(pattern), reverse=True)
     }
-
-
-def _by_nvml() -> tuple[list[Gpu], str]:
-    """Return the GPUs and the release of their driver, if there is one."""
-    import pynvml as nvml  # noqa: PLC0415 - of an extra
-
-    def ask(question: Callable[..., Any], *about: Any, instead: Any) -> Any:
-        try:
-            return question(*about)
-        except nvml.NVMLError:  # this GPU has none, or is lost
-            return instead
-
-    nvml.nvmlInit()
-    gpus = []
-    uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-    for index in range(nvml.nvmlDeviceGetCount()):
-        gpu = ask(nvml.nvmlDeviceGetHandleByIndex, index, instead=None)
-        errors = ask(nvml.nvmlDeviceGetTotalEccErrors, gpu, *uncorrected, instead=-1)
-        running = ask(nvml.nvmlDeviceGetComputeRunningProcesses, gpu, instead=[])
-        memory = ask(nvml.nvmlDeviceGetMemoryInfo, gpu, instead=None)
-        gpus.append(
-            Gpu(
-                model=str(ask(nvml.nvmlDeviceGetName, gpu, instead="unknown")),
-                ecc_errors=errors,
-                processes=[process.pid for process in running],
-                memory_used=getattr(memory, "used", 0),
-            )
-        )
-    return gpus, str(ask(nvml.nvmlSystemGetDriverVersion, instead=""))

@@ -7,6 +7,8 @@ import math
 import warnings
 from collections import defaultdict
 from html import escape
+from importlib.resources import files
+from string import Template
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,31 +45,37 @@ def write(report: Report) -> str:
     report = printable(report)
     findings = [
         {
-            "code": found["code"],
-            "kind": "suspect" if found["is_suspect"] else "advice",
-            "what is wrong": found["text"],
-            "what to do": found["remedy"],
+            "code": found.code,
+            "kind": "suspect" if found.is_suspect else "advice",
+            "what is wrong": found.text,
+            "what to do": found.remedy,
         }
-        for found in report["findings"]
+        for found in report.findings
     ]
     with style.context(["default", _SETTINGS]):
         maps = _maps(report)
-        curves = _curves(report["collectives"], report["backend"])
-    lines = "<br>\n".join(map(escape, text.pair_lines(report)))
-    return _PAGE.format(
-        style=_STYLE,
+        curves = _curves(report.collectives, report.backend)
+    page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    return Template(page).substitute(
         title=escape(text.title(report)),
-        started=escape(report["started"]),
-        version=escape(report["torchrun_hpc"]),
+        started=escape(report.started),
+        version=escape(report.torchrun_hpc),
         kind="suspect" if exit_code(report) else "healthy",
         verdict=escape(text.verdict(report)),
         exclude=escape(exclude(report)),
         findings=_table("findings", findings),
-        pairs=_PAIRS.format(lines=lines, maps=maps) if report["links"] else "",
-        curves=curves,
-        collectives=_table("collectives", text.collective_rows(report["collectives"])),
         nodes=_table("nodes", text.node_rows(report)),
+        pairs="" if report.links else "hidden",
+        lines=_lines(text.pair_lines(report)),
+        maps=maps,
+        workers=_lines(text.worker_lines(report)),
+        curves=curves,
+        collectives=_table("collectives", text.collective_rows(report.collectives)),
     )
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "<br>\n".join(map(escape, lines))
 
 
 def _table(name: str, rows: Sequence[text.Row]) -> str:
@@ -95,7 +103,7 @@ def _table(name: str, rows: Sequence[text.Row]) -> str:
 
 def _maps(report: Report) -> str:
     """Draw what is between the nodes, by rank: blue is usual, and red is bad."""
-    ways, than = text.ways(report), usual(report["links"])
+    ways, than = text.ways(report), usual(report.links)
     if not ways:
         return ""
     speeds = {way[:2]: way.bandwidth * 8e-9 for way in ways}
@@ -116,7 +124,7 @@ def _map(
     limits: tuple[float, float],
     colours: str,
 ) -> str:
-    hosts, blamed = report["hosts"], suspects(report)
+    hosts, blamed = report.hosts, suspects(report)
     matrix = np.full((len(hosts), len(hosts)), np.nan)
     for place, value in values.items():
         matrix[place] = value
@@ -124,9 +132,9 @@ def _map(
     axes = figure.add_subplot()
     image = axes.imshow(matrix, colours, Normalize(*limits), interpolation="none")
     figure.colorbar(image, location="bottom", extend="max", fraction=0.05, pad=0.04)
-    silent = [link for link in report["links"] if not is_measured(link)]
+    silent = [link for link in report.links if not is_measured(link)]
     for link in silent:
-        ends = link["first"], link["second"]
+        ends = link.first, link.second
         axes.plot(ends, ends[::-1], "kx")
     shown = range(0, len(hosts), math.ceil(len(hosts) / _NAMES))
     labels = [host(rank, hosts)[:_LETTERS] for rank in shown]
@@ -142,10 +150,10 @@ def _curves(rows: Sequence[Collective], backend: str) -> str:
     """Draw a curve for each operation; within a node it is that of the slowest one."""
     curves = defaultdict[tuple[str, str], dict[int, float]](dict)
     for row in rows:
-        if 0 < row["busbw"] < math.inf:
-            scope = ", within a node" if row["scope"] else ""
-            curve = curves[row["operation"], scope]
-            curve[row["size"]] = min(curve.get(row["size"], math.inf), row["busbw"])
+        if 0 < row.busbw < math.inf:
+            scope = ", within a node" if row.scope else ""
+            curve = curves[row.operation, scope]
+            curve[row.size] = min(curve.get(row.size, math.inf), row.busbw)
     if not curves:
         return ""
     figure = Figure((4.5, 3.5))
@@ -178,77 +186,3 @@ def _figure(caption: str, figure: Figure) -> str:
     words = escape(caption)
     svg = f'<svg role="img" aria-label="{words}"{svg}'
     return f"<figure>\n<figcaption>{words}</figcaption>\n{svg}</figure>\n"
-
-
-# --- what is the same on every page ---------------------------------------------------
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-<p>Begun {started}, torchrun_hpc {version}</p>
-<p class="verdict {kind}"><strong>{verdict}</strong><br><code>{exclude}</code></p>
-<h2>Findings</h2>
-{findings}
-{pairs}
-<h2>Collectives</h2>
-{curves}
-<details>
-<summary>All figures of torch's collectives</summary>
-<p>As nccl-tests has them: sizes in bytes, times in us, bandwidths in GB/s. algbw is
-size / time, and busbw is that corrected by the number of workers, to be compared with
-what the hardware can do.</p>
-{collectives}
-</details>
-<h2>Nodes</h2>
-{nodes}
-</main>
-</body>
-</html>
-"""
-
-_PAIRS = """<h2>Pairs of nodes</h2>
-<p>{lines}</p>
-<div class="pictures">
-{maps}</div>
-<p>The latency is that of small messages over TCP, there and back, the tenth percentile;
-the bandwidth that of one connection. Of several looks at a pair the best figures count.
-</p>
-"""
-
-_STYLE = """
-:root { color-scheme: light dark; font: 1rem/1.5 system-ui, sans-serif; }
-main { max-width: 72rem; margin: auto; padding: 1rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.5rem; }
-h2 { font-size: 1.2rem; margin-top: 2rem; }
-p { max-width: 45rem; }
-code { user-select: all; }
-.verdict { border-left: 0.4rem solid #1e8a3e; padding-left: 1rem; }
-.suspect { border-color: #d03a2f; }
-div[tabindex] { overflow: auto; }
-.nodes, .collectives { max-height: 40rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; vertical-align: top; padding: 0.25rem 0.6rem;
-  white-space: nowrap; border-bottom: 1px solid #8888; }
-th { position: sticky; top: 0; z-index: 1; }
-th, td:first-child { background: Canvas; }
-td:first-child { position: sticky; left: 0; }
-.number { text-align: right; }
-.findings td:nth-child(n + 3) { white-space: normal; min-width: 12rem; }
-@media (max-width: 45rem) {
-  .findings th { display: none; }
-  .findings td { display: block; }
-  .findings td:not(:last-child) { border: 0; padding-bottom: 0; }
-}
-.pictures { display: flex; flex-wrap: wrap; gap: 1rem; }
-figure { margin: 1rem 0; flex: 1 1 20rem; max-width: 32rem; }
-svg { display: block; width: 100%; height: auto; }
-svg text { fill: currentColor; }
-"""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import __version__
-from torchrun_hpc.doctor import checks, judgement
+from torchrun_hpc.doctor import checks, compute, judgement
 from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, worst_first
 from torchrun_hpc.host import network
 from torchrun_hpc.names import fold_ranks, host, ranges
@@ -18,10 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torchrun_hpc.doctor.place import Place
-    from torchrun_hpc.doctor.results import Collective, Link, Node
+    from torchrun_hpc.doctor.results import Collective, Link, Node, Worker
 
 _PROBED = 10  # nodes that have not come
 _PROBE_TIMEOUT = 2.0  # seconds
+_NO_TORCH = "HPC018"
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Found:
         said: What the launcher itself has said, on which nodes: code, text, and whether
             it has refused to start, with their ranks.
         missing: Ranks of the tasks that have not come, or cannot be understood.
-        hung: Ranks of nodes that have stopped to answer, and when that was.
+        hung: Ranks of nodes that have stopped responding, and when that was.
         started: When it began.
     """
 
@@ -68,17 +68,18 @@ def report(found: Found, here: Place, timeout: float) -> Report:
         here: Where this task is.
         timeout: Seconds that the nodes had to come.
     """
-    where = here.meeting
+    where, nodes = here.meeting, [found.nodes[rank] for rank in sorted(found.nodes)]
     hosts = [*where.hosts] or [""] * where.nodes
-    for node in found.nodes:
-        hosts[node["rank"]] = node["host"] or hosts[node["rank"]]
+    for node in nodes:
+        hosts[node.rank] = node.host or hosts[node.rank]
     links = [link for link in found.links if not found.has_hung(link)]
     findings = [
         *_absent(found, here, hosts, timeout),
         *judgement.findings(links, hosts, found.steady),
-        *checks.findings(found.nodes, hosts),
-        *_of_launcher(found.nodes, hosts, is_direct=here.mode.is_direct),
-        *judgement.of_collectives(found.rows, found.problems),
+        *compute.findings(found.workers, found.nodes, hosts),
+        *checks.findings(nodes, hosts),
+        *_of_launcher(found, hosts),
+        *judgement.of_collectives(found.rows, found.causes),
     ]
     started = datetime.fromtimestamp(found.started, timezone.utc)
     return Report(
@@ -90,10 +91,11 @@ def report(found: Found, here: Place, timeout: float) -> Report:
         seconds=time.time() - found.started,
         torchrun_hpc=__version__,
         backend=found.backend,
-        hosts=hosts,
-        nodes=found.nodes,
-        links=found.links,
-        collectives=found.rows,
+        hosts=tuple(hosts),
+        nodes=tuple(nodes),
+        links=tuple(found.links),
+        workers=tuple(sorted(found.workers, key=lambda worker: worker.rank)),
+        collectives=tuple(found.rows),
         findings=worst_first(findings),
     )
 
@@ -101,17 +103,16 @@ def report(found: Found, here: Place, timeout: float) -> Report:
 def _absent(
     found: Found, here: Place, hosts: Sequence[str], timeout: float
 ) -> Iterator[Finding]:
-    """Say which nodes have not come, and which have stopped to answer."""
-    came = {node["rank"] for node in found.nodes}
-    absent = [rank for rank in range(len(hosts)) if rank not in came]
-    who = [(f"{host(rank, hosts)} has not", [rank]) for rank in absent]
+    """Yield which nodes have not come, and which have stopped responding."""
+    absent = [rank for rank in range(len(hosts)) if rank not in found.nodes]
+    who = [(f"{host(rank, hosts)} has not", (rank,)) for rank in absent]
     hint = closed = ""
     if 1 < len(absent) == len(hosts) - 1:  # they may be well, and not reach this one
         where, hint = here.meeting.endpoint, here.meeting.network_hint
         closed = f"; the network of {where} ({here.meeting.interface}) may be closed"
-        who = [("no other node has", [])]
+        who = [("no other node has", ())]
     if here.mode.is_direct:
-        who.append((f"a part of the tasks ({ranges(found.missing)}) has not", []))
+        who.append((f"a part of the tasks ({ranges(found.missing)}) has not", ()))
     for number, (what, nodes) in enumerate(who if found.missing else ()):
         is_probed = nodes and number < _PROBED
         seen = _seen_from_here(nodes[0], here) if is_probed else closed
@@ -127,15 +128,15 @@ def _absent(
     for rank, when in found.hung.items():
         yield Finding(
             code="HPC179",
-            text=f"{hosts[rank]} has stopped to answer {when}",
+            text=f"{hosts[rank]} has stopped responding {when}",
             remedy="log in and look at its processes, and at the system's log",
-            nodes=[rank],
+            nodes=(rank,),
             is_suspect=True,
         )
 
 
 def _seen_from_here(rank: int, here: Place) -> str:
-    """Say whether a node that has not come is reached, on each network."""
+    """Write whether a node that has not come is reached, on each network."""
     world, port = here.meeting, here.tasks_meeting.ports[0]
     if not world.hosts:
         return ""
@@ -150,26 +151,17 @@ def _seen_from_here(rank: int, here: Place) -> str:
     return f"; from here: {', '.join(texts)}"
 
 
-def _of_launcher(
-    nodes: Sequence[Node], hosts: Sequence[str], *, is_direct: bool
-) -> list[Finding]:
-    """Return what the launcher would say; the same of several nodes once.
+def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
+    """Yield what the launcher itself has said, with the nodes that it was said on.
 
-    It blames no node: another one would not cure what is set or typed.
+    It blames none: another node would not cure what is set. HPC185 says what it is that
+    torch cannot be imported.
     """
-    texts: dict[tuple[str, str], Finding] = {}
-    ranks = defaultdict[tuple[str, str], list[int]](list)
-    for node in nodes:
-        of_torch = node["torch"]["findings"] if node["torch"] and not is_direct else []
-        for finding in (*node["findings"], *of_torch):
-            key = finding["code"], finding["text"]
-            texts.setdefault(key, finding)
-            if finding["nodes"] or finding in of_torch:
-                ranks[key].append(node["rank"])
-    found = []
-    for key, finding in texts.items():
-        is_of_all = len(ranks[key]) in {0, len(hosts)}
-        where = fold_ranks(ranks[key], hosts)
-        text = finding["text"] if is_of_all else f"on {where}: {finding['text']}"
-        found.append(Finding(**{**finding, "text": text, "nodes": []}))
-    return found
+    for (code, text, is_refusal), said_on in found.said.items():
+        known = (found.nodes.get(rank) for rank in said_on)
+        broken = [n.rank for n in known if n and n.torch and n.torch.problem]
+        ranks = {*said_on}.difference(broken if code == _NO_TORCH else ())
+        if ranks:
+            is_of_all = len({*said_on}) == len(hosts)
+            where = "" if is_of_all else f"on {fold_ranks(sorted(ranks), hosts)}: "
+            yield Finding(code, where + text, "", (), is_refusal)

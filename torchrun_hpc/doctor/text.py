@@ -1,4 +1,4 @@
-"""What a person reads on stdout: what is wrong, and figures of nodes and pairs.
+"""What a person reads on stdout: the verdict, what is wrong, and figures.
 
 `torchrun_hpc.doctor.page` has the same lines and tables, with all rows and columns.
 """
@@ -11,8 +11,9 @@ from collections import defaultdict
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchrun_hpc.doctor.judgement import duration, is_measured, rate, usual
+from torchrun_hpc.doctor.judgement import is_measured, usual
 from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
+from torchrun_hpc.doctor.units import duration, gigabytes, rate, size, speed
 from torchrun_hpc.errors import count
 from torchrun_hpc.names import fold_ranks, host
 
@@ -25,6 +26,7 @@ Row = dict[str, str]  # a table is its rows: cells by the titles of columns
 
 _WIDTH, _COLUMNS, _ROWS = 100, 9, 10  # of a terminal; of tables on it
 _INDENT = " " * 17
+_TO_COPY = " " * 4
 
 # How it is written, which one is the worst, and of two middle ones the better: a
 # partner may be at fault itself.
@@ -43,55 +45,64 @@ class Way(NamedTuple):
     bandwidth: float
 
 
-def render(report: Report) -> str:
-    """Write an examination for a terminal of 100 columns."""
+def render(report: Report, *, is_quiet: bool = False) -> str:
+    """Write an examination for a terminal of 100 columns.
+
+    Args:
+        report: The report.
+        is_quiet: Whether to write the verdict only.
+    """
     report = printable(report)
     nodes = [line[:_COLUMNS] for line in cells(node_rows(report))]
     blocks = [
+        [verdict(report), *filter(str.strip, [_TO_COPY + exclude(report)])],
         [title(report)],
         _findings(report),
         _aligned(nodes[: _ROWS + 1]) + _more(len(nodes) - 1, "nodes"),
         pair_lines(report),
+        worker_lines(report),
         _collectives(report),
-        [exclude(report) or verdict(report)],
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    texts = ["\n".join(block) + "\n" for block in blocks if block]
+    return texts[0] if is_quiet else "\n".join(texts)
 
 
 def title(report: Report) -> str:
-    """Say what was examined."""
-    came, every = len(report["nodes"]), len(report["hosts"])
+    """Write what was examined."""
+    came, every = len(report.nodes), len(report.hosts)
     what = f"{came} of " * (came < every) + count(every, "node")
-    site = report["site"] and f", site {report['site']}"
-    launch = report["launch_id"] and f", launch {report['launch_id']}"
-    return f"{what} examined in {report['seconds']:.1f} s{site}{launch}"
+    site = report.site and f", site {report.site}"
+    launch = report.launch_id and f", launch {report.launch_id}"
+    return f"{what} examined in {report.seconds:.1f} s{site}{launch}"
 
 
 def verdict(report: Report) -> str:
-    """Say which nodes are suspect."""
-    blamed, hosts = suspects(report), report["hosts"]
-    if not blamed:
-        return (
-            "no single node is to blame" if exit_code(report) else "no node is suspect"
-        )
-    share = f"{len(blamed)} of {count(len(hosts), 'node')}"
-    cause = "; look for what they share" if 1 < len(hosts) < 2 * len(blamed) else ""
-    return f"suspect: {fold_ranks(blamed, hosts)} ({share}){cause}"
+    """Write which nodes are suspect, in one line."""
+    blamed, hosts = suspects(report), report.hosts
+    every, number = count(len(hosts), "node"), len(report.findings)
+    if blamed:
+        cause = " Look for what they share." * (1 < len(hosts) < 2 * len(blamed))
+        where = f"{fold_ranks(blamed, hosts)} ({len(blamed)} of {every})"
+        return f"Suspicious: {where}.{cause}"
+    if exit_code(report):
+        return f"Suspicious: {every}, of which no single one is to blame."
+    advice = f"; {number} piece{'s'[: number - 1]} of advice" * bool(number)
+    return f"Nothing suspicious on {every}{advice}."
 
 
 def ways(report: Report) -> list[Way]:
     """Return both directions of the pairs that have figures."""
     found = []
-    for link in filter(is_measured, report["links"]):
-        one, other, latency = link["first"], link["second"], link["latency_s"]
-        found.append(Way(one, other, latency, link["forward"]))
-        found.append(Way(other, one, latency, link["backward"]))
+    for link in filter(is_measured, report.links):
+        one, other, latency = link.first, link.second, link.latency_s
+        found.append(Way(one, other, latency, link.forward))
+        found.append(Way(other, one, latency, link.backward))
     return found
 
 
 def pair_lines(report: Report) -> list[str]:
-    """Summarize the pairs, and say which other networks are closed between all."""
-    hosts, links, measured = report["hosts"], report["links"], ways(report)
+    """Summarize the pairs, and name the other networks that are closed between all."""
+    hosts, links, measured = report.hosts, report.links, ways(report)
     pairs = count(len(hosts) * (len(hosts) - 1) // 2, "pair")
     lines = [f"{len(measured) // 2} of {pairs} measured"] if links else []
     known = dict(zip(("bandwidth", "latency"), usual(links), strict=False))
@@ -102,15 +113,28 @@ def pair_lines(report: Report) -> list[str]:
             f"{write(getattr(way, what))} from {host(way.sender, hosts)} "
             f"to {host(way.receiver, hosts)}"
         )
-    tried = dict.fromkeys(name for link in links for name in link["networks"])
-    closed = [x for x in tried if not any(link["networks"].get(x) for link in links)]
-    own = sorted({node["interface"] for node in report["nodes"]} - {""})
+    tried = dict.fromkeys(name for link in links for name in link.networks)
+    closed = [x for x in tried if not any(link.networks.get(x) for link in links)]
+    own = sorted({node.interface for node in report.nodes} - {""})
     if closed:
         lines.append(
             f"{', '.join(closed)} {'is' if len(closed) == 1 else 'are'} closed between "
             f"the nodes, as many are: jobs use {', '.join(own) or 'another network'}"
         )
     return lines
+
+
+def worker_lines(report: Report) -> list[str]:
+    """Summarize the compute test."""
+    tested = [worker for worker in report.workers if worker.flops]
+    if not tested:
+        return []
+    worst = min(tested, key=lambda worker: worker.flops[0])
+    middle = median_high(worker.flops[0] for worker in tested)
+    what = f"compute test of {count(len(tested), 'worker')} ({worst.dtype})"
+    where = f"rank {worst.rank} ({host(worst.node, report.hosts)})"
+    rates = f"{speed(middle)} is usual, worst {speed(worst.flops[0])}"
+    return [f"{what}: {rates} on {where}"]
 
 
 def _usual(what: str, ways: Sequence[Way]) -> str:
@@ -121,53 +145,51 @@ def _usual(what: str, ways: Sequence[Way]) -> str:
 def node_rows(report: Report) -> list[Row]:
     """Describe each node, in the order of the findings, which is the worst first."""
     codes, sent, received = (defaultdict[int, list[Any]](list) for _ in range(3))
-    for finding in report["findings"]:
-        for rank in finding["nodes"]:
-            codes[rank].append(finding["code"])
+    for finding in report.findings:
+        for rank in finding.nodes:
+            codes[rank].append(finding.code)
     for way in ways(report):
         sent[way.sender].append(way)
         received[way.receiver].append(way)
-    nodes = {node["rank"]: _described(node) for node in report["nodes"]}
+    nodes = {node.rank: _described(node) for node in report.nodes}
     return [
         {
-            "node": host(rank, report["hosts"]),
+            "node": host(rank, report.hosts),
             "findings": " ".join(dict.fromkeys(codes[rank])),
             "latency": _usual("latency", sent[rank]),
             "sends": _usual("bandwidth", sent[rank]),
             "receives": _usual("bandwidth", received[rank]),
             **nodes.get(rank, {}),
         }
-        for rank in dict.fromkeys([*codes, *range(len(report["hosts"]))])
+        for rank in dict.fromkeys([*codes, *range(len(report.hosts))])
     ]
 
 
 def _described(node: Node) -> Row:
-    torch = node["torch"]
+    torch = node.torch
     return {
-        "import": f"{torch['import_s']:.1f} s" if torch else "",
-        "torch": (torch["version"] or "fails") if torch else "",
-        "GPUs": str(max(len(node["gpus"]), torch["gpus"] if torch else 0)),
-        "address": node["address"],
-        "interface": node["interface"],
-        "model": ", ".join(dict.fromkeys(gpu["model"] for gpu in node["gpus"])),
-        "CPUs": f"{node['cpus']} of {node['cores']}",
+        "import": f"{torch.import_s:.1f} s" if torch else "",
+        "torch": (torch.version or "fails") if torch else "",
+        "GPUs": str(max(len(node.gpus), torch.gpus if torch else 0)),
+        "address": node.address,
+        "interface": node.interface,
+        "model": ", ".join(dict.fromkeys(gpu.model for gpu in node.gpus)),
+        "CPUs": f"{node.cpus} of {node.cores}",
     }
 
 
 def collective_rows(rows: Sequence[Collective]) -> list[Row]:
-    """Write collectives with the columns of nccl-tests, and in its units."""
+    """Write collectives with the columns of nccl-tests."""
     return [
         {
-            "operation": row["operation"],
-            "workers": row["scope"] or "all",
-            "size": str(row["size"]),
-            "count": str(row["count"]),
-            "type": "float",
-            "redop": "sum" if "reduce" in row["operation"] else "none",
-            "time": f"{row['time_s'] * 1e6:.2f}",
-            "algbw": f"{row['algbw'] / 1e9:.2f}",
-            "busbw": f"{row['busbw'] / 1e9:.2f}",
-            "#wrong": str(row["wrong"]) if row["wrong"] >= 0 else "",
+            "operation": row.operation,
+            "workers": row.scope or "all",
+            "size": size(row.size),
+            "count": str(row.count),
+            "time": duration(row.time_s),
+            "algbw": gigabytes(row.algbw),
+            "busbw": gigabytes(row.busbw),
+            "#wrong": str(row.wrong) if row.wrong >= 0 else "",
         }
         for row in rows
     ]
@@ -180,7 +202,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def is_numeric(column: Sequence[str]) -> bool:
-    """Tell whether a column is of numbers, which stand at its right side."""
+    """Return whether a column is of numbers, which stand at its right side."""
     known = [cell for cell in column if cell != "-"]
     return known != [] and all(re.fullmatch(r"\d+(\.\d+)?( \S+)?", x) for x in known)
 
@@ -201,21 +223,21 @@ def _more(number: int, what: str) -> list[str]:
 def _findings(report: Report) -> list[str]:
     lines, broken = [], textwrap.TextWrapper(_WIDTH, subsequent_indent=_INDENT)
     broken.break_on_hyphens = False  # options
-    for finding in report["findings"][:_ROWS]:
-        kind = "suspect" if finding["is_suspect"] else "advice"
-        lines += broken.wrap(f"{finding['code']:6}  {kind:7}  {finding['text']}")
-        if finding["remedy"]:  # the launcher's own texts have it
-            lines += broken.wrap(f"{_INDENT}remedy: {finding['remedy']}")
-    return lines + _more(len(report["findings"]), "findings")
+    for finding in report.findings[:_ROWS]:
+        kind = "suspect" if finding.is_suspect else "advice"
+        lines += broken.wrap(f"{finding.code:6}  {kind:7}  {finding.text}")
+        if finding.remedy:  # the launcher's own texts have it
+            lines += broken.wrap(f"{_INDENT}remedy: {finding.remedy}")
+    return lines + _more(len(report.findings), "findings")
 
 
 def _collectives(report: Report) -> list[str]:
     """Write the largest size of each operation; of the nodes the slowest one."""
     chosen = {
-        (bool(row["scope"]), row["operation"]): row  # the last one remains
-        for row in sorted(report["collectives"], key=lambda x: (x["size"], -x["busbw"]))
+        (bool(row.scope), row.operation): row  # the last one remains
+        for row in sorted(report.collectives, key=lambda x: (x.size, -x.busbw))
     }
     rows = collective_rows([chosen[key] for key in sorted(chosen)])
-    what = "largest size, slowest node; bytes, us, GB/s"
-    head = f"torch's collectives over {report['backend']} ({what})"
+    what = "largest size, slowest node; count in elements of 4 bytes"
+    head = f"torch's collectives over {report.backend} ({what})"
     return [head, *_aligned(cells(rows))] if rows else []

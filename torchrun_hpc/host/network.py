@@ -16,8 +16,13 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.host import procfs
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# Of IPv6, too.
+_SYSCTL = "/proc/sys/net/ipv4"
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -303,6 +308,27 @@ def port_holder(port: int) -> str:
             process = psutil.Process(pid)
             return f"{process.name()} (pid {pid}, {process.username()})"
     return "a program of another user"
+
+
+def local_ports() -> tuple[int, int]:
+    """Return the first and last port that Linux gives to connections; 0 if not known.
+
+    See ip_local_port_range in the kernel's ``Documentation/networking/ip-sysctl.rst``.
+    """
+    known = (procfs.read(f"{_SYSCTL}/ip_local_port_range") or "").split()
+    if len(known) != 2 or not all(re.fullmatch("[0-9]{1,5}", each) for each in known):  # noqa: PLR2004
+        return 0, 0
+    return int(known[0]), int(known[1])
+
+
+def reserved_ports() -> str:
+    """Return the ports that Linux gives to nobody who does not ask for them.
+
+    It is a list of ranges: ``20000-20010,25000``; empty if there are none, or if that
+    is not known. See ip_local_reserved_ports in the same document.
+    """
+    known = (procfs.read(f"{_SYSCTL}/ip_local_reserved_ports") or "").strip()
+    return known if re.fullmatch("[0-9,-]*", known) else ""
 
 
 def join_endpoint(host: str, port: int | str) -> str:

@@ -1,0 +1,134 @@
+"""Which workers compute wrongly or slowly, or arrive late: a pure function.
+
+No figure of a data sheet counts here either: workers are compared with each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from statistics import median, median_low
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchrun_hpc.doctor.checks import fabrics
+from torchrun_hpc.doctor.results import Finding, Worker
+from torchrun_hpc.doctor.units import speed
+from torchrun_hpc.errors import count
+from torchrun_hpc.names import fold_ranks, ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torchrun_hpc.doctor.results import Node
+
+_SLOW = 0.75  # of the median
+_NORM = 1e-3  # share by which a norm may differ: each device rounds as it does
+# Seconds that a worker may be late, so many times the median, and when that is.
+_LATE, _START = (0.05, 3.0, "before operations"), (3.0, 2.0, "at the start")
+
+_OUT = "leave the node out, and tell the administrator"
+_BUSY = "see what else runs there, and its temperature; or leave the node out"
+_FILES = "examine it again: it may read the files of torch for the first time"
+_NCCL = "unset NCCL_IB_DISABLE and NCCL_NET; NCCL_DEBUG=INFO shows what NCCL lacks"
+
+
+class _Fault(NamedTuple):
+    """What is wrong with a worker; of those of a node the most severe one is shown."""
+
+    worker: Worker
+    text: str
+    severity: float = 0.0
+    is_known: bool = True  # that it is this one
+
+
+def findings(
+    workers: Sequence[Worker], nodes: Mapping[int, Node], hosts: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield what is wrong with workers: one finding for each node and check.
+
+    Args:
+        workers: Those of the launch.
+        nodes: What the nodes show of themselves, by rank.
+        hosts: Names of all nodes of the job, by rank.
+    """
+    for code, check, is_suspect, remedy in _CHECKS:
+        groups = defaultdict[tuple[int, ...], list[_Fault]](list)
+        for fault in check(workers, nodes):
+            groups[(fault.worker.node,) if fault.is_known else ()].append(fault)
+        for blamed, faults in groups.items():
+            ranks = ranges(fault.worker.rank for fault in faults)
+            where = fold_ranks(sorted({fault.worker.node for fault in faults}), hosts)
+            worst = max(faults, key=lambda fault: fault.severity)
+            text = f"rank{'s'[: len(faults) - 1]} {ranks} ({where}): {worst.text}"
+            yield Finding(code, text, remedy, blamed, is_suspect)
+
+
+def _wrong(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
+    """Compare products bit by bit; those of different devices by their norms."""
+    groups = defaultdict[tuple[str, str], list[Worker]](list)
+    for worker in workers:
+        if worker.wrong > 0:
+            text = f"{count(worker.wrong, 'element')} of its products are not finite"
+            yield _Fault(worker, text, worker.wrong)
+        elif len({*worker.digests}) > 1:
+            yield _Fault(worker, "the same product differs the second time")
+        else:
+            groups[worker.device, worker.dtype].append(worker)
+    alike = list[Worker]()
+    for same in groups.values():
+        ((usual, most),) = Counter(worker.digests for worker in same).most_common(1)
+        is_known = 2 * most > len(same)
+        like = f"that of {count(most, 'worker')} on the same device"
+        text = f"its product is not {like if is_known else 'that of others like it'}"
+        other = [w for w in same if w.digests != usual or not is_known]
+        alike += [worker for worker in same if worker not in other]
+        yield from (_Fault(worker, text, is_known=is_known) for worker in other)
+    middle = median([worker.norm for worker in alike] or [0])
+    off = [worker for worker in alike if abs(worker.norm - middle) > _NORM * middle]
+    for worker in off:
+        text = f"the norm of its product is {worker.norm:.6g}, and {middle:.6g} usual"
+        is_known = 2 * len(off) < len(alike)
+        yield _Fault(worker, text, abs(worker.norm - middle), is_known)
+
+
+def _slow(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
+    usual = [median(test) for test in zip(*(w.flops for w in workers), strict=False)]
+    for worker in workers:
+        tests = zip(worker.flops, usual, strict=False)
+        best = max(((own / of, own, of) for own, of in tests if of), default=(1, 0, 0))
+        if best[0] < _SLOW:
+            text = f"{speed(best[1])} at best, and {speed(best[2])} is the median"
+            yield _Fault(worker, text, -best[0])
+
+
+def _late(
+    late: Mapping[Worker, float], least: float, times: float, when: str
+) -> Iterator[_Fault]:
+    most = max(least, times * median_low([*late.values()] or [0]))
+    for worker, seconds in late.items():
+        if seconds > most:
+            text = f"the others wait {seconds:.2f} s for it {when}"
+            yield _Fault(worker, text, seconds)
+
+
+def _sockets(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_Fault]:
+    up = {rank: ", ".join(fabrics(node)) for rank, node in nodes.items()}
+    found = [w for w in workers if w.transport == "Socket" and up.get(w.node)]
+    has_network = len({worker.node for worker in workers}) > 1
+    for worker in found if has_network else ():
+        text = f"NCCL sends by sockets, and not by {up[worker.node]}, which is up"
+        yield _Fault(worker, text, is_known=2 * len(found) < len(workers))
+
+
+# Code, check, whether it is suspect, and the remedy.
+_CHECKS: tuple[tuple[str, Callable[..., Iterator[_Fault]], bool, str], ...] = (
+    ("HPC243", _wrong, True, _OUT),
+    ("HPC243", _slow, True, _BUSY),
+    ("HPC244", lambda ws, _: _late({w: w.late_s for w in ws}, *_LATE), True, _BUSY),
+    (
+        "HPC244",
+        lambda ws, _: _late({w: w.start_late_s for w in ws}, *_START),
+        False,
+        _FILES,
+    ),
+    ("HPC242", _sockets, True, _NCCL),
+)

@@ -1,0 +1,107 @@
+"""Where the report goes: to a person, and into the files that the user wants."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchrun_hpc import files, wire
+from torchrun_hpc.doctor import text
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.reporting import console, streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torchrun_hpc.doctor.results import Report
+
+    Tell = Callable[[Message], None]
+
+STDOUT = "-"  # instead of a file
+
+
+class Output(NamedTuple):
+    """What the user wants of the report.
+
+    Attributes:
+        json: A file for programs, or `STDOUT`; empty without.
+        html: A file with pictures; empty without.
+        is_quiet: Whether a person gets the verdict only.
+    """
+
+    json: str = ""
+    html: str = ""
+    is_quiet: bool = False
+
+    def start_check(self, tell: Tell) -> None:
+        """Start `check` in a thread that nobody waits for: a file system may hang."""
+        threading.Thread(target=self.check, args=[tell], daemon=True).start()
+
+    def check(self, tell: Tell) -> None:
+        """Name the files that cannot be written: the examination may take minutes."""
+        wanted = (file for file in (self.json, self.html) if file not in ("", STDOUT))
+        for problem in filter(None, map(_problem_of, wanted)):
+            text = f"{problem.text}; the report is printed all the same"
+            tell(Message(problem.code, text))
+
+    def write(self, report: Report) -> bool:
+        """Write all of it, as far as possible; return whether all was."""
+        is_data = self.json == STDOUT
+        person = text.render(report, is_quiet=self.is_quiet or is_data)
+        if is_data:  # for a pipe
+            streams.write(person, sys.stderr)
+        done = _printed(_as_json(report) if is_data else person)
+        for file, content in ((self.json, _as_json), (self.html, _as_page)):
+            if file not in ("", STDOUT):
+                try:
+                    files.write(Path(file), content(report))
+                except Exception as error:  # noqa: BLE001 - a library may be broken
+                    console.write(_unwritable(file, error), "error")
+                    done = False
+        return done
+
+
+def _printed(text: str) -> bool:
+    try:
+        console.output(text)
+    except LaunchError as fault:
+        # All nodes have gone: there is nobody to be informed of a fault.
+        console.write(Message(fault.code, str(fault)), "error")
+        return False
+    return True
+
+
+def _as_json(report: Report) -> str:
+    return json.dumps(wire.encode(report), indent=1) + "\n"
+
+
+def _as_page(report: Report) -> str:
+    from torchrun_hpc.doctor import page  # noqa: PLC0415 - slow to import
+
+    return page.write(report)
+
+
+def _unwritable(file: str, error: Exception) -> Message:
+    known = getattr(error, "strerror", None)
+    reason = known or f"{type(error).__name__}: {error}"
+    return Message("HPC197", f"{file} cannot be written: {reason}")
+
+
+def _problem_of(file: str) -> Message | None:
+    """Find out whether a file can be written; it is not opened, nor made."""
+    path, number = Path(file), 0
+    try:
+        if path.is_dir():
+            number = errno.EISDIR
+        elif not path.parent.is_dir():
+            number = errno.ENOENT
+        elif not os.access(path if files.is_of_system(path) else path.parent, os.W_OK):
+            number = errno.EACCES
+    except OSError as error:
+        return _unwritable(file, error)
+    return _unwritable(file, OSError(number, os.strerror(number))) if number else None
