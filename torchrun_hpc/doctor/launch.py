@@ -121,7 +121,7 @@ class Launch:
     """
 
     def __init__(self, here: Place, part: Part, arguments: Sequence[str]) -> None:
-        self._node = here.node_rank
+        self._node, self._hosts = here.node_rank, part.hosts
         self._reader, self._writer = os.pipe()
         self._output, self._errors = map(os.memfd_create, ("stdout", "stderr"))
         results = f"/proc/{os.getpid()}/fd/{self._writer}"
@@ -148,7 +148,7 @@ class Launch:
             has_ended = self._process.poll() is not None
             if waiting.poll(_POLL * 1000):
                 for message in lines.feed(os.read(self._reader, _LONGEST_LINE)):
-                    _keep(found, message, self._node)
+                    self._keep(found, message)
             elif has_ended:
                 break
             elif not cause and time.monotonic() > end:
@@ -177,25 +177,26 @@ class Launch:
             self._process.wait(_END_TIMEOUT)
         self._process.kill()
 
-
-def _keep(found: dict[str, Any], message: Mapping[str, Any], node: int) -> None:
-    """Keep what a worker has found, or the launcher."""
-    match message:
-        case {"import_s": float(seconds)}:
-            found["torch"] = Torch(import_s=seconds)
-        case {"torch": torch}:
-            new, known = wire.decode(Torch, torch), found.get("torch", Torch())
-            found["torch"] = replace(new, import_s=max(new.import_s, known.import_s))
-        case {"worker": each}:
-            worker = replace(wire.decode(Worker, each), node=node)
-            found["workers"] = (*found.get("workers", ()), worker)
-        case {"row": row}:
-            rows = found.get("rows", ())
-            found["rows"] = (*rows, wire.decode(Collective, row))
-        case {"at": [int(rank), int(number), str(step)]}:
-            found["at"] = {**found.get("at", {}), rank: (number, step)}
-        case {"backend": str(name)}:
-            found["backend"] = name
+    def _keep(self, found: dict[str, Any], message: Mapping[str, Any]) -> None:
+        """Keep what a worker has found, or the launcher."""
+        match message:
+            case {"import_s": float(seconds)}:
+                found["torch"] = Torch(import_s=seconds)
+            case {"torch": torch}:
+                new, known = wire.decode(Torch, torch), found.get("torch", Torch())
+                slowest = max(new.import_s, known.import_s)
+                found["torch"] = replace(new, import_s=slowest)
+            case {"worker": each}:
+                worker = replace(wire.decode(Worker, each), node=self._node)
+                found["workers"] = (*found.get("workers", ()), worker)
+            case {"row": each}:
+                row = wire.decode(Collective, each)
+                scope = row.scope and self._hosts[int(row.scope.split()[-1])]
+                found["rows"] = (*found.get("rows", ()), replace(row, scope=scope))
+            case {"at": [int(rank), int(number), str(step)]}:
+                found["at"] = {**found.get("at", {}), rank: (number, step)}
+            case {"backend": str(name)}:
+                found["backend"] = name
 
 
 def _outcome(output: str) -> tuple[str, tuple[str, ...]]:
