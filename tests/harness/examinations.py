@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MBITS = 100
 DOCTOR = ("python", "-m", "torchrun_hpc.doctor")
 SMALL = "--max-bytes=8"  # of the collectives: the links are what it is about
+# Torch is imported once on each node.
+PRELOADED = JUELICH | {"PET_HPC_PRELOAD": "torch"}
 # One on each node, which does not have to wait for what else the machine has to do.
 STEP = ("-N3", "--ntasks-per-node=1", "nice", "-n-40")
 
@@ -37,9 +39,9 @@ class Examined(NamedTuple):
         return [(f["code"], f["nodes"]) for f in found if f["is_suspect"]]
 
     @property
-    def last_line(self) -> str:
-        """The verdict."""
-        return self.done.stdout.strip().splitlines()[-1]
+    def verdict(self) -> list[str]:
+        """The lines of the verdict: which nodes, and the line to copy."""
+        return self.done.stdout.partition("\n\n")[0].splitlines()
 
     def text(self, code: str) -> str:
         """Return the text of the findings with a code."""
@@ -66,4 +68,4 @@ def typed(
     """Type what the page has, for the three nodes of a cluster."""
     small = {"srun": shlex.join(["srun", *STEP])} | instead
     text = replaced(block("docs/doctor.md", words).text, small)
-    return cluster.run(["bash", "-ec", text], env=JUELICH, cwd=folder)
+    return cluster.run(["bash", "-ec", text], env=PRELOADED, cwd=folder)
