@@ -65,7 +65,7 @@ def write(report: Report) -> str:
         exclude=escape(exclude(report)),
         findings=_table("findings", findings),
         nodes=_table("nodes", text.node_rows(report)),
-        pairs="" if report.links else "hidden",
+        pairs="" if report.links else 'hidden=""',
         lines=_lines(text.pair_lines(report)),
         maps=maps,
         workers=_lines(text.worker_lines(report)),

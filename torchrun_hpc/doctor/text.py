@@ -59,8 +59,7 @@ def render(report: Report, *, is_quiet: bool = False) -> str:
         [title(report)],
         _findings(report),
         _aligned(nodes[: _ROWS + 1]) + _more(len(nodes) - 1, "nodes"),
-        pair_lines(report),
-        worker_lines(report),
+        pair_lines(report) + worker_lines(report),
         _collectives(report),
     ]
     texts = ["\n".join(block) + "\n" for block in blocks if block]
@@ -131,10 +130,9 @@ def worker_lines(report: Report) -> list[str]:
         return []
     worst = min(tested, key=lambda worker: worker.flops[0])
     middle = median_high(worker.flops[0] for worker in tested)
-    what = f"compute test of {count(len(tested), 'worker')} ({worst.dtype})"
-    where = f"rank {worst.rank} ({host(worst.node, report.hosts)})"
+    where = f"on rank {worst.rank} ({host(worst.node, report.hosts)})"
     rates = f"{speed(middle)} is usual, worst {speed(worst.flops[0])}"
-    return [f"{what}: {rates} on {where}"]
+    return [f"compute in {worst.dtype}: {rates} {where}"]
 
 
 def _usual(what: str, ways: Sequence[Way]) -> str:

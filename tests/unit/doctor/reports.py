@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from torchrun_hpc.doctor.results import (
+    SCHEMA,
+    Collective,
+    Finding,
+    Folder,
+    Gpu,
+    Interface,
+    Link,
+    Node,
+    Report,
+    Torch,
+    Worker,
+)
+
 SHM = "/dev/shm"  # noqa: S108 - nothing is written
 HOSTS = [f"jwb{number:04}" for number in range(1, 129)]
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
@@ -17,58 +33,55 @@ HOSTILE = [
 ]
 
 
-def make_interface(name, *addresses, **changes):
-    sound = {"is_up": True, "mtu": 1500, "speed_mbit": 0}
-    return {"name": name, "addresses": [*addresses], **sound, **changes}
+def make_interface(name, *addresses, is_up=True, mtu=1500, speed_mbit=0):
+    return Interface(name, addresses, is_up, mtu, speed_mbit)
 
 
 def make_folder(path="/scratch", **changes):
-    return {"path": path, "free": 10**10, "size": 10**11, "problem": "", **changes}
+    return replace(Folder(path, free=10**10, size=10**11, problem=""), **changes)
 
 
 def make_gpu(**changes):
-    gpu = {"model": "A100", "ecc_errors": 0, "processes": [], "memory_used": 0}
-    return gpu | changes
+    return replace(Gpu("A100", ecc_errors=0, memory=40 * 2**30), **changes)
 
 
 def make_torch(**changes):
-    sound = {"version": "2.13.0", "import_s": 4.0, "problem": "", "gpus": 4}
     libraries = {"cuda": "13.0", "nccl": "2.28.3"}
-    return {**sound, "findings": [], "libraries": libraries, **changes}
+    return replace(Torch("2.13.0", 4.0, "", libraries, gpus=4), **changes)
 
 
 def make_node(rank=0, **changes):
-    """Return what a sound node shows; lists and dictionaries are its own."""
+    """Return what a sound node shows."""
     host, address = HOSTS[rank], f"10.20.0.{rank + 1}"
-    sound = {
-        "rank": rank,
-        "host": host,
-        "address": address,
-        "interface": "ib0",
-        "fast_host": f"{host}i",
-        "port": 40000,
-        "workers": 4,
-        "wants_gpus": True,
-        "interfaces": [
+    sound = Node(
+        rank=rank,
+        host=host,
+        address=address,
+        interface="ib0",
+        fast_host=f"{host}i",
+        port=40000,
+        workers=4,
+        wants_gpus=True,
+        interfaces=(
             make_interface("eth0", f"10.10.0.{rank + 1}", speed_mbit=10000),
             make_interface("ib0", address, mtu=4092, speed_mbit=200000),
-        ],
-        "names": {f"{host}i": [address], f"{HOSTS[0]}i": ["10.20.0.1"]},
-        "routes": {f"{HOSTS[0]}i": address} if rank else {},
-        "resolver": "answers",
-        "resolver_s": 0.01,
-        "limits": {"files": 131072, "processes": 2061446, "locked memory": -1},
-        "folders": [make_folder(SHM), make_folder(), make_folder("/home")],
-        "cpus": "0-47",
-        "cores": 96,
-        "gpus": [make_gpu() for _ in range(4)],
-        "driver": "580.95.05",
-        "versions": {"python": "3.12.3", "torchrun_hpc": "0.1.0", "kernel": "5.14.0"},
-        "torch": make_torch(),
-        "variables": {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "12"},
-        "findings": [],
-    }
-    return sound | changes
+        ),
+        names={f"{host}i": (address,), f"{HOSTS[0]}i": ("10.20.0.1",)},
+        routes={f"{HOSTS[0]}i": address} if rank else {},
+        resolver="answers",
+        resolver_s=0.01,
+        limits={"files": 131072, "processes": 2061446, "locked memory": -1},
+        folders=(make_folder(SHM), make_folder(), make_folder("/home")),
+        cpus="0-47",
+        cores=96,
+        gpus=(make_gpu(),) * 4,
+        driver="580.95.05",
+        versions={"python": "3.12.3", "torchrun_hpc": "0.1.0", "kernel": "5.14.0"},
+        variables={"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "12"},
+        local_ports=(32768, 60999),
+        torch=make_torch(),
+    )
+    return replace(sound, **changes)
 
 
 def make_nodes(number, changes=()):
@@ -78,26 +91,33 @@ def make_nodes(number, changes=()):
 
 def node_with(key, **values):
     """Return one part of a sound node with other values."""
-    return {key: make_node()[key] | values}
+    part = getattr(make_node(), key)
+    return {key: part | values if isinstance(part, dict) else replace(part, **values)}
 
 
 def make_link(first, second, **changes):
     """Return a link; one between racks is later."""
-    return {
-        "first": first,
-        "second": second,
-        "problem": "",
-        "blocked": [],
-        "latency_s": 31e-6 + (9e-6 if first // 16 != second // 16 else 0),
-        "forward": 23e9,
-        "backward": 24e9,
-        "lost": 0.0,
-        "clock_s": 0.0,
-        "lost_mtu": 0,
-        "networks": {},
-        "looks": 1,
-        **changes,
-    }
+    latency_s = 31e-6 + (9e-6 if first // 16 != second // 16 else 0)
+    sound = Link(first, second, latency_s=latency_s, forward=23e9, backward=24e9)
+    return replace(sound, **changes)
+
+
+def make_worker(rank=0, **changes):
+    """Return a worker, one of four of a node."""
+    sound = Worker(
+        rank=rank,
+        node=rank // 4,
+        device="A100",
+        dtype="bfloat16",
+        flops=(2.4e14, 2.5e14),
+        digests=("5ca1e", "5ca1e"),
+        norm=1234.5,
+        wrong=0,
+        start_late_s=0.1,
+        late_s=0.0001,
+        transport="IB",
+    )
+    return replace(sound, **changes)
 
 
 def make_collectives(scope="", speed=80e9):
@@ -105,18 +125,17 @@ def make_collectives(scope="", speed=80e9):
     rows = []
     for number, operation in enumerate(OPERATIONS, 1):
         for size in (2**exponent for exponent in range(4, 31, 2)):
-            busbw = speed * (1 - number / 10) / (1 + number * 2e6 / size)
-            row = {"operation": operation, "scope": scope, "size": size, "wrong": 0}
-            row |= {"count": size // 4, "time_s": size / busbw}
-            rows.append({**row, "algbw": busbw, "busbw": busbw})
+            rate = speed * (1 - number / 10) / (1 + number * 2e6 / size)
+            count, seconds = size // 4, size / rate
+            row = Collective(operation, scope, size, count, seconds, rate, rate, 0)
+            rows.append(row)
     return rows
 
 
 def finding(code, text, *ranks, is_suspect=True):
     """Return a finding about some nodes."""
     remedy = "leave the node out, and tell the administrator"
-    parts = {"code": code, "text": text, "remedy": remedy}
-    return {**parts, "nodes": [*ranks], "is_suspect": is_suspect}
+    return Finding(code, text, remedy, ranks, is_suspect)
 
 
 def make_report(count=3, slow=(), missing=(), **changes):
@@ -128,7 +147,7 @@ def make_report(count=3, slow=(), missing=(), **changes):
         missing: Ranks of those that have not come.
         changes: Parts of the report that are others.
     """
-    nodes, hosts = make_nodes(count), HOSTS[:count]
+    nodes, hosts = make_nodes(count), tuple(HOSTS[:count])
     came = [rank for rank in range(count) if rank not in missing]
     links = [
         make_link(first, second)
@@ -136,50 +155,80 @@ def make_report(count=3, slow=(), missing=(), **changes):
         for second in came
         if first < second and (count <= 32 or (first + second) % count < 31)
     ]
-    for link in links:
-        link["forward"] *= 0.02 if link["second"] in slow else 1
-        link["backward"] *= 0.02 if link["first"] in slow else 1
+    links = [
+        replace(
+            link,
+            forward=link.forward * (0.02 if link.second in slow else 1),
+            backward=link.backward * (0.02 if link.first in slow else 1),
+        )
+        for link in links
+    ]
     collectives = make_collectives() if count > 1 else []
     for rank in came:
         collectives += make_collectives(hosts[rank], 220e9 - rank * 1e8)
     late = [finding("HPC178", f"{hosts[r]} has not come", r) for r in missing]
     bad = [finding("HPC191", f"{hosts[r]}, with all nodes: 3 Gbit/s", r) for r in slow]
-    return {
-        "schema": "torchrun_hpc.doctor/1",
-        "launch_id": "123456.0",
-        "site": "jsc",
-        "scheduler": "Slurm",
-        "started": "2026-11-23T01:02:03+00:00",
-        "seconds": 14.23,
-        "torchrun_hpc": "0.1.0",
-        "backend": "nccl",
-        "hosts": hosts,
-        "nodes": [nodes[rank] for rank in came],
-        "links": links,
-        "collectives": collectives,
-        "findings": late + bad,
-        **changes,
-    }
+    report = Report(
+        schema=SCHEMA,
+        launch_id="123456.0",
+        site="jsc",
+        scheduler="Slurm",
+        started="2026-11-23T01:02:03+00:00",
+        seconds=14.23,
+        torchrun_hpc="0.1.0",
+        backend="nccl",
+        hosts=hosts,
+        nodes=tuple(nodes[rank] for rank in came),
+        links=tuple(links),
+        workers=tuple(make_worker(4 * node + gpu) for node in came for gpu in range(4)),
+        collectives=tuple(collectives),
+        findings=tuple(late + bad),
+    )
+    return replace(report, **changes)
+
+
+def changed(report, part, number, **changes):
+    """Return a report of which one element of a part has other values."""
+    parts = list(getattr(report, part))
+    parts[number] = replace(parts[number], **changes)
+    return replace(report, **{part: tuple(parts)})
 
 
 def hostile_report():
     """Return a report in which every name tries to be something else."""
     report = make_report(len(HOSTILE), slow=[1, 2], missing=[5])
-    report["hosts"] = [*HOSTILE]
-    for node in report["nodes"]:
-        name = HOSTILE[node["rank"]]
-        node.update(host=name, address=name, interface=name, cpus=name)
-        node["gpus"][0]["model"] = node["torch"]["version"] = name
-    for name in HOSTILE:
-        report["collectives"] += [
-            {**row, "operation": name, "scope": name} for row in make_collectives()[:2]
-        ]
-    report["findings"] += [
-        {**finding(name, name, rank), "remedy": name}
-        for rank, name in enumerate(HOSTILE)
+    rows = make_collectives()[:2]
+    nodes = [
+        replace(
+            node,
+            **dict.fromkeys(("host", "address", "interface", "cpus"), name),
+            gpus=(make_gpu(model=name),),
+            torch=make_torch(version=name),
+        )
+        for node in report.nodes
+        for name in [HOSTILE[node.rank]]
     ]
-    report["links"][0] = make_link(0, 1, problem=HOSTILE[2])
-    report["links"][1]["networks"] = dict.fromkeys(HOSTILE, False)
-    return report | dict.fromkeys(
-        ("site", "launch_id", "started", "torchrun_hpc", "backend"), "".join(HOSTILE)
+    links = [make_link(0, 1, problem=HOSTILE[2]), *report.links[1:]]
+    links[1] = replace(links[1], networks=dict.fromkeys(HOSTILE, False))
+    return replace(
+        report,
+        **dict.fromkeys(
+            ("site", "launch_id", "started", "torchrun_hpc", "backend"),
+            "".join(HOSTILE),
+        ),
+        hosts=tuple(HOSTILE),
+        nodes=tuple(nodes),
+        links=tuple(links),
+        workers=tuple(
+            make_worker(rank, node=rank, device=name, dtype=name, transport=name)
+            for rank, name in enumerate(HOSTILE)
+        ),
+        collectives=(
+            *report.collectives,
+            *(replace(x, operation=n, scope=n) for n in HOSTILE for x in rows),
+        ),
+        findings=(
+            *report.findings,
+            *(Finding(n, n, n, (rank,), True) for rank, n in enumerate(HOSTILE)),
+        ),
     )

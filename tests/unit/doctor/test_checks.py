@@ -16,36 +16,37 @@ from doctor.reports import (
 
 from torchrun_hpc.doctor.checks import findings
 
-CODES = {"HPC181", "HPC182", "HPC184", "HPC185", "HPC186", "HPC187", "HPC188"}
+CODES = {f"HPC{number}" for number in (181, 182, 184, 185, 186, 187, 188, 241)}
 
 
 def faults(number, changes):
     """Return the findings of some nodes, without those that only compare them."""
     found = findings(make_nodes(number, changes), HOSTS[:number])
-    assert {finding["code"] for finding in found} <= CODES
-    assert all(finding["text"].isprintable() for finding in found)
-    assert all(finding["remedy"] for finding in found)
-    return [finding for finding in found if finding["code"] != "HPC181"]
+    assert {finding.code for finding in found} <= CODES
+    assert all(finding.text.isprintable() for finding in found)
+    assert all(finding.remedy for finding in found)
+    return [finding for finding in found if finding.code != "HPC181"]
 
 
 def folder(path="/scratch", **changes):
-    return {"folders": [make_folder(path, **changes)]}
+    return {"folders": (make_folder(path, **changes),)}
 
 
 def gpus(*changes):
-    return {"gpus": [make_gpu(**each) for each in changes]}
+    return {"gpus": tuple(make_gpu(**each) for each in changes)}
 
 
 def named(**names):
     return {"names": names}
 
 
-ETHERNET = [make_interface("ib0", "10.20.0.3", is_up=False), make_interface("eth0")]
+ETHERNET = make_interface("ib0", "10.20.0.3", is_up=False), make_interface("eth0")
 LOCKED = node_with("limits", **{"locked memory": 65536})
 FILES = node_with("limits", files=1024)
 QUOTA = folder(problem="Disk quota exceeded")
 MISSING = folder("/p/home", size=0, problem="No such file or directory")
 NO_TORCH = node_with("torch", problem="No module named 'torch'", import_s=0.0)
+TAKEN = {"memory_used": 3 * 2**30}
 ECC = gpus({}, {"ecc_errors": 2}, {"ecc_errors": -1}, {})
 BUSY = gpus({}, {"processes": [77, 5]}, {"processes": [77]}, {"processes": [9]})
 
@@ -65,8 +66,11 @@ SUSPECT = {
     "HPC185 torch cannot be imported: No module named 'torch'": NO_TORCH,
     "HPC187 GPU 1 has had 2 uncorrected memory errors": ECC,
     "HPC187 other processes compute on GPU 1-3: pid 5, 9, 77": BUSY,
+    "HPC187 up to 3 GiB of memory are taken on GPU 1, by no process that is known": (
+        gpus({"memory_used": 2**30}, TAKEN, TAKEN | {"memory": 200 * 2**30}, {})
+    ),
     "HPC187 --nproc_per_node=gpu, and torch sees no GPU": (
-        {"gpus": []} | node_with("torch", gpus=0)
+        {"gpus": ()} | node_with("torch", gpus=0)
     ),
 }
 ADVICE = {
@@ -92,6 +96,13 @@ ADVICE = {
     "HPC188 the name server does not answer": {"resolver": "silent", "resolver_s": 5.0},
     "HPC188 no name server can be reached": {"resolver": "down"},
     "HPC188 resolving the names of nodes takes more than 1 s": {"resolver_s": 1.1},
+    "HPC241 the system gives ports 15000 to 61000 to connections, also the launcher's "
+    "ports (20000 to 28999): another program may have one": {
+        "local_ports": (15000, 61000),
+        "reserved_ports": "1-19999,29000-65535",
+    },
+    "HPC241 20000-20009,25000 of the launcher's ports (20000 to 28999) are reserved: a "
+    "service may take one": {"reserved_ports": "8080,19990-20009,25000"},
 }
 
 
@@ -99,9 +110,9 @@ ADVICE = {
 def test_one_node(said):
     (finding,) = faults(4, {2: (SUSPECT | ADVICE)[said]})
     code, _, text = said.partition(" ")
-    assert (finding["code"], finding["text"]) == (code, f"jwb0003: {text}")
-    assert finding["nodes"] == [2]
-    assert finding["is_suspect"] is (said in SUSPECT)
+    assert (finding.code, finding.text) == (code, f"jwb0003: {text}")
+    assert finding.nodes == (2,)
+    assert finding.is_suspect is (said in SUSPECT)
 
 
 NOTHING = {
@@ -116,6 +127,12 @@ NOTHING = {
     "a limit": node_with("limits", files=4096),
     "no limit": node_with("limits", files=-1),
     "locked memory without InfiniBand": LOCKED | {"interfaces": ETHERNET},
+    "ports that the system gives to nobody": {
+        "local_ports": (15000, 61000),
+        "reserved_ports": "20000-28999",
+    },
+    "unknown ports": {"local_ports": (0, 0)},
+    "memory of a process": gpus({"memory_used": 2**30}),
     "an unknown resolver": {"resolver": "unknown", "resolver_s": 0.9},
 }
 
@@ -146,44 +163,46 @@ def test_sound_nodes(number):
 def test_what_most_nodes_have_may_be_the_sites_choice(changes, is_suspect):
     """On one node of four; on three of them; on all."""
     found = [faults(4, dict.fromkeys(range(n), changes)) for n in (1, 3, 4)]
-    assert tuple(finding["is_suspect"] for (finding,) in found) == is_suspect
-    assert [finding["nodes"] for (finding,) in found] == [[0], [0, 1, 2], []]
-    assert found[2][0]["text"].startswith("all 4 nodes: ")
+    assert tuple(finding.is_suspect for (finding,) in found) == is_suspect
+    assert [finding.nodes for (finding,) in found] == [(0,), (0, 1, 2), ()]
+    assert found[2][0].text.startswith("all 4 nodes: ")
 
 
 def test_a_job_of_one_node():
     (finding,) = faults(1, {0: {"resolver": "down"}})
-    assert finding["text"] == "jwb0001: no name server can be reached"
-    assert finding["nodes"] == [0]
-    assert not finding["is_suspect"]
+    assert finding.text == "jwb0001: no name server can be reached"
+    assert finding.nodes == (0,)
+    assert not finding.is_suspect
 
 
 def test_what_each_node_has_in_its_own_words_is_one_finding():
     changes = {n: folder(path=f"/scratch/n{n}", problem="No space") for n in range(8)}
     (finding,) = faults(8, changes)
-    assert finding["nodes"] == []
-    assert finding["text"] == (
+    assert finding.nodes == ()
+    assert finding.text == (
         "all 8 nodes: cannot write to /scratch/n0: No space; others alike"
     )
 
 
 def test_nodes_of_different_faults():
     found = faults(4, {0: QUOTA, 1: folder(free=0), 3: QUOTA})
-    assert [finding["nodes"] for finding in found] == [[0, 3], [1]]
-    assert found[0]["text"].startswith("jwb0001, jwb0004: ")
+    assert [finding.nodes for finding in found] == [(0, 3), (1,)]
+    assert found[0].text.startswith("jwb0001, jwb0004: ")
 
 
 def test_others_may_use_GPUs_that_the_job_does_not_have():  # noqa: N802
-    changes = gpus({"processes": [5]}, {}) | {"torch": make_torch(gpus=1)}
-    busy, hidden = faults(2, dict.fromkeys(range(2), changes))
-    assert "compute on GPU 0" in busy["text"]
-    assert not busy["is_suspect"]
-    assert hidden["text"] == "all 2 nodes: torch sees 1 of 2 GPUs"
+    changes = gpus({"processes": (5,)}, TAKEN) | {"torch": make_torch(gpus=1)}
+    busy, taken, hidden = faults(2, dict.fromkeys(range(2), changes))
+    assert "compute on GPU 0" in busy.text
+    assert "taken on GPU 1" in taken.text
+    assert not busy.is_suspect
+    assert not taken.is_suspect
+    assert hidden.text == "all 2 nodes: torch sees 1 of 2 GPUs"
 
 
 def test_not_too_many_processes():
     (finding,) = faults(2, {1: gpus(*[{"processes": [*range(50)]}] * 4)})
-    assert finding["text"].endswith("GPU 0-3: pid 0, 1, 2, 3, 4")
+    assert finding.text.endswith("GPU 0-3: pid 0, 1, 2, 3, 4")
 
 
 def test_a_slow_import_needs_nodes_to_compare_with():

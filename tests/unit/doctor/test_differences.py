@@ -19,18 +19,18 @@ from torchrun_hpc.doctor.differences import findings
 def differences(number, changes):
     """Compare nodes: return what is written about it, and the findings."""
     found = [*findings(make_nodes(number, changes), HOSTS)]
-    assert {finding["code"] for finding in found} <= {"HPC181"}
-    assert all(finding["remedy"] for finding in found)
-    return [finding["text"] for finding in found], found
+    assert {finding.code for finding in found} <= {"HPC181"}
+    assert all(finding.remedy for finding in found)
+    return [finding.text for finding in found], found
 
 
 def interface(**changes):
     usual = {"mtu": 4092, "speed_mbit": 200000}
-    return {"interfaces": [make_interface("ib0", "10.20.0.9", **usual | changes)]}
+    return {"interfaces": (make_interface("ib0", "10.20.0.9", **usual | changes),)}
 
 
 def shm(size):
-    return {"folders": [make_folder(SHM, size=size)]}
+    return {"folders": (make_folder(SHM, size=size),)}
 
 
 def versions(python):
@@ -50,7 +50,7 @@ SUSPECT = {
     "torch": (node_with("torch", version="2.12.0"), "2.12.0", "2.13.0"),
     "nccl": (node_with("torch", libraries={"nccl": "2.27.1"}), "2.27.1", "2.28.3"),
     "number of GPUs that torch sees": (node_with("torch", gpus=0), "0", "4"),
-    "GPUs": ({"gpus": make_node()["gpus"][:3]}, "3 x A100", "4 x A100"),
+    "GPUs": ({"gpus": make_node().gpus[:3]}, "3 x A100", "4 x A100"),
     "MTU of the job's interface": (interface(mtu=1500), "1500", "4092"),
     "speed of the job's interface": (
         interface(speed_mbit=100000),
@@ -80,8 +80,8 @@ def test_one_that_differs(trait):
     texts, (finding,) = differences(16, {2: changes})
     assert texts == [f"{trait}: {own} on jwb0003; {usual} on 15 others"]
     # No other node would cure what a profile sets.
-    assert finding["nodes"] == ([] if trait.isupper() else [2])
-    assert finding["is_suspect"] is (trait in SUSPECT)
+    assert finding.nodes == (() if trait.isupper() else (2,))
+    assert finding.is_suspect is (trait in SUSPECT)
 
 
 def test_another_interface():
@@ -92,7 +92,7 @@ def test_another_interface():
         "speed: 10000 Mbit/s on jwb0003; 200000 Mbit/s on 2 others",
         "name: eth0 on jwb0003; ib0 on 2 others",
     ]
-    assert [finding["is_suspect"] for finding in found] == [True, True, False]
+    assert [finding.is_suspect for finding in found] == [True, True, False]
 
 
 NOTHING = {
@@ -123,8 +123,8 @@ def test_there_is_nothing_to_compare():
 def test_nobody_is_to_blame_on_a_tie():
     texts, (finding,) = differences(2, {1: versions("3.11.7")})
     assert texts == ["python: 3.12.3 on jwb0001; 3.11.7 on jwb0002"]
-    assert finding["nodes"] == []
-    assert finding["is_suspect"]
+    assert finding.nodes == ()
+    assert finding.is_suspect
 
 
 def test_three_values():
@@ -133,7 +133,7 @@ def test_three_values():
     assert texts == [
         "python: 3.13.0 on jwb0006; 3.11.7 on jwb0004, jwb0010; 3.12.3 on 13 others"
     ]
-    assert finding["nodes"] == [3, 5, 9]
+    assert finding.nodes == (3, 5, 9)
 
 
 def test_long_values_are_cut_to_where_they_differ():
@@ -145,7 +145,7 @@ def test_long_values_are_cut_to_where_they_differ():
     assert texts == [
         f"LD_LIBRARY_PATH: ...{'b' * 60} on jwb0002; ...{'a' * 60} on 2 others"
     ]
-    assert not finding["is_suspect"]
+    assert not finding.is_suspect
 
 
 def test_another_interface_than_the_jobs():
@@ -154,5 +154,5 @@ def test_another_interface_than_the_jobs():
     changes[2] = variables(GLOO_SOCKET_IFNAME="ib0")
     texts, (finding,) = differences(3, changes)
     assert texts == ["GLOO_SOCKET_IFNAME: eth0 on jwb0002; not set on 2 others"]
-    assert (finding["is_suspect"], finding["nodes"]) == (True, [])
+    assert (finding.is_suspect, finding.nodes) == (True, ())
     assert differences(3, dict.fromkeys(range(3), changes[1]))[0] == []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from doctor.reports import make_link
 
 from torchrun_hpc.doctor import judgement
+from torchrun_hpc.doctor.results import Collective
 
 HOSTS = [f"n{rank}" for rank in range(40)]
 GOOD = {"latency_s": 3e-5, "forward": 1.2e8, "backward": 1.19e8, "clock_s": 1e-5}
@@ -34,7 +36,7 @@ def of_pair(*ranks, **changes):
 
 def found(links):
     findings = [*judgement.findings(links, HOSTS)]
-    return [(f["code"], f["nodes"]) for f in findings if f["is_suspect"]]
+    return [(f.code, [*f.nodes]) for f in findings if f.is_suspect]
 
 
 HALF = {"forward": 6e7, "backward": 6e7}
@@ -73,8 +75,8 @@ def test_a_bad_node_is_named(nodes, changes, code):
 def test_a_bad_link_is_named_and_no_node(changes, is_suspect):
     """One that is slow is advice: of many nodes, no job waits for one link alone."""
     (finding,) = judgement.findings(cluster(4, of_pair(1, 2, **changes)), HOSTS)
-    assert (finding["nodes"], finding["is_suspect"]) == ([], is_suspect)
-    assert finding["text"].startswith("between n1 and n2: ")
+    assert (finding.nodes, finding.is_suspect) == ((), is_suspect)
+    assert finding.text.startswith("between n1 and n2: ")
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 8, 32])
@@ -84,11 +86,11 @@ def test_a_bad_link_is_named_and_no_node(changes, is_suspect):
 )
 def test_what_all_have_is_no_fault_of_a_node(nodes, changes, code):
     (finding,) = judgement.findings(cluster(nodes, lambda *_: changes), HOSTS)
-    assert (finding["code"], finding["nodes"]) == (code, [])
-    assert finding["is_suspect"]
+    assert (finding.code, finding.nodes) == (code, ())
+    assert finding.is_suspect
     number = nodes * (nodes - 1) // 2
     if number > 3:
-        assert finding["text"].startswith(f"{number} of {number} pairs: ")
+        assert finding.text.startswith(f"{number} of {number} pairs: ")
 
 
 @pytest.mark.parametrize("nodes", [8, 32, 128])
@@ -105,11 +107,13 @@ def test_noise_makes_no_node_suspect(nodes, spread):
     links = cluster(min(nodes, 32), noisy)
     assert found(links) == []
     # And one that is half as fast is found in it.
-    for each in links:
-        if 5 in (each["first"], each["second"]):
-            each["forward"] /= 2
-            each["backward"] /= 2
-    assert found(links) == [("HPC191", [5])]
+    half = [
+        replace(x, forward=x.forward / 2, backward=x.backward / 2)
+        if 5 in (x.first, x.second)
+        else x
+        for x in links
+    ]
+    assert found(half) == [("HPC191", [5])]
 
 
 def test_one_that_sends_and_receives_well_with_some_other_is_not_to_blame():
@@ -121,7 +125,7 @@ def test_one_that_sends_and_receives_well_with_some_other_is_not_to_blame():
 def test_islands_are_no_fault():
     """Across them there is less for each pair."""
     links = cluster(32, lambda a, b: {} if a // 16 == b // 16 else HALF)
-    assert not any(f["nodes"] for f in judgement.findings(links, HOSTS))
+    assert not any(f.nodes for f in judgement.findings(links, HOSTS))
 
 
 def test_two_bad_nodes_of_four():
@@ -132,7 +136,7 @@ def test_two_bad_nodes_of_four():
 def test_all_that_is_wrong_with_a_node_is_one_finding():
     links = cluster(3, of_node(1, **HALF, **LATE, **LOSSY))
     (finding,) = judgement.findings(links, HOSTS)
-    assert finding["text"] == (
+    assert finding.text == (
         "n1, with 2 of 2 nodes: 480 Mbit/s, and 960 Mbit/s is usual here; 5.0 ms there "
         "and back, and 30 us is usual; 1.00% of the segments are sent again"
     )
@@ -168,9 +172,9 @@ def test_a_clock(rank, seconds, side):
         return {"clock_s": off.get(rank, 0.0)}
 
     (finding,) = judgement.findings(cluster(3, clock), HOSTS)
-    assert (finding["code"], finding["nodes"]) == ("HPC183", [rank])
+    assert (finding.code, finding.nodes) == ("HPC183", (rank,))
     where, text = f"n{rank}, with 2 of 2 nodes", f"the clock of n{rank} is 60.0 s"
-    assert finding["text"] == f"{where}: {text} {side}"
+    assert finding.text == f"{where}: {text} {side}"
 
 
 def test_two_clocks_of_four():
@@ -180,15 +184,15 @@ def test_two_clocks_of_four():
         return {"clock_s": 60.0 if first < 2 <= second else 0.0}
 
     (finding,) = judgement.findings(cluster(4, clock), HOSTS)
-    assert (finding["code"], finding["nodes"]) == ("HPC183", [])
-    assert finding["text"] == "4 of 6 pairs: the clock of n3 is 60.0 s ahead"
+    assert (finding.code, finding.nodes) == ("HPC183", ())
+    assert finding.text == "4 of 6 pairs: the clock of n3 is 60.0 s ahead"
 
 
 def test_a_firewall_in_one_direction_is_told():
     links = cluster(4, of_pair(1, 2, **NONE, blocked=[2]))
     (finding,) = judgement.findings(links, HOSTS)
     text = "between n1 and n2: n2 cannot open a connection to n1, no answer"
-    assert finding["text"] == text
+    assert finding.text == text
 
 
 @pytest.mark.parametrize(
@@ -203,8 +207,8 @@ def test_another_network(states, expected):
     pairs = zip([(0, 1), (2, 3)], states, strict=True)
     links = [link(*pair, networks={"eth0": is_open}) for pair, is_open in pairs]
     findings = [*judgement.findings(links, HOSTS)]
-    assert [finding["text"] for finding in findings] == expected
-    codes = [f["code"] for f in findings if not f["is_suspect"]]
+    assert [finding.text for finding in findings] == expected
+    codes = [f.code for f in findings if not f.is_suspect]
     assert codes == ["HPC192"] * len(expected)
 
 
@@ -248,7 +252,7 @@ def test_pairs_that_differ_no_more_than_their_own_repetitions(case):
     best = [judgement.best_of(*each) for each in pairs]
     steady = judgement.steadiness(pairs)
     findings = [*judgement.findings(best, HOSTS, steady)]
-    assert [(f["code"], f["nodes"]) for f in findings] == expected
+    assert [(f.code, [*f.nodes]) for f in findings] == expected
     if not expected:  # as it was before
         assert [*judgement.findings(best, HOSTS)]
 
@@ -273,23 +277,17 @@ def test_the_nodes_without_which_all_links_can_be_used():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "problems", "texts"),
+    ("wrong", "causes", "expected"),
     [
-        (0, {}, []),
-        (-1, {}, []),  # the backend has no such operation
-        (3, {}, ["torch's collectives: broadcast of 8 bytes: 3 wrong elements of 2"]),
-        (0, {"n1": "no end"}, ["torch's collectives: n1: no end"]),
+        (0, [], {}),
+        (-1, [], {}),  # the backend has no such operation
+        (3, [], {"broadcast of 8 KiB: 3 wrong elements of 2048": ()}),
+        (0, [("n1: killed", (1,)), ("no end", ())], {"n1: killed": (1,), "no end": ()}),
     ],
 )
-def test_collectives(wrong, problems, texts):
-    row = {"operation": "broadcast", "scope": "", "size": 8, "count": 2, "wrong": wrong}
-    findings = [*judgement.of_collectives([row], problems)]
-    assert [finding["text"] for finding in findings] == texts
-    codes = [f["code"] for f in findings if f["is_suspect"]]
-    assert codes == ["HPC193"] * len(texts)
-
-
-def test_units():
-    rates = [judgement.rate(bandwidth) for bandwidth in (1.25e8, 6e7, 0.0)]
-    assert rates == ["1.00 Gbit/s", "480 Mbit/s", "0 Mbit/s"]
-    assert [judgement.duration(s) for s in (3e-5, 5.3e-3)] == ["30 us", "5.3 ms"]
+def test_collectives(wrong, causes, expected):
+    row = Collective("broadcast", "", 8192, 2048, 1e-3, 8e6, 8e6, wrong)
+    findings = [*judgement.of_collectives([row], causes)]
+    found = {f.text.removeprefix("torch's collectives: "): f.nodes for f in findings}
+    assert found == expected
+    assert {(f.code, f.is_suspect) for f in findings} <= {("HPC193", True)}

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from doctor.reports import make_report
-from waiting import PATIENCE
 
-from torchrun_hpc import doctor
+from torchrun_hpc import doctor, wire
 from torchrun_hpc.doctor import __main__ as command
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.doctor.results import Report
+from torchrun_hpc.errors import LaunchError, Message
 
-WITH_A_WRONG_LINK = make_report(links=[{"first": 0}])
-OF_ANOTHER_SCHEMA = make_report(schema="torchrun_hpc.doctor/0")
+REPORT = wire.encode(make_report())
+WITH_A_WRONG_LINK = REPORT | {"links": [{"first": 0}]}
+OF_ANOTHER_SCHEMA = REPORT | {"schema": "torchrun_hpc.doctor/1"}
 BAD = {
     "not JSON": b"{",
     "no report": b"{}",
@@ -44,19 +42,23 @@ def test_sizes(capsys):
     assert {size: command._bytes(size) for size in sizes} == sizes
     for size in ["", "much", "-1", "0", "7", "1.5M", "1T", "M"]:
         line = wrong(capsys, f"--max-bytes={size}")
-        assert f"HPC010 --max-bytes={size}: type a size of 8 bytes or more" in line
+        assert f"HPC010 --max-bytes={size}: pass a size of 8 bytes or more" in line
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         (["--timeout=abc"], "argument --timeout: invalid float value: 'abc'"),
-        (["--timeout=nan"], "--timeout=nan: type seconds"),
-        (["--timeout=0"], "--timeout=0: type seconds"),
-        (["--timeout=-3"], "--timeout=-3: type seconds"),
+        (["--timeout=nan"], "--timeout=nan: pass seconds"),
+        (["--timeout=0"], "--timeout=0: pass seconds"),
+        (["--timeout=-3"], "--timeout=-3: pass seconds"),
         (["--json"], "argument --json: expected one argument"),
         (["--json="], "--json= has no file"),
         (["--compare", ""], "--compare= has no file"),
+        (["--html=-"], "--html=-: pass a file"),
+        (["--compare=-"], "--compare=-: pass a file"),
+        (["--json=a", "--html=a"], "--json=a --html=a: pass two files"),
+        (["--quiet=yes"], "argument --quiet: ignored explicit argument 'yes'"),
         (["--hpc-dry-run"], "--hpc_dry_run=table: the doctor has no dry run"),
         (["--nproc_per_node=0"], "--nproc_per_node=0 starts no worker"),
         (["--nproc-per-node=two"], "--nproc_per_node=two: type a number"),
@@ -120,7 +122,7 @@ def test_what_is_no_earlier_report_at_all(kind, capsys, tmp_path):
 def test_an_earlier_report(tmp_path):
     """Also where the user has a link to the latest one."""
     file, link = tmp_path / "report.json", tmp_path / "latest"
-    file.write_text(json.dumps(make_report()))
+    file.write_text(json.dumps(REPORT))
     link.symlink_to(file)
     for each in (file, link):
         assert command._earlier(str(each)) == make_report()
@@ -134,66 +136,47 @@ def test_a_page_without_the_library_for_pictures(capsys, monkeypatch):
     assert "HPC196 --html draws with matplotlib" in wrong(capsys, "--html=page.html")
 
 
-@pytest.mark.parametrize("name", ["json", "html"])
-def test_a_file_that_cannot_be_written(name, tmp_path, capsys):
-    """The other one is."""
-    files = {"json": str(tmp_path / "report"), "html": str(tmp_path / "page")}
-    files[name] = str(tmp_path / "none" / "file")
-    assert not command._write(make_report(), argparse.Namespace(**files))
-    assert "HPC197" in capsys.readouterr().err
-    assert len([*tmp_path.iterdir()]) == 1
-
-
-def write(path):
-    wanted = argparse.Namespace(json=str(path), html=None)
-    return command._write(make_report(), wanted)
-
-
-def test_a_link_is_replaced_and_not_followed(tmp_path):
-    victim, file = tmp_path / "victim", tmp_path / "report.json"
-    for target in (victim, tmp_path / "nothing"):
-        victim.write_text("what must stay")
-        file.unlink(missing_ok=True)
-        file.symlink_to(target)
-        assert write(file)
-        assert victim.read_text() == "what must stay"
-        assert json.loads(file.read_text()) == make_report()
-    assert {*tmp_path.iterdir()} == {victim, file}
-
-
-def test_a_pipe_of_the_shell_is_written_to(tmp_path, monkeypatch):
-    """The report has more than a pipe holds: the reader comes in time."""
-    monkeypatch.setattr(command, "_as_json", lambda _: "x" * 2**18)
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reading = os.open(pipe, os.O_RDWR)  # so that it does not end before it begins
-    with os.fdopen(reading, "rb") as read, ThreadPoolExecutor(1) as pool:
-        got = pool.submit(read.read, 2**18)
-        assert write(f"/dev/fd/{reading}")
-        assert got.result(PATIENCE) == b"x" * 2**18
-
-
-@pytest.mark.parametrize("name", ["/dev/fd", "/proc/self/fd"])
-def test_standard_output_that_is_a_file_is_written_to(name, tmp_path):
-    """As by `--json=/dev/stdout >> job.log`: what is there already stays."""
-    file = tmp_path / "report.json"
-    with file.open("w") as output:
-        output.write("what must stay\n")
-        output.flush()
-        assert write(f"{name}/{output.fileno()}")
-        assert os.fstat(output.fileno()).st_nlink == 1
-    before, written = file.read_text().split("\n", 1)
-    assert (before, json.loads(written)) == ("what must stay", make_report())
-
-
-def test_a_device_stays_one(capsys):
-    before = Path("/dev/null").stat()
-    assert write("/dev/null")
-    assert Path("/dev/null").stat().st_ino == before.st_ino
-    assert capsys.readouterr().err == ""
-
-
 def test_a_program_gets_the_code_of_a_fault(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
     with pytest.raises(LaunchError, match=r"HPC054 .*none0"):
         doctor.examine()
+
+
+# --- what a person, or a program, gets ------------------------------------------------
+
+
+@pytest.fixture
+def examined(monkeypatch):
+    """Let the examination show how far it is, and find a slow node."""
+
+    def examine(_argv, _wishes, tell, _known, _words, on_first):
+        on_first()
+        tell(Message("HPC177", "3 nodes: 3 pairs"))
+        return make_report(3, slow=[1])
+
+    monkeypatch.setattr(command, "examine", examine)
+
+
+VERDICT = "Suspicious: jwb0002 (1 of 3 nodes).\n    --exclude=jwb0002\n"
+
+
+def test_the_verdict_is_on_top(examined, capsys):
+    assert command.main([]) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"{VERDICT}\n3 nodes examined in ")
+    assert printed.err == "torchrun_hpc: HPC177 3 nodes: 3 pairs\n"
+
+
+def test_quiet_is_the_verdict_only(examined, capsys):
+    assert command.main(["--quiet"]) == 1
+    assert capsys.readouterr() == (VERDICT, "")
+
+
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_a_program_gets_json_and_nothing_else(quiet, examined, capsys):
+    assert command.main(["--json=-", *quiet]) == 1
+    printed = capsys.readouterr()
+    found = wire.decode(Report, json.loads(printed.out))
+    assert found == make_report(3, slow=[1])
+    assert printed.err.endswith(VERDICT)
+    assert ("HPC177" in printed.err) is not bool(quiet)

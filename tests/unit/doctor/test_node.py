@@ -16,7 +16,7 @@ from waiting import NEVER_S, PATIENCE
 
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.doctor import node
-from torchrun_hpc.doctor.results import Node, printable
+from torchrun_hpc.doctor.results import Gpu, Interface, Node, printable
 from torchrun_hpc.host.network import this_node
 from torchrun_hpc.host.resolver import Resolver
 
@@ -70,8 +70,8 @@ def examined(names=(), network=NETWORK, environ=None, address="10.20.0.1"):
         network=network,
         environ=environ or {},
     )
-    json.dumps(found)
-    wire.decode(Node, printable(found))  # as the task tells it
+    told = json.loads(json.dumps(wire.encode(printable(found))))  # by the task
+    wire.decode(Node, told)
     return found
 
 
@@ -82,17 +82,16 @@ def test_this_machine(monkeypatch):
     """It waits for its resolver."""
     monkeypatch.setattr(node, "_RESOLVER_S", 0.01)
     found = examined(["localhost"], this_node(), os.environ, "")
-    assert (found["rank"], found["host"], found["fast_host"]) == (0, "n0", "n0i")
-    assert (found["interface"], found["port"], found["workers"]) == ("", 0, 4)
-    assert (found["torch"], found["resolver"]) == (None, "down")
-    assert found["findings"] == []
-    assert "127.0.0.1" in found["names"]["localhost"]
-    assert found["routes"] == {"localhost": "127.0.0.1"}
-    assert found["cores"] == os.cpu_count()
-    assert found["versions"]["torchrun_hpc"] == __version__
-    assert found["versions"]["python"] == sys.version.split()[0]
-    assert found["versions"]["kernel"] == os.uname().release
-    assert all(folder["size"] for folder in found["folders"])
+    assert (found.rank, found.host, found.fast_host) == (0, "n0", "n0i")
+    assert (found.interface, found.port, found.workers) == ("", 0, 4)
+    assert (found.torch, found.resolver) == (None, "down")
+    assert "127.0.0.1" in found.names["localhost"]
+    assert found.routes == {"localhost": "127.0.0.1"}
+    assert found.cores == os.cpu_count()
+    assert found.versions["torchrun_hpc"] == __version__
+    assert found.versions["python"] == sys.version.split()[0]
+    assert found.versions["kernel"] == os.uname().release
+    assert all(folder.size for folder in found.folders)
 
 
 def test_limits(monkeypatch):
@@ -102,7 +101,7 @@ def test_limits(monkeypatch):
     )
     # The launcher raises the soft one of files.
     expected = {"files": 10, "processes": 1, "locked memory": 2}
-    assert examined()["limits"] == expected
+    assert examined().limits == expected
 
 
 # --- the network ----------------------------------------------------------------------
@@ -116,26 +115,33 @@ def test_interfaces():
         for interface in NETWORK.interfaces
     ]
     found = examined(network=replace(NETWORK, list_interfaces=lambda: tuple(known)))
-    assert [tuple(each.values()) for each in found["interfaces"]] == [
-        ("eth0", ["10.10.0.1"], True, 0, 0),
-        ("ib0", ["10.20.0.1", "fd00::1"], True, 4092, 200000),
-        ("ib1", [], False, 0, 0),
-    ]
+    assert found.interfaces == (
+        Interface("eth0", ("10.10.0.1",), is_up=True, mtu=0, speed_mbit=0),
+        Interface("ib0", ("10.20.0.1", "fd00::1"), True, 4092, 200000),
+        Interface("ib1", (), is_up=False, mtu=0, speed_mbit=0),
+    )
+
+
+def test_ports_of_the_system(monkeypatch):
+    monkeypatch.setattr(node, "local_ports", lambda: (32768, 60999))
+    monkeypatch.setattr(node, "reserved_ports", lambda: "8080")
+    found = examined()
+    assert (found.local_ports, found.reserved_ports) == ((32768, 60999), "8080")
 
 
 def test_the_interface_of_an_address():
     found = {"10.20.0.1": "ib0", "fd00::1": "ib0", "": "", "192.0.2.1": ""}
-    assert {own: examined(address=own)["interface"] for own in found} == found
+    assert {own: examined(address=own).interface for own in found} == found
 
 
 def test_names():
     found = examined(["n0i", "n1i", "n2i"])
-    assert found["names"] == {
-        "n0i": ["10.20.0.1"],
-        "n1i": ["10.10.0.2", "10.20.0.2"],
-        "n2i": [],
+    assert found.names == {
+        "n0i": ("10.20.0.1",),
+        "n1i": ("10.10.0.2", "10.20.0.2"),
+        "n2i": (),
     }
-    assert 0 < found["resolver_s"] < node._LIMIT
+    assert 0 < found.resolver_s < node._LIMIT
 
 
 def test_a_name_server_that_hangs(only_first):
@@ -149,8 +155,8 @@ def test_a_name_server_that_hangs(only_first):
 
     found = examined(["n0i", "n1i", "n2i"], replace(NETWORK, resolve=resolve))
     goes_on.set()
-    assert found["resolver_s"] == limit
-    assert found["names"] == {"n0i": ["10.20.0.1"]}
+    assert found.resolver_s == limit
+    assert found.names == {"n0i": ("10.20.0.1",)}
 
 
 # --- folders --------------------------------------------------------------------------
@@ -158,7 +164,7 @@ def test_a_name_server_that_hangs(only_first):
 
 def folders(**environ):
     """Return the folders of an environment by their paths."""
-    return {found["path"]: found for found in examined(environ=environ)["folders"]}
+    return {found.path: found for found in examined(environ=environ).folders}
 
 
 def test_which_folders():
@@ -173,9 +179,9 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / "file").touch()
     missing, file = str(tmp_path / "missing"), str(tmp_path / "file")
     found = folders(TMPDIR=missing, HOME=file)
-    assert found[missing]["problem"] == "No such file or directory"
-    assert found[missing]["size"] == 0
-    assert found[file]["problem"] == "Not a directory"
+    assert found[missing].problem == "No such file or directory"
+    assert found[missing].size == 0
+    assert found[file].problem == "Not a directory"
 
 
 def test_a_file_system_that_hangs(monkeypatch, only_first):
@@ -190,8 +196,8 @@ def test_a_file_system_that_hangs(monkeypatch, only_first):
     monkeypatch.setattr(os, "statvfs", hang)
     found = folders(HOME="/dead", TMPDIR="/usr")
     goes_on.set()
-    assert found["/dead"]["problem"] == f"no answer within {limit} s"
-    assert found["/usr"]["size"] > 0
+    assert found["/dead"].problem == f"no answer within {limit} s"
+    assert found["/usr"].size > 0
 
 
 # --- versions, variables, CPUs --------------------------------------------------------
@@ -206,7 +212,7 @@ def test_plugins(tmp_path):
     (first / "libfabric.so.1.25.0").touch()
     (first / "libfabric.so.1").symlink_to("libfabric.so.1.25.0")
     path = f":{tmp_path}/missing:{first}:{second}:"
-    found = examined(environ={"LD_LIBRARY_PATH": path})["versions"]
+    found = examined(environ={"LD_LIBRARY_PATH": path}).versions
     assert found["libfabric"] == "libfabric.so.1.25.0"
     assert found["nccl plugin"] == "libnccl-net.so"
     assert found["torchrun_hpc"] == __version__
@@ -214,7 +220,7 @@ def test_plugins(tmp_path):
 
 def test_no_plugins():
     for path in ("", ":", "/missing", "/proc/self/environ"):
-        found = examined(environ={"LD_LIBRARY_PATH": path})["versions"]
+        found = examined(environ={"LD_LIBRARY_PATH": path}).versions
         assert set(found) == {"python", "torchrun_hpc", "kernel"}, path
 
 
@@ -233,7 +239,7 @@ def test_variables():
     shown = dict.fromkeys(sorted(SHOWN.split()), "1")
     environ = shown | dict.fromkeys(NOT_SHOWN.split(), "1") | {"NCCL_DEBUG": ""}
     found = examined(environ=environ | {"NCCL_ALGO": "Ring\n" + 1000 * "x"})
-    assert found["variables"] == shown | {"NCCL_ALGO": "Ring\n" + 495 * "x"}
+    assert found.variables == shown | {"NCCL_ALGO": "Ring\n" + 495 * "x"}
 
 
 def test_cpus(monkeypatch):
@@ -243,7 +249,7 @@ def test_cpus(monkeypatch):
         (range(0, 60, 2), ",".join(map(str, range(0, 60, 2)))),  # all of them
     ):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _pid, seen=numbers: seen)
-        assert examined()["cpus"] == written
+        assert examined().cpus == written
 
 
 # --- GPUs -----------------------------------------------------------------------------
@@ -274,35 +280,35 @@ NVML = {
         [SimpleNamespace(pid=77, usedGpuMemory=10)] if gpu == "gpu0" else []
     ),
     "nvmlDeviceGetMemoryInfo": lambda gpu: (
-        SimpleNamespace(used=2**30) if gpu else fail()
+        SimpleNamespace(used=2**30, total=2**36) if gpu else fail()
     ),
 }
 
 
 def gpu(**changes):
-    known = {"model": "NVIDIA H100", "ecc_errors": 0, "processes": []}
-    return {**known, "memory_used": 2**30, **changes}
+    sizes = {"memory_used": 2**30, "memory": 2**36}
+    return replace(Gpu("NVIDIA H100", ecc_errors=0, **sizes), **changes)
 
 
 # What is other than in `NVML`; what is known then of the GPUs.
 BY_NVML = {
-    "all": ({}, [gpu(processes=[77]), gpu(ecc_errors=3)]),
+    "all": ({}, [gpu(processes=(77,)), gpu(ecc_errors=3)]),
     "no error correction": (
         {"nvmlDeviceGetTotalEccErrors": fail},
-        [gpu(ecc_errors=-1, processes=[77]), gpu(ecc_errors=-1)],
+        [gpu(ecc_errors=-1, processes=(77,)), gpu(ecc_errors=-1)],
     ),
     "processes are hidden": (
         {"nvmlDeviceGetComputeRunningProcesses": fail, "nvmlDeviceGetMemoryInfo": fail},
-        [gpu(memory_used=0), gpu(memory_used=0, ecc_errors=3)],
+        [gpu(memory_used=0, memory=0), gpu(memory_used=0, memory=0, ecc_errors=3)],
     ),
     "one is lost": (
         {"nvmlDeviceGetHandleByIndex": lambda i: fail() if i == 0 else f"gpu{i}"},
-        [gpu(model="unknown", ecc_errors=-1, memory_used=0), gpu(ecc_errors=3)],
+        [Gpu(model="unknown"), gpu(ecc_errors=3)],
     ),
     "none": ({"nvmlDeviceGetCount": lambda: 0}, []),
     "no release": (
         {"nvmlSystemGetDriverVersion": fail},
-        [gpu(processes=[77]), gpu(ecc_errors=3)],
+        [gpu(processes=(77,)), gpu(ecc_errors=3)],
     ),
     "no driver": ({"nvmlInit": fail}, []),
 }
@@ -313,9 +319,9 @@ def test_gpus(monkeypatch, case):
     changes, gpus = BY_NVML[case]
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**NVML | changes))
     found = examined()
-    assert found["gpus"] == gpus
+    assert found.gpus == tuple(gpus)
     is_silent = case in {"no release", "no driver"}
-    assert found["driver"] == ("" if is_silent else "580.95.05")
+    assert found.driver == ("" if is_silent else "580.95.05")
 
 
 def test_a_driver_that_hangs(monkeypatch, only_first):
@@ -323,5 +329,5 @@ def test_a_driver_that_hangs(monkeypatch, only_first):
     goes_on = threading.Event()
     hangs = {"nvmlInit": lambda: goes_on.wait(NEVER_S)}
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**NVML | hangs))
-    assert examined()["gpus"] == []
+    assert examined().gpus == ()
     goes_on.set()

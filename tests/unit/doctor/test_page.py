@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("page")  # each page is drawn once
 SVG = "{http://www.w3.org/2000/svg}"
 REPORTS = {
     "1 node": make_report(1),
-    "nothing measured": make_report(2, links=[], collectives=[]),
+    "nothing measured": make_report(2, links=(), collectives=(), workers=()),
     "3 nodes, 1 slow": make_report(3, slow=[2]),
     "128 nodes, 40 slow": make_report(128, slow=range(40), missing=[99]),
     "hostile": reports.hostile_report(),
@@ -101,7 +102,7 @@ def test_names_are_only_text(pages):
 
 def test_what_is_wrong_and_the_line_to_copy(pages):
     found = pages["3 nodes, 1 slow"]
-    assert found.text_of("strong") == ["suspect: jwb0003 (1 of 3 nodes)"]
+    assert found.text_of("strong") == ["Suspicious: jwb0003 (1 of 3 nodes)."]
     assert found.text_of("code") == ["--exclude=jwb0003"]
     assert found.text_of("td")[:4] == [
         "HPC191", "suspect", "jwb0003, with all nodes: 3 Gbit/s",
@@ -110,10 +111,29 @@ def test_what_is_wrong_and_the_line_to_copy(pages):
     assert not pages["1 node"].text_of("code")
 
 
+def test_the_verdict_comes_first(pages):
+    for name, found in pages.items():
+        texts = [data for tag, data in found.texts if tag in {"strong", "h1", "h2"}]
+        title = found.text_of("title")
+        assert texts[0].startswith(("Nothing suspicious on ", "Suspicious: ")), name
+        assert texts[1:] == [
+            *title, "Findings", "Nodes", "Pairs of nodes", "Collectives",
+        ], name  # fmt: skip
+
+
+def test_without_pairs_there_is_no_section_of_them(pages):
+    hidden = {
+        name: [attributes for tag, attributes in found.tags if tag == "section"]
+        for name, found in pages.items()
+    }
+    assert hidden["nothing measured"] == [{"hidden": ""}]
+    assert hidden["3 nodes, 1 slow"] == [{}]
+
+
 def test_all_nodes_and_all_collectives_are_there(pages):
     report, cells = REPORTS["128 nodes, 40 slow"], pages["128 nodes, 40 slow"].html
-    assert all(f"<td>{host}</td>" in cells for host in report["hosts"])
-    rows = sum(map(len, (report[x] for x in ("findings", "hosts", "collectives"))))
+    assert all(f"<td>{host}</td>" in cells for host in report.hosts)
+    rows = sum(map(len, (report.findings, report.hosts, report.collectives)))
     assert cells.count("<tr>") == rows + 3  # titles
 
 
@@ -148,9 +168,9 @@ def test_the_caption_has_what_the_labels_may_lack(pages):
 
 
 def test_an_operation_that_the_backend_lacks_has_no_curve():
-    rows = [
-        row if row["operation"] == "broadcast" else {**row, "wrong": -1, "busbw": 0.0}
+    rows = tuple(
+        row if row.operation == "broadcast" else replace(row, wrong=-1, busbw=0.0)
         for row in reports.make_collectives()
-    ]
+    )
     (curves,) = Page(page.write(make_report(1, collectives=rows))).pictures
     assert labels_of(curves) & {*reports.OPERATIONS} == {"broadcast"}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-from doctor.reports import finding, make_report
-from programs import load
+from doctor.reports import finding, make_gpu, make_node, make_report
 
+from torchrun_hpc import wire
 from torchrun_hpc.doctor import results
-
-DOCS = Path(__file__).parents[3] / "docs"
 
 
 def report_of(nodes, *findings):
@@ -18,7 +16,7 @@ def report_of(nodes, *findings):
     found = [
         finding("HPC191", "", *ranks, is_suspect=is_it) for ranks, is_it in findings
     ]
-    return make_report(nodes, findings=found)
+    return make_report(nodes, findings=tuple(found))
 
 
 @pytest.mark.parametrize(
@@ -46,20 +44,18 @@ def test_who_can_be_excluded():
     """By an option of sbatch and salloc, and by its name."""
     report = report_of(3, ([1], True))
     for scheduler in "Slurm", "Open MPI in Slurm":
-        option = results.exclude({**report, "scheduler": scheduler})
+        option = results.exclude(replace(report, scheduler=scheduler))
         assert option == "--exclude=jwb0002"
     for scheduler in "", "PBS", "Open MPI in PBS", "Flux", "MPICH":
-        assert results.exclude({**report, "scheduler": scheduler}) == ""
-    assert results.exclude({**report, "hosts": ["a", "", "c"]}) == ""
+        assert results.exclude(replace(report, scheduler=scheduler)) == ""
+    assert results.exclude(replace(report, hosts=("a", "", "c"))) == ""
 
 
 def test_what_others_have_set_is_made_printable():
     """Or it would be refused where it arrives, with all the rest."""
-    found = results.printable({"a\r": ["eth9\r", 1, None, {"b": "\x1b[1m"}]})
-    assert found == {"a\\r": ["eth9\\r", 1, None, {"b": "\\x1b[1m"}]}
-
-
-def test_the_documentation_has_all_fields():
-    assert load(DOCS / "write_report.py").text() == (DOCS / "doctor.md").read_text(
-        encoding="utf-8"
+    node = make_node(variables={"a\r": "\x1b[1m"}, gpus=(make_gpu(model="\n"),))
+    found = results.printable(node)
+    assert found == make_node(
+        variables={"a\\r": "\\x1b[1m"}, gpus=(make_gpu(model="\\n"),)
     )
+    assert wire.decode(results.Node, wire.encode(found)) == found

@@ -2,54 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
-from doctor.reports import make_node
+from doctor.reports import (
+    finding,
+    make_node,
+    make_nodes,
+    make_worker,
+    node_with,
+)
 from plans import make_launch_plan
 
 from torchrun_hpc.doctor import results, summary
-from torchrun_hpc.doctor.place import Place
 from torchrun_hpc.doctor.summary import Found
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.schedulers.job import Task
 
 DIRECT = next(mode for mode in Mode if mode.is_direct)
-UNFIT = results.of_launcher("HPC080", "torch 9.9 has changed it", [])
-WRONG = results.of_launcher("HPC054", "no interface none0", [1], is_suspect=True)
 ALONE = {"endpoint": "10.30.0.1:25592", "interface": "eth0"}
 PLANNED = {*ALONE, "network_hint"}
-ADVICE = results.of_launcher("HPC092", "4 workers share 2 CPUs", [])
 
 
-def report_of(mode=Mode.SEVERAL_NODES, tasks=3, **found):
+def report_of(mode=Mode.SEVERAL_NODES, **found):
     """Return the report of three nodes, as task 0 writes it."""
     hosts = ("jwb0001", "jwb0002", "jwb0003")
     changes = {name: found.pop(name) for name in PLANNED & found.keys()}
     # No names on the job's network: nobody looks for nodes of these names here.
     plan = make_launch_plan(mode, nodes=3, launch_id="7.0", ports=(1,), **changes)
     where = plan.meeting
-    here = Place(mode, where, where, Task(0, tasks), 0, 1, hosts[0], "Slurm")
-    nodes = [make_node(rank) for rank in range(3)]
-    return summary.report(Found(**{"nodes": nodes, **found}), here, 60)
+    here = SimpleNamespace(
+        mode=mode, meeting=where, tasks_meeting=where, scheduler="Slurm"
+    )
+    nodes = found.pop("nodes", make_nodes(3))
+    return summary.report(Found({n.rank: n for n in nodes}, **found), here, 60)
 
 
 def texts_of(report):
-    return {finding["text"]: finding["nodes"] for finding in report["findings"]}
+    return {finding.text: finding.nodes for finding in report.findings}
 
 
 @pytest.mark.parametrize(
-    ("mode", "tasks", "missing", "came", "texts"),
+    ("mode", "missing", "came", "texts"),
     [
-        (Mode.SEVERAL_NODES, 3, [], [0, 1, 2], {}),
-        (Mode.SEVERAL_NODES, 3, [2], [0, 1], {"node 2": [2]}),
+        (Mode.SEVERAL_NODES, [], [0, 1, 2], {}),
+        (Mode.SEVERAL_NODES, [2], [0, 1], {"node 2": (2,)}),
         # A node whose tasks have not come, or the first one of them.
-        (DIRECT, 12, [4, 6, 7], [0, 2],
-         {"node 1": [1], "a part of the tasks (4,6-7)": []}),
-        (DIRECT, 12, [5, 6], [0, 1, 2], {"a part of the tasks (5-6)": []}),
+        (DIRECT, [4, 6, 7], [0, 2],
+         {"node 1": (1,), "a part of the tasks (4,6-7)": ()}),
+        (DIRECT, [5, 6], [0, 1, 2], {"a part of the tasks (5-6)": ()}),
     ],
 )  # fmt: skip
-def test_who_has_not_come(mode, tasks, missing, came, texts):
+def test_who_has_not_come(mode, missing, came, texts):
     nodes = [make_node(rank) for rank in came]
-    found = texts_of(report_of(mode, tasks, missing=missing, nodes=nodes))
+    found = texts_of(report_of(mode, missing=missing, nodes=nodes))
     late = {f"{who} has not come within 60 s": nodes for who, nodes in texts.items()}
     assert found == late
 
@@ -59,36 +65,59 @@ def test_that_no_other_node_has_come():
     for hint in ("", "Name the network"):
         planned = {**ALONE, "network_hint": hint}
         report = report_of(missing=[1, 2], nodes=[make_node(0)], **planned)
-        (finding,) = report["findings"]
+        (finding,) = report.findings
         text = (
             "no other node has come within 60 s; the network of 10.30.0.1:25592 "
             "(eth0) may be closed"
         )
-        assert (finding["code"], finding["text"]) == ("HPC178", text)
-        assert (finding["remedy"] == hint) is bool(hint)
+        assert (finding.code, finding.text) == ("HPC178", text)
+        assert (finding.remedy == hint) is bool(hint)
         assert not results.suspects(report)
         assert results.exit_code(report) == 1
 
 
-def test_a_node_that_has_stopped_to_answer():
+def test_a_node_that_has_stopped_responding():
     report = report_of(hung={2: "while the pairs were measured"})
-    text = "jwb0003 has stopped to answer while the pairs were measured"
-    assert texts_of(report) == {text: [2]}
+    text = "jwb0003 has stopped responding while the pairs were measured"
+    assert texts_of(report) == {text: (2,)}
 
 
+def test_workers_and_causes():
+    workers = [make_worker(2), make_worker(0, wrong=1), make_worker(1)]
+    causes = [("jwb0003: worker 9 was killed by SIGKILL", (2,))]
+    report = report_of(workers=workers, causes=causes)
+    assert [worker.rank for worker in report.workers] == [0, 1, 2]
+    assert {f.code: f.nodes for f in report.findings} == {
+        "HPC243": (0,),
+        "HPC193": (2,),
+    }
+
+
+@pytest.mark.parametrize("is_refusal", [True, False])
 @pytest.mark.parametrize(
     ("ranks", "where"),
     [([1], "on jwb0002: "), ([1, 2], "on jwb0002, jwb0003: "), ([0, 1, 2], "")],
 )
-def test_what_the_launcher_says(ranks, where):
+def test_what_the_launcher_says(ranks, where, is_refusal):
     """What is wrong on some nodes names them, and blames none."""
-    nodes = [make_node(rank) for rank in range(3)]
-    nodes[0]["findings"] = [ADVICE]
-    for rank in ranks:
-        nodes[rank]["findings"] = [*nodes[rank]["findings"], WRONG]
-        nodes[rank]["torch"]["findings"] = [UNFIT]
-    wrong, unfit = (f"{where}{finding['text']}" for finding in (WRONG, UNFIT))
-    agents = report_of(nodes=nodes)
-    assert texts_of(agents) == {wrong: [], unfit: [], ADVICE["text"]: []}
-    tasks = report_of(DIRECT, nodes=nodes)  # torch is not changed there
-    assert texts_of(tasks) == {wrong: [], ADVICE["text"]: []}
+    said = {("HPC054", "no interface none0", is_refusal): ranks}
+    (found,) = report_of(said=said).findings
+    expected = finding("HPC054", f"{where}no interface none0", is_suspect=is_refusal)
+    assert found == replace(expected, remedy="")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "codes"),
+    [
+        ([1], {"HPC185": "jwb0002: torch cannot"}),
+        ([1, 2], {"HPC185": "jwb0002: torch cannot", "HPC018": "on jwb0003: torch is"}),
+    ],
+)
+def test_that_torch_cannot_be_imported_is_said_once(ranks, codes):
+    nodes = make_nodes(3, {1: node_with("torch", problem="No module")})
+    report = report_of(
+        nodes=nodes, said={("HPC018", "torch is not there", True): ranks}
+    )
+    known = {f.code: f.text for f in report.findings}
+    assert {*known} == {*codes}
+    assert all(known[code].startswith(text) for code, text in codes.items())

@@ -10,10 +10,13 @@ import pytest
 from nodes import make_network
 from waiting import PATIENCE
 
+from torchrun_hpc.host import procfs
 from torchrun_hpc.host.network import (
     bound_socket,
+    local_ports,
     port_holder,
     port_problem,
+    reserved_ports,
     resolve,
     source_toward,
     this_node,
@@ -293,3 +296,38 @@ def test_holder_of_a_port_where_nobody_listens():
     with bound_socket("127.0.0.1", 0) as opened:
         port = opened.getsockname()[1]
         assert port_holder(port) == "a program of another user"
+
+
+# --- ports of the system --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [
+        ("32768\t60999\n", (32768, 60999)),
+        ("1024 65535", (1024, 65535)),
+        (None, (0, 0)),  # there is no such file
+        *(
+            (bad, (0, 0))
+            for bad in ("", "32768", "1 2 3", "a b", "-1 5", "1 " + "9" * 9)
+        ),
+    ],
+)
+def test_ports_that_connections_get(text, ports, monkeypatch):
+    monkeypatch.setattr(procfs, "read", lambda _: text)
+    assert local_ports() == ports
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [
+        ("\n", ""),
+        ("8080,20000-20010\n", "8080,20000-20010"),
+        (None, ""),
+        ("all of them", ""),
+        ("1\n2", ""),
+    ],
+)
+def test_ports_that_are_reserved(text, ports, monkeypatch):
+    monkeypatch.setattr(procfs, "read", lambda _: text)
+    assert reserved_ports() == ports
