@@ -75,9 +75,8 @@ def run(
         with with_variables(variables):
             # Without new_group(): each would be a barrier of the workers of all nodes.
             own = distributed.PrefixStore(world.scope or "all", store)
-            distributed.init_process_group(
-                backend, None, timeout, world.size, world.rank, own
-            )
+            place = {"rank": world.rank, "world_size": world.size}
+            distributed.init_process_group(backend, store=own, timeout=timeout, **place)
             for row in operations.measure(world, max_bytes, begin):
                 if world.rank == 0:
                     write("row", wire.encode(row))

@@ -350,7 +350,7 @@ def test_two_nodes_with_nccl(run_forks, monkeypatch):
         assert backend == "gloo"  # not all have one
         return store, "nccl", everyone
 
-    def init_as_nccl(backend, *args):
+    def init_as_nccl(backend, **options):
         assert backend == "nccl"
         is_first = not os.environ.get("WAS_HERE")
         os.environ["WAS_HERE"] = "1"
@@ -360,7 +360,7 @@ def test_two_nodes_with_nccl(run_forks, monkeypatch):
             log = f"{BEGIN}Bootstrap : Using ib0\n{BEGIN}Using network IB\n"
             Path(os.environ["NCCL_DEBUG_FILE"]).write_text(log)
             os.write(1, b"NCCL version 2.14.3+cuda11.7\n")
-        init("gloo", *args)
+        init("gloo", **options)
 
     def end_as_gloo():
         time.sleep(session._GLOO_REST)
