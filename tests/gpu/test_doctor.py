@@ -33,5 +33,13 @@ def test_collectives_over_nccl(tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     assert report["backend"] == "nccl"
     assert {row["wrong"] for row in report["collectives"]} == {0}
+    workers = report["workers"]
+    assert len(workers) == torch.cuda.device_count()
+    assert {worker["dtype"] for worker in workers} == {"bfloat16"}
+    assert all(worker["transport"] for worker in workers)
+    assert all(worker["norm"] > 0 and worker["wrong"] == 0 for worker in workers)
+    computed = {(w["device"], digest) for w in workers for digest in w["digests"]}
+    assert len(computed) == len({worker["device"] for worker in workers})
     (node,) = report["nodes"]
+    assert all(gpu["memory"] > 0 for gpu in node["gpus"])
     assert node["torch"]["gpus"] == len(node["gpus"]) == torch.cuda.device_count()

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import distributed
 
+from torchrun_hpc.doctor.product import synchronize
 from torchrun_hpc.doctor.results import Collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 # Values are whole numbers that depend on position and rank, by the rest of a division.
 # The divisors are primes: no number of ranks, or of elements, is a multiple of both.
@@ -88,35 +89,35 @@ def _renamed(old: str, new: str) -> Any:
 def counts(max_bytes: int, parts: int = 1) -> list[int]:
     """Return how many elements to take, of so many equal parts, up to a size."""
     sizes = [max_bytes]
-    size = _SMALLEST
-    while size < max_bytes:
+    while (size := _SMALLEST * _STEP ** (len(sizes) - 1)) < max_bytes:
         sizes.append(size)
-        size *= _STEP
     return sorted({max(size // _ELEMENT // parts, 1) * parts for size in sizes})
 
 
-def measure(world: World, max_bytes: int) -> Iterator[Collective]:
-    """Run all operations on all ranks, which yield the same results."""
+def measure(
+    world: World, max_bytes: int, begin: Callable[[str], None]
+) -> Iterator[Collective]:
+    """Run all operations on all ranks, which yield the same results.
+
+    Args:
+        world: The workers.
+        max_bytes: The largest size.
+        begin: Is called before each operation on each size, with its name.
+    """
     for name, (is_split, bus) in OPERATIONS.items():
         for count in counts(max_bytes, world.size if is_split else 1):
             size = count * _ELEMENT
+            trial = prepare(name, world, count)
+            begin(f"{name} of {size} B")
             try:
-                wrong, time_s = _measure(world, prepare(name, world, count))
+                wrong, time_s = _measure(world, trial)
             except RuntimeError as error:
                 if not _MISSING.search(str(error)):
                     raise
                 size, wrong, time_s = 0, -1, 0.0
-            algbw = size / time_s if time_s else 0.0
-            yield Collective(
-                operation=name,
-                scope=world.scope,
-                size=size,
-                count=size // _ELEMENT,
-                time_s=time_s,
-                algbw=algbw,
-                busbw=algbw * bus(world.size),
-                wrong=wrong,
-            )
+            number, rate = size // _ELEMENT, size / time_s if time_s else 0.0
+            rates = rate, rate * bus(world.size)
+            yield Collective(name, world.scope, size, number, time_s, *rates, wrong)
             if wrong < 0 or time_s > _SLOW:
                 break
 
@@ -127,10 +128,9 @@ def _measure(world: World, trial: Trial) -> tuple[int, float]:
     wrong = int((trial.result != trial.expected).sum())
     all_wrong = _of_all(world, wrong, distributed.ReduceOp.SUM)
     time_s = _slowest(world, trial, 1)
-    repetitions = min(int(_LONG_ENOUGH / time_s), _MOST)
-    return int(all_wrong), _slowest(
-        world, trial, repetitions
-    ) if repetitions else time_s
+    if repetitions := min(int(_LONG_ENOUGH / time_s), _MOST):
+        time_s = _slowest(world, trial, repetitions)
+    return int(all_wrong), time_s
 
 
 def _slowest(world: World, trial: Trial, repetitions: int) -> float:
@@ -138,15 +138,36 @@ def _slowest(world: World, trial: Trial, repetitions: int) -> float:
     start = time.perf_counter()  # on GPUs, nothing is running: a number was read
     for _ in range(repetitions):
         trial.run()
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
+    synchronize(world.device)
     seconds = (time.perf_counter() - start) / repetitions
     return _of_all(world, seconds, distributed.ReduceOp.MAX)
 
 
-def _of_all(
-    world: World, value: float, reduction: distributed.ReduceOp.RedOpType
-) -> float:
+def wait(world: World) -> float:
+    """Wait until all ranks have come here; return the seconds that this took."""
+    synchronize(world.device)
+    start = time.perf_counter()
+    _of_all(world, 0.0, distributed.ReduceOp.SUM)
+    return time.perf_counter() - start
+
+
+def lateness(world: World, waits: Sequence[float]) -> list[float]:
+    """Return how long the others waited for this rank, each time: their median.
+
+    Args:
+        world: The workers, two at least.
+        waits: The seconds that this rank waited for all; each rank has as many.
+    """
+    own = torch.tensor(waits, dtype=torch.float64, device=world.device)
+    others = [torch.empty_like(own) for _ in range(world.size)]
+    distributed.all_gather(others, own)
+    del others[world.rank]
+    medians = torch.stack(others).cpu().quantile(0.5, dim=0)
+    found: list[float] = (medians - own.cpu()).clamp(min=0).tolist()
+    return found
+
+
+def _of_all(world: World, value: float, reduction: Any) -> float:
     """Return what the values of all ranks give: the same number on each."""
     tensor = torch.tensor(value, dtype=torch.float64, device=world.device)
     distributed.all_reduce(tensor, reduction)

@@ -1,36 +1,60 @@
-"""A worker: what it writes, when it ends, and with whom it runs what."""
+"""A worker of the doctor's launch: what it writes, and with whom it runs what."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
-from torch_workers import ENVIRON, settings_of
-from waiting import PATIENCE
+from loopback import HERE
+from ports import own_port
+from programs import ROOT
+from waiting import PATIENCE, until
 
 from torchrun_hpc import wire
-from torchrun_hpc.doctor import collectives
-from torchrun_hpc.doctor.results import Collective, Finding, Torch
-from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches import registry
+from torchrun_hpc.doctor import collectives, operations, product, session
+from torchrun_hpc.doctor.operations import World
+from torchrun_hpc.doctor.results import Collective, Torch, Worker
 
-PROGRAM = (sys.executable, "-m", "torchrun_hpc.doctor.collectives")
+PROGRAM = (sys.executable, "-m", "torchrun_hpc.doctor.collectives", "64", "60")
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
-def started(folder=None):
-    """Start a worker, in front of whose modules there is a folder."""
-    return subprocess.Popen(
+def environ_of(rank, nodes, local_size, port=0):
+    """Return what the tasks of direct mode have."""
+    values = {
+        "RANK": rank,
+        "WORLD_SIZE": nodes * local_size,
+        "LOCAL_RANK": rank % local_size,
+        "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_RANK": rank // local_size,
+        "GROUP_WORLD_SIZE": nodes,
+        "MASTER_ADDR": HERE,
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def run_alone(folder, rank=0, results=None):
+    """Run a worker, in front of whose modules there is a folder."""
+    own = {**environ_of(rank, 1, 2), "PYTHONPATH": f"{folder}:{ROOT}"}
+    if results:
+        own[collectives.RESULTS] = str(results)
+    return subprocess.run(
         PROGRAM,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**ENVIRON, "PYTHONPATH": str(folder or "")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **own},
+        check=False,
+        timeout=PATIENCE,
     )
 
 
@@ -59,14 +83,30 @@ def shadow(tmp_path):
     ],
 )
 def test_a_torch_that_cannot_be_imported(shadow, text, problem):
-    with started(shadow(text)) as worker:  # its stdin is open to its end
-        found = json.loads(worker.stdout.read())
-        errors = worker.stderr.read().decode()
-    wire.decode(Torch, found)
-    assert found["problem"].startswith(problem)
-    assert not found["version"]
-    assert "Traceback " in errors
-    assert worker.returncode == 1
+    done = run_alone(shadow(text))
+    found = wire.decode(Torch, json.loads(done.stdout)["torch"])
+    assert found.problem.startswith(problem)
+    assert not found.version
+    assert done.stderr.startswith("Traceback ")
+    assert done.returncode == 1
+
+
+def test_one_worker_of_a_node_says_it(shadow):
+    done = run_alone(shadow("raise ImportError"), rank=1)
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert done.stderr.startswith("Traceback ")
+
+
+def test_a_line_goes_into_a_pipe_at_once(monkeypatch):
+    def fail(_):
+        raise ImportError("\N{SKULL}" * 1000)
+
+    monkeypatch.setattr(collectives.importlib, "import_module", fail)
+    written = []
+    with pytest.raises(ImportError):
+        collectives._import_torch(lambda *line: written.append(line))
+    (line,) = written
+    assert len(wire.to_line(dict([line]))) < 4096
 
 
 TORCH = """\
@@ -86,100 +126,275 @@ backends = SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 92600))
 """
 
 
-def test_what_it_prints_goes_to_stderr(shadow):
-    with started(shadow(TORCH)) as worker:
-        found = json.loads(worker.stdout.readline())
-        worker.stdin.close()
-        errors = worker.stderr.read()
-    wire.decode(Torch, found)
-    assert found["version"] == "9.9"
-    assert found["libraries"] == {"cuda": "13.0", "nccl": "2.30.7", "cudnn": "92600"}
-    assert found["gpus"] == 4
-    assert sorted(errors.splitlines()) == [b"of a program", b"to stdout"]
-
-
-def test_a_torch_that_has_changed_what_is_patched(monkeypatch):
-    patch = registry.PATCHES[0]
-    lost = capabilities.Capability(f"=={capabilities.RELEASE}", present=False)
-    monkeypatch.setattr(patch, "IS_FOR", lost)
-    (finding,) = collectives._findings()
-    wire.decode(Finding, finding)
-    assert (finding["code"], finding["is_suspect"]) == ("HPC080", False)
-    assert patch.TARGET in finding["text"]
-
-
-@pytest.mark.parametrize("text", ["import time; time.sleep(600)", TORCH])
-def test_it_ends_with_its_parent(shadow, text):
-    """Whose end of the pipe is closed: in the import of torch, and behind it."""
-    with started(shadow(text)) as worker:
-        if text == TORCH:
-            assert worker.stdout.readline()
-        worker.stdin.close()
-        worker.wait(PATIENCE)
+def test_stdout_is_what_it_was(shadow, tmp_path):
+    """It fails when it needs more of torch than there is."""
+    results = tmp_path / "results"
+    results.write_text("1\n")
+    done = run_alone(shadow(TORCH), results=results)
+    before, line = results.read_text().splitlines()
+    assert before == "1"
+    found = wire.decode(Torch, json.loads(line)["torch"])
+    assert found.version == "9.9"
+    assert found.libraries == {"cuda": "13.0", "nccl": "2.30.7", "cudnn": "92600"}
+    assert found.gpus == 4
+    assert sorted(done.stdout.splitlines()) == ["of a program", "to stdout"]
+    assert done.stderr.startswith("Traceback ")
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize(
-    ("backend", "nodes", "local_size", "found"),
+    ("agent", "local_size", "gpus", "expected"),
     [
-        ("gloo", 2, 4, [("all", "", 5, 8)]),
-        ("nccl", 2, 4, [("all", "", 5, 8), ("node 1", "n1", 1, 4)]),
-        ("nccl", 8, 1, [("all", "", 5, 8)]),
-        ("nccl", 1, 8, [("all", "", 5, 8)]),
+        ("True", 4, 4, True),
+        ("True", 1, 8, True),
+        ("False", 4, 3, False),
+        ("True", 4, 1, False),  # they would share it
+        (None, 4, 1, True),  # of a task
+        (None, 4, 4, True),
+        (None, 4, 2, False),
+        (None, 1, 0, False),
     ],
 )
-def test_who_runs_them(backend, nodes, local_size, found):
-    settings = settings_of(nodes, local_size)[5]
-    assert collectives._groups(settings, backend) == found
+def test_who_has_a_gpu(agent, local_size, gpus, expected):
+    environ = environ_of(0, 1, local_size)
+    if agent is not None:
+        environ["TORCHELASTIC_USE_AGENT_STORE"] = agent
+    assert session.has_gpu(environ, gpus) == expected
 
 
-def run_forks(all_settings, gpus):
-    """Run workers that are forks, so that torch is imported once; return rows of each.
+class Store(dict):
+    """Counts, as a store does."""
 
-    Args:
-        all_settings: Those of each.
-        gpus: How many GPUs each believes that it has.
+    def add(self, key, number):
+        self[key] = self.get(key, 0) + number
+        return self[key]
+
+
+@pytest.mark.parametrize(
+    ("backend", "nodes", "local_size", "expected"),
+    [
+        ("gloo", 2, 4, [("", 5, 8)]),
+        ("nccl", 2, 4, [("", 5, 8), ("node 1", 0, 4)]),
+        ("nccl", 8, 1, [("", 5, 8)]),
+        ("nccl", 1, 8, [("", 5, 8)]),
+        ("nccl", 1, 1, []),
+    ],
+)
+def test_who_runs_them(backend, nodes, local_size, expected):
+    size = nodes * local_size
+    everyone = World("", min(5, size - 1), size, torch.device("cpu"))
+    environ = environ_of(5, nodes, local_size)
+    found = session.worlds(environ, Store(), backend, everyone)
+    assert [world[:3] for world in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "environ", "expected"),
+    [
+        (1, {}, {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"}),
+        (3, {"NCCL_DEBUG": "WARN"}, set()),
+        (3, {"NCCL_DEBUG_FILE": "nccl.%p"}, set()),
+        (2, {"NCCL_DEBUG": "INFO"}, {"NCCL_ALGO"}),
+        (2, {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Tree"}, set()),
+    ],
+)
+def test_what_nccl_is_told(monkeypatch, nodes, environ, expected):
+    monkeypatch.setattr(session.os, "dup2", lambda *_: None)
+    found = session.for_nccl(environ_of(0, nodes, 1) | environ)
+    assert {*found} == expected
+    if "NCCL_DEBUG_FILE" in found:
+        os.close(int(found["NCCL_DEBUG_FILE"].rpartition("/")[2]))
+
+
+BEGIN = "jwb0001:28471:28502 [0] NCCL INFO "
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("", ""),
+        (f"{BEGIN}NET/Socket : Using [0]eth0:172.17.0.2<0>\n", ""),
+        (f"{BEGIN}Bootstrap : Using ib0\n{BEGIN}Using network IB\n", "IB"),
+        (f"{BEGIN}Using network Socket\nNCCL version 2.14.3+cuda11.7\n", "Socket"),
+        (f"{BEGIN}Using non-device net plugin version 0\n", ""),
+        (f"{BEGIN}Using network IBext_v8\r\n{BEGIN}Using network IB", "IBext_v8"),
+        (f"[2026-11-27 10:00:00] {BEGIN}Using network AWS Libfabric", "AWS Libfabric"),
+        (f"{BEGIN}Assigned NET plugin X to comm\n{BEGIN}Using network X\n", "X"),
+        (f"{BEGIN}Using network \33[1m" + "x" * 100, " [1m" + "x" * 76),
+    ],
+)
+def test_what_nccl_sends_by(log, expected):
+    assert session.transport(log) == expected
+
+
+@pytest.fixture
+def run_forks(monkeypatch, tmp_path):
+    """Return what runs workers that are forks, so that torch is imported once.
+
+    Each test and operation is run once or twice only.
     """
-    running = []
-    for settings, own_gpus in zip(all_settings, gpus, strict=True):
-        reader, writer = os.pipe()
+    monkeypatch.setattr(product, "_LONG_ENOUGH", 0)
+    monkeypatch.setattr(product, "_LEAST", 1)
+    monkeypatch.setattr(operations, "_LONG_ENOUGH", 0)
+    results, out, err = (tmp_path / name for name in ("results", "out", "err"))
+    for file in (results, out, err):
+        file.touch()
+
+    def fork(environ, max_bytes, prepare):
         pid = os.fork()
         if pid == 0:
             signal.alarm(PATIENCE)
-            torch.cuda.is_available = lambda: True
-            torch.cuda.device_count = lambda gpus=own_gpus: gpus
-            rows = []
-            rows.append(collectives._run(settings, rows.append))
-            os.write(writer, json.dumps(rows).encode())
-            os._exit(0)
-        os.close(writer)
-        running.append((pid, io.FileIO(reader)))
-    found = []
-    for pid, output in running:
-        with output:
-            found.append(json.loads(output.read() or "[]"))
-        os.waitpid(pid, 0)
-    return found
+            for number, file in enumerate((out, err), 1):
+                os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
+            sys.stdout, sys.stderr = out.open("a"), err.open("a")
+            sys.argv = ["-m", max_bytes, str(PATIENCE)]
+            os.environ.update(environ)
+            torch.set_num_threads(1)
+            prepare(int(environ["RANK"]))
+            collectives.main()
+        return pid
+
+    def run(nodes, local_size, max_bytes="32", prepare=lambda _: None):
+        port = own_port()
+        pids = []
+        for rank in range(nodes * local_size):
+            environ = environ_of(rank, nodes, local_size, port)
+            environ[collectives.RESULTS] = str(results)
+            pids.append(fork(environ, max_bytes, prepare))
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        assert out.read_text() == ""
+        lines = [json.loads(line) for line in results.read_text().splitlines()]
+        return codes, [pair for line in lines for pair in line.items()], err.read_text()
+
+    return run
 
 
-def test_groups_of_nodes(monkeypatch):
-    """Which only GPUs have; not all workers have one."""
-    decide = collectives._groups
+def of_kind(lines, kind):
+    return [value for each, value in lines if each == kind]
 
-    def decide_as_with_gpus(settings, backend):
-        assert backend == "gloo"
-        return decide(settings, "nccl")
 
-    monkeypatch.setattr(collectives, "_groups", decide_as_with_gpus)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    all_rows = run_forks(settings_of(2, 2, max_bytes=32), gpus=(2, 2, 0, 0))
-    assert [rows.pop() for rows in all_rows] == ["gloo"] * 4
-    seen = [{row["scope"] for row in rows} for rows in all_rows]
-    assert seen == [{"", "n0"}, set(), {"n1"}, set()]
-    for row in [row for rows in all_rows for row in rows]:
-        wire.decode(Collective, row)
-        assert row["wrong"] == 0
-    sizes = [
-        [row["size"] for row in rows if row["operation"] == "all_gather"]
-        for rows in all_rows
+def workers_of(lines):
+    """Return what the workers have written in the end, by rank."""
+    found = [wire.decode(Worker, each) for each in of_kind(lines, "worker")]
+    return sorted(found, key=lambda worker: worker.rank)
+
+
+def test_one_worker(run_forks):
+    codes, lines, errors = run_forks(1, 1)
+    assert (codes, errors) == ([0], "")
+    kinds = [kind for kind, _ in lines]
+    assert kinds == ["torch", "at", "at", "at", "worker", "backend"]
+    (found,) = of_kind(lines, "torch")
+    assert wire.decode(Torch, found).version == torch.__version__
+    steps = ["the first meeting", "the compute test", "the compute test"]
+    assert of_kind(lines, "at") == [[0, n, step] for n, step in enumerate(steps)]
+    (worker,) = workers_of(lines)
+    assert (worker.rank, worker.node, worker.dtype) == (0, -1, "float32")
+    assert (worker.start_late_s, worker.late_s, worker.transport) == (0, 0, "")
+    assert of_kind(lines, "backend") == ["gloo"]
+
+
+def test_two_workers(run_forks):
+    """Of a node; the second one comes late, and its CPU is broken."""
+
+    def prepare(rank):
+        if rank == 1:
+            until(lambda: meeting in Path(os.environ[collectives.RESULTS]).read_text())
+            time.sleep(0.3)
+            torch.matmul = lambda first, _: torch.full_like(first, float("nan"))
+
+    meeting = '{"at":[0,0,"the first meeting"]}\n'
+    codes, lines, errors = run_forks(1, 2, "100", prepare)
+    assert (codes, errors) == ([0, 0], "")
+    first, second = workers_of(lines)
+    assert (first.start_late_s, first.wrong) == (0, 0)
+    assert second.start_late_s > 0.2
+    assert second.late_s < 0.2
+    assert first.norm == pytest.approx(1039.0411)
+    assert (second.norm, second.wrong) == (0, 2 * 512**2)
+    assert {*first.digests}.isdisjoint(second.digests)
+    rows = [wire.decode(Collective, row) for row in of_kind(lines, "row")]
+    sizes = {"all_gather": [8, 32, 96], "reduce_scatter": [8, 32, 96]}
+    expected = [
+        (name, size) for name in OPERATIONS for size in sizes.get(name, [8, 32, 100])
     ]
-    assert sizes == [[16, 32, 8, 32], [], [8, 32], []]
+    assert [(row.operation, row.size) for row in rows] == expected
+    assert {(row.scope, row.wrong) for row in rows} == {("", 0)}
+    # Both have said what they begin.
+    own = [
+        [step for by, _, step in of_kind(lines, "at") if by == rank] for rank in (0, 1)
+    ]
+    assert own[0] == own[1]
+    steps = [f"{name} of {size} B" for name, size in expected]
+    assert own[0][3:-1] == steps
+    for rank in (0, 1):
+        begun = [
+            lines.index(("at", [rank, n, step])) for n, step in enumerate(steps, 3)
+        ]
+        ended = [place for place, (kind, _) in enumerate(lines) if kind == "row"]
+        assert all(map(int.__lt__, begun, ended))
+
+
+def test_two_nodes_with_nccl(run_forks, monkeypatch):
+    """Which is gloo, and writes what NCCL writes; the devices are the CPUs."""
+    meet, init, end = (
+        session._meet,
+        *(
+            getattr(session.distributed, f"{verb}_process_group")
+            for verb in ("init", "destroy")
+        ),
+    )
+
+    def meet_with_gpus(*args):
+        store, backend, everyone = meet(*args)
+        assert backend == "gloo"  # not all have one
+        return store, "nccl", everyone
+
+    def init_as_nccl(backend, **options):
+        assert backend == "nccl"
+        is_first = not os.environ.get("WAS_HERE")
+        os.environ["WAS_HERE"] = "1"
+        assert (os.environ.get("NCCL_ALGO") == "Ring") == is_first
+        assert os.environ["NCCL_DEBUG"] == "INFO"
+        if is_first:
+            log = f"{BEGIN}Bootstrap : Using ib0\n{BEGIN}Using network IB\n"
+            Path(os.environ["NCCL_DEBUG_FILE"]).write_text(log)
+            os.write(1, b"NCCL version 2.14.3+cuda11.7\n")
+        init("gloo", **options)
+
+    def end_as_gloo():
+        time.sleep(session._GLOO_REST)
+        end()
+
+    def prepare(rank):
+        torch.cuda.is_available = lambda: True
+        torch.cuda.device_count = lambda: 2 if rank < 2 else 0
+
+    monkeypatch.setattr(session, "_meet", meet_with_gpus)
+    monkeypatch.setattr(session.distributed, "init_process_group", init_as_nccl)
+    monkeypatch.setattr(session.distributed, "destroy_process_group", end_as_gloo)
+    codes, lines, errors = run_forks(2, 2, prepare=prepare)
+    assert (codes, errors) == ([0] * 4, "")
+    rows = [wire.decode(Collective, row) for row in of_kind(lines, "row")]
+    assert {row.wrong for row in rows} == {0}
+    sizes = {
+        scope: [r.size for r in rows if (r.scope, r.operation) == (scope, "all_gather")]
+        for scope in ("", "node 0", "node 1")
+    }
+    assert sizes == {"": [16, 32], "node 0": [8, 32], "node 1": [8, 32]}
+    # As many processes have computed the same.
+    workers = workers_of(lines)
+    assert len({worker.device for worker in workers}) == 1
+    assert len({digest for worker in workers for digest in worker.digests}) == 1
+    assert [worker.transport for worker in workers] == ["IB"] * 4
+    assert len(of_kind(lines, "torch")) == 2
+    assert of_kind(lines, "backend") == ["nccl"]
+    assert lines[-1] == ("backend", "nccl")
+
+
+def test_a_worker_that_fails(run_forks):
+    codes, lines, errors = run_forks(1, 1, "x")
+    assert codes == [1]
+    assert [kind for kind, _ in lines] == ["torch"]
+    assert errors.startswith("Traceback ")
+    assert errors.endswith("ValueError: invalid literal for int() with base 10: 'x'\n")

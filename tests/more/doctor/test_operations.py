@@ -9,7 +9,14 @@ import torch
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor import operations
-from torchrun_hpc.doctor.operations import OPERATIONS, Trial, World, counts, prepare
+from torchrun_hpc.doctor.operations import (
+    OPERATIONS,
+    Trial,
+    World,
+    counts,
+    lateness,
+    prepare,
+)
 from torchrun_hpc.doctor.results import Collective
 
 
@@ -32,13 +39,15 @@ def test_the_bandwidths_are_those_of_nccl_tests(monkeypatch):
     monkeypatch.setattr(operations, "_measure", lambda *_: (0, 0.5))
     factors = {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75}
     factors["broadcast"] = 1.0
-    rows = [*operations.measure(world_of(4), 400)]
-    largest = {row["operation"]: row for row in rows}
+    steps = []
+    rows = [*operations.measure(world_of(4), 400, steps.append)]
+    largest = {row.operation: row for row in rows}
     for name, factor in factors.items():
         row = largest[name]
-        wire.decode(Collective, row)
-        assert (row["size"], row["count"], row["algbw"]) == (400, 100, 800)
-        assert row["busbw"] == 800 * factor, name
+        assert wire.decode(Collective, wire.encode(row)) == row
+        assert (row.size, row.count, row.algbw) == (400, 100, 800)
+        assert row.busbw == 800 * factor, name
+    assert steps == [f"{row.operation} of {row.size} B" for row in rows]
 
 
 @pytest.mark.parametrize("size", [2, 3, 251, 300])
@@ -65,7 +74,7 @@ def measured(monkeypatch):
         tensors = torch.tensor(result), torch.tensor([1.0, 2.0])
         trials = {name: Trial(run, *tensors) for name, run in runs.items()}
         monkeypatch.setattr(operations, "prepare", lambda name, *_: trials[name])
-        return list(operations.measure(world_of(1), max_bytes))
+        return list(operations.measure(world_of(1), max_bytes, lambda _: None))
 
     return measure
 
@@ -84,7 +93,7 @@ def test_it_is_repeated_for_a_tenth_of_a_second(measured, seconds, number, monke
     monkeypatch.setattr(operations, "time", clock)
     (row,) = measured(one=lambda: runs.append(1))
     assert len(runs) == number
-    assert row["time_s"] == pytest.approx(seconds)
+    assert row.time_s == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +102,7 @@ def test_it_is_repeated_for_a_tenth_of_a_second(measured, seconds, number, monke
 )
 def test_wrong_elements_are_counted(measured, result, wrong):
     (row,) = measured(result=result, one=lambda: None)
-    assert row["wrong"] == wrong
+    assert row.wrong == wrong
 
 
 def test_a_slow_operation_is_not_run_at_larger_sizes(measured, monkeypatch):
@@ -106,7 +115,7 @@ def test_a_slow_operation_is_not_run_at_larger_sizes(measured, monkeypatch):
         slow=lambda: seconds.append(0.35),
         fast=lambda: seconds.append(0.06),
     )
-    found = [(row["operation"], row["size"]) for row in rows]
+    found = [(row.operation, row.size) for row in rows]
     assert found == [("slow", 8), ("fast", 8), ("fast", 32)]
 
 
@@ -122,9 +131,8 @@ def test_an_operation_that_the_backend_does_not_have(measured, text):
         raise RuntimeError(text)
 
     rows = measured(max_bytes=32, none=fail, one=lambda: None)
-    zeros = {"size": 0, "count": 0, "time_s": 0.0, "algbw": 0.0, "busbw": 0.0}
-    assert rows[0] == {"operation": "none", "scope": "", "wrong": -1} | zeros
-    assert [row["operation"] for row in rows[1:]] == ["one", "one"]
+    assert rows[0] == Collective("none", "", 0, 0, 0.0, 0.0, 0.0, -1)
+    assert [row.operation for row in rows[1:]] == ["one", "one"]
 
 
 def test_an_operation_that_fails(measured):
@@ -133,3 +141,30 @@ def test_an_operation_that_fails(measured):
 
     with pytest.raises(RuntimeError, match="CUDA error"):
         measured(one=fail)
+
+
+@pytest.mark.parametrize(
+    ("waits", "late"),
+    [
+        ([0.3, 0.0], [0, 0.3]),
+        ([0.3, 0.0, 0.3], [0, 0.3, 0]),
+        ([0.0, 0.1, 0.3, 0.4], [0.3, 0.2, 0, 0]),
+        ([0.3, 0.3, 0.0, 0.0], [0, 0, 0.3, 0.3]),  # one of two nodes
+        ([0.1, 0.1, 0.1], [0, 0, 0]),
+    ],
+)
+def test_who_is_late(monkeypatch, waits, late):
+    """Each waits twice; the second time all come at once."""
+
+    def all_gather(tensors, own):
+        for rank, tensor in enumerate(tensors):
+            tensor.copy_(torch.tensor([waits[rank], 0.5]))
+        assert torch.equal(tensors[len(found)], own)
+
+    monkeypatch.setattr(operations.distributed, "all_gather", all_gather)
+    found = []
+    for rank, seconds in enumerate(waits):
+        own = torch.tensor([seconds, 0.5]).tolist()
+        found.append(lateness(world_of(len(waits), rank), own))
+    assert [each[0] for each in found] == pytest.approx(late)
+    assert [each[1] for each in found] == [0.0] * len(waits)

@@ -1,0 +1,166 @@
+"""The steps of a worker that runs `torchrun_hpc.doctor.collectives`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchrun_hpc import wire
+from torchrun_hpc.doctor import operations
+from torchrun_hpc.doctor.operations import World
+from torchrun_hpc.doctor.product import kind, multiply
+from torchrun_hpc.doctor.results import Worker
+from torchrun_hpc.host import procfs
+from torchrun_hpc.launching.environment import AGENT_STORE, with_variables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import timedelta
+
+    from torchrun_hpc.doctor.product import Product
+
+    Write = Callable[[str, Any], None]
+
+distributed: Any = torch.distributed  # does not export all that it documents
+
+# Gloo's threads let go of the last tensor a moment after its result is there. Up to
+# torch 2.4 a worker may hang if the group is gone by then, in 2.13 abort.
+_GLOO_REST = 0.2  # seconds
+
+# NCCL's src/init.cc writes this, from 2.14 to 2.28. A plugin's name may have spaces.
+_NETWORK = re.compile(r"NCCL INFO Using network (.*\S)")
+_LONGEST = 80  # characters of such a name
+_DEBUG, _FILE, _ALGORITHM = "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_ALGO"
+
+
+def run(
+    environ: Mapping[str, str], max_bytes: int, timeout: timedelta, write: Write
+) -> None:
+    """Run all steps.
+
+    Args:
+        environ: The environment of this process.
+        max_bytes: The largest size of an operation.
+        timeout: How long anything may take.
+        write: Gets the kind of each result, and the result as plain data.
+    """
+    rank, numbers = int(environ["RANK"]), itertools.count()
+
+    def announce(step: str) -> None:
+        write("at", [rank, next(numbers), step])
+
+    def compute() -> Product:
+        announce("the compute test")
+        return multiply(device)
+
+    def begin(operation: str) -> None:
+        announce(f"{operation} {world.scope}".rstrip())
+        waits.append(operations.wait(world))
+
+    start = time.perf_counter()
+    announce("the first meeting")
+    store, backend, everyone = _meet(environ, timeout)
+    # For the others: at the first meeting, and before each operation.
+    waits, late = [time.perf_counter() - start], [0.0, 0.0]
+    device, variables = everyone.device, for_nccl(environ) if backend == "nccl" else {}
+    tests = [compute()]
+    for world in worlds(environ, store, backend, everyone):
+        announce(f"the start of {backend} {world.scope}".rstrip())
+        with with_variables(variables):
+            # Without new_group(): each would be a barrier of the workers of all nodes.
+            own = distributed.PrefixStore(world.scope or "all", store)
+            place = {"rank": world.rank, "world_size": world.size}
+            distributed.init_process_group(backend, store=own, timeout=timeout, **place)
+            for row in operations.measure(world, max_bytes, begin):
+                if world.rank == 0:
+                    write("row", wire.encode(row))
+        if not world.scope:
+            late = operations.lateness(world, waits)
+            variables.pop(_ALGORITHM, None)
+        if backend == "gloo":
+            time.sleep(_GLOO_REST)
+        distributed.destroy_process_group()
+    tests.append(compute())
+    flops, digests, norms, wrong = zip(*tests, strict=True)
+    lates = late[0], statistics.median(late[1:])
+    network = transport(procfs.read(variables.get(_FILE, "")) or "")
+    worker = Worker(
+        rank, -1, *kind(device), flops, digests, norms[0], sum(wrong), *lates, network
+    )
+    write("worker", wire.encode(worker))
+    _count(store, "ended", everyone.size)
+    if rank == 0:  # which may keep the store of the others
+        store.wait(["all ended"])
+        write("backend", backend)
+
+
+def _meet(environ: Mapping[str, str], timeout: timedelta) -> tuple[Any, str, World]:
+    """Meet all workers; return their store, and with what they communicate."""
+    # Whoever keeps the store, or comes before it, may already wait here.
+    store, rank, size = next(distributed.rendezvous("env://", timeout=timeout))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    store.add("GPUs", int(has_gpu(environ, gpus)))
+    _count(store, "started", size)
+    store.wait(["all started"])
+    if store.add("GPUs", 0) < size:
+        return store, "gloo", World("", rank, size, torch.device("cpu"))
+    device = torch.device("cuda", int(environ["LOCAL_RANK"]) % gpus)
+    torch.cuda.set_device(device)
+    return store, "nccl", World("", rank, size, device)
+
+
+def _count(store: Any, event: str, size: int) -> None:
+    """Count this worker; the last one says that all have been counted."""
+    if store.add(event, 1) == size:
+        store.set(f"all {event}", "")
+
+
+def has_gpu(environ: Mapping[str, str], gpus: int) -> bool:
+    """Return whether a worker has a GPU of its own.
+
+    Args:
+        environ: Its environment.
+        gpus: How many it sees. All workers of an agent see the same. Without an agent
+            each is a task, to which the scheduler may have bound one.
+    """
+    is_task = AGENT_STORE not in environ
+    return gpus >= int(environ["LOCAL_WORLD_SIZE"]) or (is_task and gpus == 1)
+
+
+def worlds(
+    environ: Mapping[str, str], store: Any, backend: str, everyone: World
+) -> list[World]:
+    """Return who runs the operations: all workers, and on GPUs those of a node."""
+    found = [everyone] if everyone.size > 1 else []
+    size = int(environ["LOCAL_WORLD_SIZE"])
+    if backend == "nccl" and everyone.size > size > 1:  # a node has links of its own
+        scope = f"node {environ['GROUP_RANK']}"
+        rank = store.add(scope, 1) - 1  # LOCAL_RANK can be 0 in all: a virtual one
+        found.append(World(scope, rank, size, everyone.device))
+    return found
+
+
+def for_nccl(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that NCCL is to have, besides what the user has set."""
+    found = {}
+    if not (environ.get(_DEBUG) or environ.get(_FILE)):
+        log = os.memfd_create("NCCL")
+        os.dup2(log, 1)  # NCCL before 2.24 also writes its version to stdout
+        found = {_DEBUG: "INFO", f"{_DEBUG}_SUBSYS": "INIT,NET"}
+        found[_FILE] = f"/proc/self/fd/{log}"
+    # A tree of two nodes sends less between them than it seems: nccl-tests#196.
+    if environ["GROUP_WORLD_SIZE"] == "2" and not environ.get(_ALGORITHM):
+        found[_ALGORITHM] = "Ring"
+    return found
+
+
+def transport(log: str) -> str:
+    """Return what NCCL sends by, such as ``IB``; empty if its log does not say it."""
+    found = _NETWORK.search(log)
+    return wire.printable(found[1], _LONGEST) if found else ""
