@@ -25,7 +25,7 @@ _MODEL = re.compile(r"(?m)^(?:model name|cpu|CPU implementer|CPU part)\s*: (.+)"
 
 
 def kind(device: torch.device) -> tuple[str, str]:
-    """Return what should decide how a device rounds, its model first; and the type.
+    """Return the model of a device, which decides how it rounds, and the type.
 
     The instructions that the library has chosen are not part of it. They may differ on
     one node, which then rounds differently: that is to be found.
@@ -35,7 +35,7 @@ def kind(device: torch.device) -> tuple[str, str]:
         return torch.cuda.get_device_name(device), dtype
     names = dict.fromkeys(_MODEL.findall(procfs.read("/proc/cpuinfo") or ""))
     name = " ".join(names) or platform.machine()
-    return f"{name}, threads: {torch.get_num_threads()}", dtype
+    return name, dtype
 
 
 def multiply(device: torch.device) -> Product:
@@ -44,6 +44,9 @@ def multiply(device: torch.device) -> Product:
     # All of this is rounded as IEEE 754 demands.
     numbers = torch.arange(size * size, dtype=torch.float64).reshape(size, size)
     pair = [(numbers * each % 1 - 0.5).to(device, dtype) for each in _FACTORS]
+    threads = torch.get_num_threads()
+    if device.type == "cpu":  # threads that wait for each other also use time
+        torch.set_num_threads(1)
     # What else runs on a shared machine is not the fault of its CPU.
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     seconds: list[float] = []
@@ -54,6 +57,7 @@ def multiply(device: torch.device) -> Product:
         product = torch.matmul(*pair)
         synchronize(device)
         seconds.append(clock() - start)
+    torch.set_num_threads(threads)
     wrong = product.numel() - int(product.isfinite().sum())
     norm = 0.0 if wrong else float(product.double().norm())
     data = product.cpu()
