@@ -19,5 +19,8 @@ def test_a_link_with_half_the_rate(juelich, tmp_path):
     slow, fast = map(int, seen.groups())
     # A busy machine takes some.
     assert MBITS // 4 < slow < MBITS // 2 < fast < MBITS, found.text("HPC191")
-    assert found.last_line == "--exclude=jwb0002"
+    assert found.verdict == [
+        "Suspicious: jwb0002 (1 of 3 nodes).",
+        "--exclude=jwb0002",
+    ]
     assert {row["wrong"] for row in found.report["collectives"]} == {0}

@@ -37,9 +37,10 @@ class Examined(NamedTuple):
         return [(f["code"], f["nodes"]) for f in found if f["is_suspect"]]
 
     @property
-    def last_line(self) -> str:
-        """The verdict."""
-        return self.done.stdout.strip().splitlines()[-1]
+    def verdict(self) -> list[str]:
+        """The first lines: what is suspect, and the line to copy."""
+        lines = self.done.stdout.partition("\n\n")[0].splitlines()
+        return [line.strip() for line in lines]
 
     def text(self, code: str) -> str:
         """Return the text of the findings with a code."""

@@ -31,6 +31,7 @@ _TIMES, _MORE_S = 3.0, 5.0  # a slow import takes so many times, and so much mor
 _FABRIC = re.compile("ib|hsn")  # interfaces of networks that lock memory
 # What a free GPU has in use, of its driver: fewer bytes, or a smaller share of all.
 _TAKEN, _TAKEN_SHARE = 2**30, 0.02
+NO_TORCH = "torch cannot be imported"  # the launcher says so, too
 _MOST_PIDS = 5
 _MOST_ALIKE = 3  # findings of a kind
 _RESOLVER_S = 1.0
@@ -149,7 +150,7 @@ def _imports(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
     usual = median([t.import_s for t in map(torch_of, nodes) if t] or [0.0])
     if problem:
         remedy = "python -c 'import torch' on this node shows all of the error"
-        yield _Fault(f"torch cannot be imported: {problem}", remedy)
+        yield _Fault(f"{NO_TORCH}: {problem}", remedy)
     elif torch and torch.import_s > max(_TIMES * usual, usual + _MORE_S):
         took = f"{torch.import_s:.0f} s, and {usual:.0f} s is usual"
         remedy = "it reads files slowly, or for the first time: examine it again"

@@ -50,7 +50,8 @@ def findings(
         nodes: What the nodes show of themselves, by rank.
         hosts: Names of all nodes of the job, by rank.
     """
-    for code, check, is_suspect, remedy in _CHECKS:
+    kinds = ((code, *each) for code, checks in _CHECKS.items() for each in checks)
+    for code, check, is_suspect, remedy in kinds:
         groups = defaultdict[tuple[int, ...], list[_Fault]](list)
         for fault in check(workers, nodes):
             groups[(fault.worker.node,) if fault.is_known else ()].append(fault)
@@ -119,16 +120,16 @@ def _sockets(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_
         yield _Fault(worker, text, is_known=2 * len(found) < len(workers))
 
 
-# Code, check, whether it is suspect, and the remedy.
-_CHECKS: tuple[tuple[str, Callable[..., Iterator[_Fault]], bool, str], ...] = (
-    ("HPC243", _wrong, True, _OUT),
-    ("HPC243", _slow, True, _BUSY),
-    ("HPC244", lambda ws, _: _late({w: w.late_s for w in ws}, *_LATE), True, _BUSY),
-    (
-        "HPC244",
-        lambda ws, _: _late({w: w.start_late_s for w in ws}, *_START),
-        False,
-        _FILES,
-    ),
-    ("HPC242", _sockets, True, _NCCL),
-)
+# By code: the check, whether it is suspect, and the remedy.
+_CHECKS: Mapping[str, Sequence[tuple[Callable[..., Iterator[_Fault]], bool, str]]] = {
+    "HPC242": [(_sockets, True, _NCCL)],
+    "HPC243": [(_wrong, True, _OUT), (_slow, True, _BUSY)],
+    "HPC244": [
+        (lambda all_, _: _late({w: w.late_s for w in all_}, *_LATE), True, _BUSY),
+        (
+            lambda all_, _: _late({w: w.start_late_s for w in all_}, *_START),
+            False,
+            _FILES,
+        ),
+    ],
+}

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _PROBED = 10  # nodes that have not come
 _PROBE_TIMEOUT = 2.0  # seconds
-_NO_TORCH = "HPC018"
 
 
 @dataclass
@@ -154,13 +153,15 @@ def _seen_from_here(rank: int, here: Place) -> str:
 def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
     """Yield what the launcher itself has said, with the nodes that it was said on.
 
-    It blames none: another node would not cure what is set. HPC185 says what it is that
-    torch cannot be imported.
+    It blames none: another node would not cure what is set. That torch cannot be
+    imported is a finding of `checks`.
     """
     for (code, text, is_refusal), said_on in found.said.items():
         known = (found.nodes.get(rank) for rank in said_on)
         broken = [n.rank for n in known if n and n.torch and n.torch.problem]
-        ranks = {*said_on}.difference(broken if code == _NO_TORCH else ())
+        ranks = {*said_on}.difference(
+            broken if text.startswith(checks.NO_TORCH) else ()
+        )
         if ranks:
             is_of_all = len({*said_on}) == len(hosts)
             where = "" if is_of_all else f"on {fold_ranks(sorted(ranks), hosts)}: "

@@ -59,7 +59,7 @@ def test_a_healthy_cluster(shaped, tmp_path):
     done = typed(shaped, tmp_path, "monday.json", {".doctor": f".doctor {SMALL}"})
     found = examined(done, tmp_path / "monday.json")
     assert found.suspects == []
-    assert found.last_line == "no node is suspect"
+    assert found.verdict[0].startswith("Nothing suspicious on 3 nodes")
     report = found.report
     assert report["hosts"] == list(shaped.names)
     assert [(x["first"], x["second"]) for x in report["links"]] == [
@@ -115,7 +115,7 @@ def test_a_bad_link(shaped, examine, fault, no_torch):
     assert besides_torch(found) == [(code, nodes)]
     assert re.search(text, found.text(code)), found.text(code)
     if nodes:
-        assert found.last_line == f"--exclude={shaped.names[nodes[0]]}"
+        assert found.verdict[-1] == f"--exclude={shaped.names[nodes[0]]}"
     else:
         assert "--exclude" not in found.done.stdout
 
@@ -198,7 +198,7 @@ def test_a_node_that_never_comes(examine, no_torch):
     # The node is up: its kernel refuses. On the closed network nobody answers.
     assert "jwb0002i (10.20.0.2) is reached, and nobody listens there" in text
     assert "jwb0002 (10.10.0.2) does not answer" in text
-    assert found.last_line == "--exclude=jwb0002"
+    assert found.verdict[-1] == "--exclude=jwb0002"
 
 
 def test_a_node_that_is_cut_off(shaped, examine, no_torch):
@@ -224,7 +224,7 @@ def test_a_node_that_hangs(shaped, no_torch, tmp_path):
         f"exec nice -n-40 {' '.join(DOCTOR)} {words}"
     )
     with Step(shaped, "sh", "-c", command, environ=no_torch) as job:
-        job.says("jwb0003 has stopped to answer")
+        job.says("jwb0003 has stopped responding")
         send(shaped, "jwb0003", HANGS, signal.SIGCONT)
         assert job.end() == 1, job.output
     report = json.loads(file.read_text())
