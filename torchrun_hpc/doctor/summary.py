@@ -104,6 +104,7 @@ def _absent(
 ) -> Iterator[Finding]:
     """Yield which nodes have not come, and which have stopped responding."""
     absent = [rank for rank in range(len(hosts)) if rank not in found.nodes]
+    who: list[tuple[str, tuple[int, ...]]]
     who = [(f"{host(rank, hosts)} has not", (rank,)) for rank in absent]
     hint = closed = ""
     if 1 < len(absent) == len(hosts) - 1:  # they may be well, and not reach this one
