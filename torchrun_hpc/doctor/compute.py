@@ -80,9 +80,11 @@ def _wrong(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
         is_known = 2 * most > len(same)
         like = f"that of {count(most, 'worker')} on the same device"
         text = f"its product is not {like if is_known else 'that of others like it'}"
-        other = [w for w in same if w.digests != usual or not is_known]
-        alike += [worker for worker in same if worker not in other]
-        yield from (_Fault(worker, text, is_known=is_known) for worker in other)
+        for worker in same:
+            if worker.digests == usual and is_known:
+                alike.append(worker)
+            else:
+                yield _Fault(worker, text, is_known=is_known)
     middle = median([worker.norm for worker in alike] or [0])
     off = [worker for worker in alike if abs(worker.norm - middle) > _NORM * middle]
     for worker in off:
@@ -125,11 +127,7 @@ _CHECKS: Mapping[str, Sequence[tuple[Callable[..., Iterator[_Fault]], bool, str]
     "HPC242": [(_sockets, True, _NCCL)],
     "HPC243": [(_wrong, True, _OUT), (_slow, True, _BUSY)],
     "HPC244": [
-        (lambda all_, _: _late({w: w.late_s for w in all_}, *_LATE), True, _BUSY),
-        (
-            lambda all_, _: _late({w: w.start_late_s for w in all_}, *_START),
-            False,
-            _FILES,
-        ),
+        (lambda ws, _: _late({w: w.late_s for w in ws}, *_LATE), True, _BUSY),
+        (lambda ws, _: _late({w: w.start_late_s for w in ws}, *_START), False, _FILES),
     ],
 }
