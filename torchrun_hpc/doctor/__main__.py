@@ -90,31 +90,16 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Every other option is one of torchrun_hpc, as the job has it. A script "
         "may follow; it is not run.",
     )
-    parser.add_argument(
-        "--json", metavar="FILE", help="write the report for programs; -: to stdout"
-    )
-    parser.add_argument("--html", metavar="FILE", help="write it with pictures")
-    parser.add_argument(
-        "--compare", metavar="FILE", help="an earlier --json: show what became slower"
-    )
-    parser.add_argument(
-        "--quiet", action="store_true", help="print the verdict only, and no progress"
-    )
-    parser.add_argument(
-        "--max-bytes",
-        "--max_bytes",
-        type=_bytes,
-        default="16M",
-        metavar="SIZE",
-        help="the largest size of torch's collectives (16M): a number, with K, M or G",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=TIMEOUT,
-        metavar="SECONDS",
-        help=f"for the nodes to come, and for any progress ({TIMEOUT:.0f})",
-    )
+    add = parser.add_argument
+    add("--json", metavar="FILE", help="write the report for programs; -: to stdout")
+    add("--html", metavar="FILE", help="write it with pictures")
+    add("--compare", metavar="FILE", help="an earlier --json: show what became slower")
+    add("--quiet", action="store_true", help="print the verdict only, and no progress")
+    size = "the largest size of torch's collectives (16M): a number, with K, M or G"
+    names = "--max-bytes", "--max_bytes"
+    add(*names, type=_bytes, default="16M", metavar="SIZE", help=size)
+    wait = f"for the nodes to come, and for any progress ({TIMEOUT:.0f})"
+    add("--timeout", type=_seconds, default=TIMEOUT, metavar="SECONDS", help=wait)
     return parser
 
 

@@ -43,6 +43,11 @@ class Finding:
     nodes: tuple[int, ...]
     is_suspect: bool
 
+    @property
+    def kind(self) -> str:
+        """``suspect`` or ``advice``, for a person."""
+        return "suspect" if self.is_suspect else "advice"
+
 
 @dataclass(frozen=True)
 class Interface:

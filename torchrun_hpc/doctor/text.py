@@ -224,8 +224,7 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
     lines, broken = [], textwrap.TextWrapper(_WIDTH, subsequent_indent=_INDENT)
     broken.break_on_hyphens = False  # options
     for finding in findings:
-        kind = "suspect" if finding.is_suspect else "advice"
-        lines += broken.wrap(f"{finding.code:6}  {kind:7}  {finding.text}")
+        lines += broken.wrap(f"{finding.code:6}  {finding.kind:7}  {finding.text}")
         if finding.remedy:  # the launcher's own texts have it
             lines += broken.wrap(f"{_INDENT}remedy: {finding.remedy}")
     return lines
