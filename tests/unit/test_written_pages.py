@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+from doctor.reports import hostile_report, make_report
 from pages import ROOT, block, blocks
 from programs import load
+
+from torchrun_hpc import wire
 
 DOCS = ROOT / "docs"
 
 PICTURES = load(DOCS / "write_pictures.py")
+REPORT = load(DOCS / "write_report.py")
 SYMPTOMS = load(DOCS / "write_symptoms.py")
 PLOTS = load(ROOT / "benchmarks" / "plots.py")
 
@@ -38,6 +43,55 @@ def test_every_message_is_at_one_symptom():
     codes = [code for place in places for code in place.split()]
     start_line = "HPC001"  # is no symptom
     assert sorted([*codes, start_line]) == sorted(SYMPTOMS.described())
+
+
+@pytest.mark.parametrize(
+    ("file", "written"),
+    [(REPORT.FILE, REPORT.text), (REPORT.SCHEMA_FILE, REPORT.schema_text)],
+)
+def test_the_fields_of_the_doctors_report(file, written):
+    kept = file.read_text(encoding="utf-8")
+    assert kept == written(), "python docs/write_report.py"
+
+
+KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
+KINDS |= {"number": (int, float), "null": type(None)}
+
+
+def fits(value, form, schema):
+    """Return whether a value is as a schema says, as far as ours go."""
+    if "$ref" in form:
+        form = schema["$defs"][form["$ref"].removeprefix("#/$defs/")]
+    if "anyOf" in form:
+        return any(fits(value, each, schema) for each in form["anyOf"])
+    if not isinstance(value, KINDS[form["type"]]) or form.get("const", value) != value:
+        return False
+    if "properties" in form:
+        known = form["properties"]
+        return value.keys() == known.keys() == {*form["required"]} and all(
+            fits(value[name], known[name], schema) for name in known
+        )
+    if form["type"] == "object":
+        form, value = {"items": form["additionalProperties"]}, [*value.values()]
+    elif form["type"] != "array":
+        return True
+    forms = form.get("prefixItems") or [form["items"]] * len(value)
+    pairs = zip(value, forms, strict=True)
+    return all(fits(part, each, schema) for part, each in pairs)
+
+
+def test_a_report_is_as_its_schema_says():
+    schema = json.loads(REPORT.schema_text())
+    assert schema["$id"] == schema["properties"]["schema"]["const"]
+    for report in (
+        make_report(3, slow=[1]),
+        make_report(1, nodes=()),
+        hostile_report(),
+    ):
+        found = json.loads(json.dumps(wire.encode(report)))
+        assert fits(found, schema, schema)
+        for wrong in ({"seconds": "1"}, {"nodes": [{}]}, {"schema": "other"}):
+            assert not fits(found | wrong, schema, schema)
 
 
 @pytest.mark.parametrize("name", PICTURES.PICTURES)

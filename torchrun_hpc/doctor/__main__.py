@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import re
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from torchrun_hpc import files, wire
@@ -15,6 +16,7 @@ from torchrun_hpc.doctor.examination import examine
 from torchrun_hpc.doctor.output import STDOUT, Output
 from torchrun_hpc.doctor.place import COMMAND, TIMEOUT, Wishes
 from torchrun_hpc.doctor.results import NotMetError
+from torchrun_hpc.doctor.text import finding_lines
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.abort import WRONG_USE, Known, faults_reported
 from torchrun_hpc.launching.start import INTERRUPTED
@@ -45,19 +47,14 @@ def _run(argv: Sequence[str]) -> int:
     with faults_reported(known):
         args, words = _parsed(argv)
         output = _output(args)
-        wishes = Wishes(_bytes(args.max_bytes), _seconds(args.timeout))
+        wishes = Wishes(args.max_bytes, args.timeout)
         earlier = _earlier(args.compare) if args.compare else None
-        tell = _silent if args.quiet else console.write
+        tell = console.write if not args.quiet else lambda _: None
+        first = partial(output.start_check, tell)
         try:
-            report = examine(
-                words, wishes, tell, known, argv, lambda: output.start_check(tell)
-            )
+            report = examine(words, wishes, tell, known, argv, first)
         except NotMetError as error:
-            details = [
-                f"    {each.code} {'suspect' if each.is_suspect else 'advice'}: "
-                f"{each.text}"
-                for each in error.report.findings
-            ]
+            details = finding_lines(error.report.findings)
             console.write(error.message, "error", details)
             return 1
     if report is None:
@@ -93,30 +90,16 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Every other option is one of torchrun_hpc, as the job has it. A script "
         "may follow; it is not run.",
     )
-    parser.add_argument(
-        "--json", metavar="FILE", help="write the report for programs; -: to stdout"
-    )
-    parser.add_argument("--html", metavar="FILE", help="write it with pictures")
-    parser.add_argument(
-        "--compare", metavar="FILE", help="an earlier --json: show what became slower"
-    )
-    parser.add_argument(
-        "--quiet", action="store_true", help="print the verdict only, and no progress"
-    )
-    parser.add_argument(
-        "--max-bytes",
-        "--max_bytes",
-        default="16M",
-        metavar="SIZE",
-        help="the largest size of torch's collectives (16M): a number, with K, M or G",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=TIMEOUT,
-        metavar="SECONDS",
-        help=f"for the nodes to come, and for any progress ({TIMEOUT:.0f})",
-    )
+    add = parser.add_argument
+    add("--json", metavar="FILE", help="write the report for programs; -: to stdout")
+    add("--html", metavar="FILE", help="write it with pictures")
+    add("--compare", metavar="FILE", help="an earlier --json: show what became slower")
+    add("--quiet", action="store_true", help="print the verdict only, and no progress")
+    size = "the largest size of torch's collectives (16M): a number, with K, M or G"
+    names = "--max-bytes", "--max_bytes"
+    add(*names, type=_bytes, default="16M", metavar="SIZE", help=size)
+    wait = f"for the nodes to come, and for any progress ({TIMEOUT:.0f})"
+    add("--timeout", type=_seconds, default=TIMEOUT, metavar="SECONDS", help=wait)
     return parser
 
 
@@ -124,16 +107,15 @@ def _bytes(size: str) -> int:
     match = re.fullmatch(r"([1-9][0-9]{0,11})([KMG]?)i?B?", size)
     number = int(match[1]) * _UNITS[match[2]] if match else 0
     if number < 8:  # noqa: PLR2004 - the smallest size
-        raise wrong_line(
-            f"--max-bytes={size}: pass a size of 8 bytes or more: 512K, 16M, 1G"
-        )
+        raise wrong_line(f"--max-bytes={size}: pass 8 bytes or more: 512K, 16M, 1G")
     return number
 
 
-def _seconds(timeout: float) -> float:
-    if 0 < timeout < float("inf"):
-        return timeout
-    raise wrong_line(f"--timeout={timeout:g}: pass seconds, such as 300")
+def _seconds(timeout: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(timeout)) < float("inf"):
+            return seconds
+    raise wrong_line(f"--timeout={timeout}: pass seconds, such as 300")
 
 
 def _output(args: argparse.Namespace) -> Output:
@@ -143,10 +125,10 @@ def _output(args: argparse.Namespace) -> Output:
         LaunchError: That is not possible.
     """
     for name in ("json", "html", "compare"):
-        if getattr(args, name) == "":
+        file = getattr(args, name)
+        if file == "":
             raise wrong_line(f"--{name}= has no file: a variable that is not set?")
-    for name in ("html", "compare"):
-        if getattr(args, name) == STDOUT:
+        if file == STDOUT and name != "json":
             raise wrong_line(f"--{name}=-: pass a file; only --json=- has none")
     if args.json is not None and args.json == args.html:
         raise wrong_line(f"--json={args.json} --html={args.html}: pass two files")
@@ -158,10 +140,6 @@ def _output(args: argparse.Namespace) -> Output:
             everywhere=True,
         )
     return Output(args.json or "", args.html or "", args.quiet)
-
-
-def _silent(_message: Message) -> None:
-    pass
 
 
 def _earlier(file: str) -> Report:

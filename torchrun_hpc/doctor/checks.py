@@ -31,6 +31,7 @@ _TIMES, _MORE_S = 3.0, 5.0  # a slow import takes so many times, and so much mor
 _FABRIC = re.compile("ib|hsn")  # interfaces of networks that lock memory
 # What a free GPU has in use, of its driver: fewer bytes, or a smaller share of all.
 _TAKEN, _TAKEN_SHARE = 2**30, 0.02
+NO_TORCH = "torch cannot be imported"  # the launcher says so, too
 _MOST_PIDS = 5
 _MOST_ALIKE = 3  # findings of a kind
 _RESOLVER_S = 1.0
@@ -41,8 +42,9 @@ _RESOLVERS = {
 # By the names of limits: the least, its unit, and what is wrong with less.
 _LEAST = {
     "files": (
-        *(4096, 1),
-        "files may be open (ulimit -Hn): one is needed for each worker on node 0",
+        4096,
+        1,
+        "files may be open (ulimit -Hn): node 0 needs one for each worker",
     ),
     "processes": (1024, 1, "processes and threads may run (ulimit -u)"),
     "locked memory": (
@@ -69,21 +71,14 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
             for fault in check(node, nodes):
                 groups[fault].append(node.rank)
         for fault, ranks in _merged(groups):
-            have_all = len(ranks) == len(nodes) > 1
-            where = fold_ranks(ranks, hosts)
-            if have_all:
-                where = f"all {len(nodes)} nodes"
-            if have_all and len(nodes) < len(hosts):
-                where = f"{len(nodes)} of {len(hosts)} nodes"
-            found.append(
-                Finding(
-                    code=code,
-                    text=f"{where}: {fault.text}",
-                    remedy=fault.remedy,
-                    nodes=() if have_all else tuple(ranks),
-                    is_suspect=len(ranks) <= fault.suspect * len(nodes),
-                )
-            )
+            where, blamed = fold_ranks(ranks, hosts), tuple(ranks)
+            if len(ranks) == len(nodes) > 1:
+                every = f"{len(nodes)} of {len(hosts)}"
+                where = every if len(nodes) < len(hosts) else f"all {len(hosts)}"
+                where, blamed = f"{where} nodes", ()
+            is_suspect = len(ranks) <= fault.suspect * len(nodes)
+            text = f"{where}: {fault.text}"
+            found.append(Finding(code, text, fault.remedy, blamed, is_suspect))
     return found
 
 
@@ -149,7 +144,7 @@ def _imports(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
     usual = median([t.import_s for t in map(torch_of, nodes) if t] or [0.0])
     if problem:
         remedy = "python -c 'import torch' on this node shows all of the error"
-        yield _Fault(f"torch cannot be imported: {problem}", remedy)
+        yield _Fault(f"{NO_TORCH}: {problem}", remedy)
     elif torch and torch.import_s > max(_TIMES * usual, usual + _MORE_S):
         took = f"{torch.import_s:.0f} s, and {usual:.0f} s is usual"
         remedy = "it reads files slowly, or for the first time: examine it again"
@@ -184,10 +179,7 @@ def _gpus(node: Node, _nodes: Sequence[Node]) -> Iterator[_Fault]:
     if taken := [number for number, gpu in enumerate(gpus) if _is_taken(gpu)]:
         most = size(max(gpus[number].memory_used for number in taken))
         text = f"up to {most} of memory are taken on GPU {ranges(taken)}, by no process"
-        remedy = (
-            "GPUs must be free: nvidia-smi shows what uses them, also in containers; "
-            "end that, or leave the node out"
-        )
+        remedy = "GPUs must be free: end what nvidia-smi shows, or leave the node out"
         yield _Fault(f"{text} that is known", remedy, share)
     if node.wants_gpus and torch and not torch.gpus:
         remedy = "ask for GPUs, and use a torch that is built for them"
@@ -214,9 +206,8 @@ def _ports(node: Node, _nodes: Sequence[Node]) -> Iterator[_Fault]:
     if any(first <= port <= last for port in {*PORTS}.difference(reserved)):
         text = f"the system gives ports {first} to {last} to connections, also {own}"
         remedy = (
-            'ask the administrator: sysctl -w net.ipv4.ip_local_port_range="32768 '
-            "60999\", or to reserve the launcher's ports: "
-            f"net.ipv4.ip_local_reserved_ports={PORTS[0]}-{PORTS[-1]}"
+            'ask the administrator for sysctl -w net.ipv4.ip_local_port_range="32768 '
+            f'60999", or net.ipv4.ip_local_reserved_ports={PORTS[0]}-{PORTS[-1]}'
         )
         yield _Fault(f"{text}: another program may have one", remedy, _NEVER)
     if 0 < len(reserved) < len(PORTS):  # all are reserved for the launcher
@@ -230,9 +221,7 @@ def _resolvers(node: Node, _nodes: Sequence[Node]) -> Iterator[_Fault]:
     if not text and node.resolver_s > _RESOLVER_S:
         text = f"resolving the names of nodes takes more than {_RESOLVER_S:g} s"
     if text:
-        remedy = (
-            "training does without; tell the administrator if other programs are slow"
-        )
+        remedy = "tell the administrator if other programs are slow: training is not"
         yield _Fault(text, remedy, _NEVER)
 
 

@@ -50,7 +50,8 @@ def findings(
         nodes: What the nodes show of themselves, by rank.
         hosts: Names of all nodes of the job, by rank.
     """
-    for code, check, is_suspect, remedy in _CHECKS:
+    kinds = ((code, *each) for code, checks in _CHECKS.items() for each in checks)
+    for code, check, is_suspect, remedy in kinds:
         groups = defaultdict[tuple[int, ...], list[_Fault]](list)
         for fault in check(workers, nodes):
             groups[(fault.worker.node,) if fault.is_known else ()].append(fault)
@@ -79,9 +80,11 @@ def _wrong(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
         is_known = 2 * most > len(same)
         like = f"that of {count(most, 'worker')} on the same device"
         text = f"its product is not {like if is_known else 'that of others like it'}"
-        other = [w for w in same if w.digests != usual or not is_known]
-        alike += [worker for worker in same if worker not in other]
-        yield from (_Fault(worker, text, is_known=is_known) for worker in other)
+        for worker in same:
+            if worker.digests == usual and is_known:
+                alike.append(worker)
+            else:
+                yield _Fault(worker, text, is_known=is_known)
     middle = median([worker.norm for worker in alike] or [0])
     off = [worker for worker in alike if abs(worker.norm - middle) > _NORM * middle]
     for worker in off:
@@ -119,16 +122,12 @@ def _sockets(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_
         yield _Fault(worker, text, is_known=2 * len(found) < len(workers))
 
 
-# Code, check, whether it is suspect, and the remedy.
-_CHECKS: tuple[tuple[str, Callable[..., Iterator[_Fault]], bool, str], ...] = (
-    ("HPC243", _wrong, True, _OUT),
-    ("HPC243", _slow, True, _BUSY),
-    ("HPC244", lambda ws, _: _late({w: w.late_s for w in ws}, *_LATE), True, _BUSY),
-    (
-        "HPC244",
-        lambda ws, _: _late({w: w.start_late_s for w in ws}, *_START),
-        False,
-        _FILES,
-    ),
-    ("HPC242", _sockets, True, _NCCL),
-)
+# By code: the check, whether it is suspect, and the remedy.
+_CHECKS: Mapping[str, Sequence[tuple[Callable[..., Iterator[_Fault]], bool, str]]] = {
+    "HPC242": [(_sockets, True, _NCCL)],
+    "HPC243": [(_wrong, True, _OUT), (_slow, True, _BUSY)],
+    "HPC244": [
+        (lambda ws, _: _late({w: w.late_s for w in ws}, *_LATE), True, _BUSY),
+        (lambda ws, _: _late({w: w.start_late_s for w in ws}, *_START), False, _FILES),
+    ],
+}

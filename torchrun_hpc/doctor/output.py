@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,7 +48,7 @@ class Output(NamedTuple):
         wanted = (file for file in (self.json, self.html) if file not in ("", STDOUT))
         for problem in filter(None, map(_problem_of, wanted)):
             text = f"{problem.text}; the report is printed all the same"
-            tell(Message(problem.code, text))
+            tell(replace(problem, text=text))
 
     def write(self, report: Report) -> bool:
         """Write all of it, as far as possible; return whether all was."""

@@ -44,13 +44,8 @@ def write(report: Report) -> str:
     """Write the page."""
     report = printable(report)
     findings = [
-        {
-            "code": found.code,
-            "kind": "suspect" if found.is_suspect else "advice",
-            "what is wrong": found.text,
-            "what to do": found.remedy,
-        }
-        for found in report.findings
+        {"code": f.code, "kind": f.kind, "finding": f.text, "remedy": f.remedy}
+        for f in report.findings
     ]
     with style.context(["default", _SETTINGS]):
         maps = _maps(report)

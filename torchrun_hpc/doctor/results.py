@@ -31,9 +31,10 @@ class Finding:
         code: ``HPC`` and three digits, of the documentation.
         text: What is wrong, with the values.
         remedy: What to do about it.
-        nodes: Ranks of the nodes that are to blame; empty where it is not known which
-            one is, or all are.
-        is_suspect: Whether a job is likely to be slow, or to fail. Else it is advice.
+        nodes: Ranks of the nodes that are to blame; empty if it is not known which one
+            is, or if all are.
+        is_suspect: Whether a job is likely to be slow, or to fail; otherwise it is
+            advice.
     """
 
     code: str
@@ -41,6 +42,11 @@ class Finding:
     remedy: str
     nodes: tuple[int, ...]
     is_suspect: bool
+
+    @property
+    def kind(self) -> str:
+        """``suspect`` or ``advice``, for a person."""
+        return "suspect" if self.is_suspect else "advice"
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Interface:
         addresses: Its addresses, without the length of the prefix.
         is_up: Whether it is up.
         mtu: Bytes of the largest packet.
-        speed_mbit: Nominal Mbit/s; 0 where the system does not know.
+        speed_mbit: Nominal Mbit/s; 0 if the system does not know.
     """
 
     name: str
@@ -133,13 +139,13 @@ class Node:
         wants_gpus: Whether these are to be as many as it has GPUs.
         interfaces: All interfaces but loopback.
         names: Addresses by name of a node: of this one, the first, and the next one.
-        routes: By the same names: from which address it sends there; empty where it
+        routes: By the same names: from which address it sends there; empty if it
             has no route.
         resolver: ``answers``, ``silent``, ``down`` or ``unknown``: what becomes of
             torch's questions for the name of an address.
         resolver_s: Seconds that it took to resolve ``names``.
         limits: Of open ``files``, ``processes``, and bytes of ``locked memory``; -1
-            where there is none.
+            if there is none.
         folders: ``/dev/shm``, TMPDIR and HOME.
         cpus: The CPUs that it may run on, as a list of ranges.
         cores: How many CPUs the machine has.
@@ -222,13 +228,13 @@ class Collective:
 
     Attributes:
         operation: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``.
-        scope: Empty for all workers; else the name of the node whose workers it is of.
+        scope: Empty for all workers; otherwise the node whose workers it is of.
         size: Bytes; of all_gather and reduce_scatter, those of all ranks together.
         count: Elements, of four bytes each.
         time_s: Seconds of one operation.
         algbw: size / time, in bytes per second.
         busbw: The same, corrected by the number of ranks.
-        wrong: Elements with a wrong result; -1 where the backend has no such operation.
+        wrong: Elements with a wrong result; -1 if the backend has no such operation.
     """
 
     operation: str

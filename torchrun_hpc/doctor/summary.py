@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 _PROBED = 10  # nodes that have not come
 _PROBE_TIMEOUT = 2.0  # seconds
-_NO_TORCH = "HPC018"
+_UNHEARD = (
+    "see what it has printed itself; if nothing, the launcher has not started it "
+    "there, or it is another release of torchrun_hpc"
+)
 
 
 @dataclass
@@ -105,6 +108,7 @@ def _absent(
 ) -> Iterator[Finding]:
     """Yield which nodes have not come, and which have stopped responding."""
     absent = [rank for rank in range(len(hosts)) if rank not in found.nodes]
+    who: list[tuple[str, tuple[int, ...]]]
     who = [(f"{host(rank, hosts)} has not", (rank,)) for rank in absent]
     hint = closed = ""
     if 1 < len(absent) == len(hosts) - 1:  # they may be well, and not reach this one
@@ -116,23 +120,12 @@ def _absent(
     for number, (what, nodes) in enumerate(who if found.missing else ()):
         is_probed = nodes and number < _PROBED
         seen = _seen_from_here(nodes[0], here) if is_probed else closed
-        yield Finding(
-            code="HPC178",
-            text=f"{what} come within {timeout:.0f} s{seen}",
-            remedy=hint
-            or "see what it has printed itself; if nothing, the launcher "
-            "has not started it there, or it is another release of torchrun_hpc",
-            nodes=nodes,
-            is_suspect=True,
-        )
+        text = f"{what} come within {timeout:.0f} s{seen}"
+        yield Finding("HPC178", text, hint or _UNHEARD, nodes, is_suspect=True)
     for rank, when in found.hung.items():
-        yield Finding(
-            code="HPC179",
-            text=f"{hosts[rank]} has stopped responding {when}",
-            remedy="log in and look at its processes, and at the system's log",
-            nodes=(rank,),
-            is_suspect=True,
-        )
+        text = f"{host(rank, hosts)} has stopped responding {when}"
+        remedy = "log in and look at its processes, and at the system's log"
+        yield Finding("HPC179", text, remedy, (rank,), is_suspect=True)
 
 
 def _seen_from_here(rank: int, here: Place) -> str:
@@ -154,14 +147,14 @@ def _seen_from_here(rank: int, here: Place) -> str:
 def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
     """Yield what the launcher itself has said, with the nodes that it was said on.
 
-    It blames none: another node would not cure what is set. HPC185 says what it is that
-    torch cannot be imported.
+    It blames none: another node would not cure what is set. A node whose torch cannot
+    be imported is left out: `checks` says so.
     """
     for (code, text, is_refusal), said_on in found.said.items():
-        known = (found.nodes.get(rank) for rank in said_on)
-        broken = [n.rank for n in known if n and n.torch and n.torch.problem]
-        ranks = {*said_on}.difference(broken if code == _NO_TORCH else ())
+        ranks, is_of_all = {*said_on}, len({*said_on}) == len(hosts)
+        if text.startswith(checks.NO_TORCH):
+            torches = {node.rank: node.torch for node in found.nodes.values()}
+            ranks = {r for r in ranks if not ((t := torches.get(r)) and t.problem)}
         if ranks:
-            is_of_all = len({*said_on}) == len(hosts)
             where = "" if is_of_all else f"on {fold_ranks(sorted(ranks), hosts)}: "
             yield Finding(code, where + text, "", (), is_refusal)

@@ -20,7 +20,7 @@ from torchrun_hpc.names import fold_ranks, host
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.doctor.results import Collective, Node, Report
+    from torchrun_hpc.doctor.results import Collective, Finding, Node, Report
 
 Row = dict[str, str]  # a table is its rows: cells by the titles of columns
 
@@ -57,7 +57,8 @@ def render(report: Report, *, is_quiet: bool = False) -> str:
     blocks = [
         [verdict(report), *filter(str.strip, [_TO_COPY + exclude(report)])],
         [title(report)],
-        _findings(report),
+        finding_lines(report.findings[:_ROWS])
+        + _more(len(report.findings), "findings"),
         _aligned(nodes[: _ROWS + 1]) + _more(len(nodes) - 1, "nodes"),
         pair_lines(report) + worker_lines(report),
         _collectives(report),
@@ -218,15 +219,15 @@ def _more(number: int, what: str) -> list[str]:
     return [f"and {number - _ROWS} more {what}"] if number > _ROWS else []
 
 
-def _findings(report: Report) -> list[str]:
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
+    """Write findings, each with its remedy."""
     lines, broken = [], textwrap.TextWrapper(_WIDTH, subsequent_indent=_INDENT)
     broken.break_on_hyphens = False  # options
-    for finding in report.findings[:_ROWS]:
-        kind = "suspect" if finding.is_suspect else "advice"
-        lines += broken.wrap(f"{finding.code:6}  {kind:7}  {finding.text}")
+    for finding in findings:
+        lines += broken.wrap(f"{finding.code:6}  {finding.kind:7}  {finding.text}")
         if finding.remedy:  # the launcher's own texts have it
             lines += broken.wrap(f"{_INDENT}remedy: {finding.remedy}")
-    return lines + _more(len(report.findings), "findings")
+    return lines
 
 
 def _collectives(report: Report) -> list[str]:

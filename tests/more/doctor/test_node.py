@@ -9,6 +9,8 @@ import pytest
 from programs import ROOT, run_python
 from waiting import PATIENCE
 
+from torchrun_hpc.doctor.results import Folder
+
 
 def test_torch_is_not_imported(tmp_path):
     program = "import sys, torchrun_hpc.doctor.node; print('torch' in sys.modules)"
@@ -47,5 +49,5 @@ def test_a_file_system_that_takes_nothing(tmp_path, options, problem):
         pytest.skip("there is no unshare")
     if done.returncode in {1, 77} and "Traceback" not in done.stderr:
         pytest.skip(f"this user may not mount: {done.stderr}")
-    expected = {"path": str(tmp_path), "free": 0, "size": 65536, "problem": problem}
+    expected = Folder(str(tmp_path), free=0, size=65536, problem=problem)
     assert done.stdout == f"{expected}\n"

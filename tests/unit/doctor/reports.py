@@ -229,6 +229,9 @@ def hostile_report():
         ),
         findings=(
             *report.findings,
-            *(Finding(n, n, n, (rank,), True) for rank, n in enumerate(HOSTILE)),
+            *(
+                Finding(n, n, n, (rank,), is_suspect=True)
+                for rank, n in enumerate(HOSTILE)
+            ),
         ),
     )

@@ -80,8 +80,9 @@ ADVICE = {
     "HPC185 importing torch took 41 s, and 4 s is usual": node_with(
         "torch", import_s=41.0
     ),
-    "HPC186 1024 files may be open (ulimit -Hn): one is needed for each worker on "
-    "node 0": FILES,
+    "HPC186 1024 files may be open (ulimit -Hn): node 0 needs one for each worker": (
+        FILES
+    ),
     "HPC186 1023 processes and threads may run (ulimit -u)": node_with(
         "limits", processes=1023
     ),

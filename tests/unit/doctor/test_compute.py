@@ -115,7 +115,7 @@ def test_what_is_usual_is_not_late(field):
     ],
 )
 def test_sockets_in_spite_of_a_fast_network(ranks, interfaces, expected):
-    workers = make_workers(8, dict.fromkeys(ranks, {"transport": "Socket"}))
+    workers = make_workers(8, {rank: {"transport": "Socket"} for rank in ranks})
     nodes = make_nodes(2)
     if interfaces:
         nodes = [replace(node, interfaces=interfaces) for node in nodes]

@@ -117,7 +117,9 @@ def test_interfaces():
     found = examined(network=replace(NETWORK, list_interfaces=lambda: tuple(known)))
     assert found.interfaces == (
         Interface("eth0", ("10.10.0.1",), is_up=True, mtu=0, speed_mbit=0),
-        Interface("ib0", ("10.20.0.1", "fd00::1"), True, 4092, 200000),
+        Interface(
+            "ib0", ("10.20.0.1", "fd00::1"), is_up=True, mtu=4092, speed_mbit=200000
+        ),
         Interface("ib1", (), is_up=False, mtu=0, speed_mbit=0),
     )
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,10 @@ def test_nobody_waits_for_what_is_tried(folder):
 
 def test_nothing_is_tried_without_files():
     Output().check(pytest.fail)
+
+
+def test_a_program_can_write_the_same():
+    assert json.loads(json.dumps(asdict(make_report()))) == REPORT
 
 
 # --- what is written ------------------------------------------------------------------

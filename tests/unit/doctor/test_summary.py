@@ -26,7 +26,6 @@ PLANNED = {*ALONE, "network_hint"}
 
 def report_of(mode=Mode.SEVERAL_NODES, **found):
     """Return the report of three nodes, as task 0 writes it."""
-    hosts = ("jwb0001", "jwb0002", "jwb0003")
     changes = {name: found.pop(name) for name in PLANNED & found.keys()}
     # No names on the job's network: nobody looks for nodes of these names here.
     plan = make_launch_plan(mode, nodes=3, launch_id="7.0", ports=(1,), **changes)
@@ -110,14 +109,16 @@ def test_what_the_launcher_says(ranks, where, is_refusal):
     ("ranks", "codes"),
     [
         ([1], {"HPC185": "jwb0002: torch cannot"}),
-        ([1, 2], {"HPC185": "jwb0002: torch cannot", "HPC018": "on jwb0003: torch is"}),
+        (
+            [1, 2],
+            {"HPC185": "jwb0002: torch cannot", "HPC018": "on jwb0003: torch cannot"},
+        ),
     ],
 )
 def test_that_torch_cannot_be_imported_is_said_once(ranks, codes):
     nodes = make_nodes(3, {1: node_with("torch", problem="No module")})
-    report = report_of(
-        nodes=nodes, said={("HPC018", "torch is not there", True): ranks}
-    )
+    text = "torch cannot be imported by python: No module. Load the module"
+    report = report_of(nodes=nodes, said={("HPC018", text, True): ranks})
     known = {f.code: f.text for f in report.findings}
     assert {*known} == {*codes}
     assert all(known[code].startswith(text) for code, text in codes.items())

@@ -10,7 +10,6 @@ from doctor.reports import changed, make_report
 
 from torchrun_hpc.doctor import text
 
-
 ADVICE = reports.finding("HPC184", "/tmp is full", is_suspect=False)  # noqa: S108
 
 
@@ -54,10 +53,12 @@ def test_a_terminal_gets_nothing_to_act_on():
     ("changes", "verdict"),
     [
         ({}, ["Nothing suspicious on 3 nodes."]),
-        ({"findings": (ADVICE,)}, ["Nothing suspicious on 3 nodes; 1 piece of advice."]),
+        ({"findings": (ADVICE,)},
+         ["Nothing suspicious on 3 nodes; 1 piece of advice."]),
         ({"findings": (ADVICE,) * 2},
          ["Nothing suspicious on 3 nodes; 2 pieces of advice."]),
-        ({"slow": [2]}, ["Suspicious: jwb0003 (1 of 3 nodes).", "    --exclude=jwb0003"]),
+        ({"slow": [2]},
+         ["Suspicious: jwb0003 (1 of 3 nodes).", "    --exclude=jwb0003"]),
         ({"slow": [1, 2]},
          ["Suspicious: jwb0002, jwb0003 (2 of 3 nodes). Look for what they share."]),
         ({"slow": [2], "hosts": ("", "", "")}, ["Suspicious: node 2 (1 of 3 nodes)."]),
