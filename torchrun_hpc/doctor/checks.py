@@ -67,16 +67,17 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> list[Finding]:
     found = [*differences.findings(nodes, hosts)]
     for code, check in _CHECKS.items():
         groups: dict[_Fault, list[int]] = defaultdict(list)
-        for node in nodes:
+        seen = [n for n in nodes if n.torch] if check is _imports else nodes
+        for node in seen:
             for fault in check(node, nodes):
                 groups[fault].append(node.rank)
         for fault, ranks in _merged(groups):
             where, blamed = fold_ranks(ranks, hosts), tuple(ranks)
-            if len(ranks) == len(nodes) > 1:
-                every = f"{len(nodes)} of {len(hosts)}"
-                where = every if len(nodes) < len(hosts) else f"all {len(hosts)}"
+            if len(ranks) == len(seen) > 1:
+                every = f"{len(seen)} of {len(hosts)}"
+                where = every if len(seen) < len(hosts) else f"all {len(hosts)}"
                 where, blamed = f"{where} nodes", ()
-            is_suspect = len(ranks) <= fault.suspect * len(nodes)
+            is_suspect = len(ranks) <= fault.suspect * len(seen)
             text = f"{where}: {fault.text}"
             found.append(Finding(code, text, fault.remedy, blamed, is_suspect))
     return found

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchrun_hpc import waiting, wire
-from torchrun_hpc.doctor import causes, judgement, pairs, summary
+from torchrun_hpc.doctor import causes, checks, judgement, pairs, summary
 from torchrun_hpc.doctor.launch import Ended, Part
 from torchrun_hpc.doctor.link import MOST_BYTES, SENDING, Peer, Side, merged
 from torchrun_hpc.doctor.member import END, LAUNCH, MEASURE, PEERS, SHOW, Shown, Turn
@@ -34,7 +34,6 @@ _LOOKS = 3  # at a pair that is doubtful
 _TURNS_AGAIN = 4  # with pairs that are doubtful: a bad node has many
 _LAUNCHES = 2  # the second one without a node that has ended the first
 _USUAL_MTU = 1500
-_NO_TORCH = "HPC018"
 
 # A worker repeats each operation for 0.1 s, at most 20 times after two others. Sums go
 # twice, the others once; and each size is a quarter of the next one.
@@ -212,8 +211,8 @@ class Conductor:
         found.backend = end.backend or found.backend
         for code, text, is_error in end.said:
             own = text.removeprefix(f"on {self._hosts[rank]}: ")
-            if code == _NO_TORCH:
-                torch = Torch(problem=own)
+            if own.startswith(checks.NO_TORCH):
+                torch = Torch(problem=own.removeprefix(f"{checks.NO_TORCH} by "))
             elif causes.is_refused(end) or not is_error:
                 ranks = found.said.setdefault((code, own, is_error), [])
                 ranks += [rank] * (rank not in ranks)

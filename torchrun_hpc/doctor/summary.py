@@ -147,14 +147,9 @@ def _seen_from_here(rank: int, here: Place) -> str:
 def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
     """Yield what the launcher itself has said, with the nodes that it was said on.
 
-    It blames none: another node would not cure what is set. A node whose torch cannot
-    be imported is left out: `checks` says so.
+    It blames none: another node would not cure what is set.
     """
-    for (code, text, is_refusal), said_on in found.said.items():
-        ranks, is_of_all = {*said_on}, len({*said_on}) == len(hosts)
-        if text.startswith(checks.NO_TORCH):
-            torches = {node.rank: node.torch for node in found.nodes.values()}
-            ranks = {r for r in ranks if not ((t := torches.get(r)) and t.problem)}
-        if ranks:
-            where = "" if is_of_all else f"on {fold_ranks(sorted(ranks), hosts)}: "
-            yield Finding(code, where + text, "", (), is_refusal)
+    for (code, text, is_refusal), ranks in found.said.items():
+        is_of_all = len(ranks) == len(hosts)
+        where = "" if is_of_all else f"on {fold_ranks(sorted(ranks), hosts)}: "
+        yield Finding(code, where + text, "", (), is_refusal)

@@ -232,7 +232,7 @@ def test_a_node_that_hangs(shaped, no_torch, tmp_path):
         f"exec nice -n-40 {' '.join(DOCTOR)} {words}"
     )
     with Step(shaped, "sh", "-c", command, environ=no_torch) as job:
-        job.says("jwb0003 has stopped to answer")
+        job.says("jwb0003 has stopped responding")
         send(shaped, "jwb0003", HANGS, signal.SIGCONT)
         assert job.end() == 1, job.output
     report = json.loads(file.read_text())
@@ -255,7 +255,7 @@ def test_a_worker_that_is_killed(shaped, tmp_path):
     report = json.loads(file.read_text())
     (finding,) = (f for f in report["findings"] if f["code"] == "HPC193")
     assert (finding["is_suspect"], finding["nodes"]) == (True, [1])
-    assert "worker 1 on jwb0002 was killed by SIGKILL (9)" in finding["text"]
+    assert "worker 1 on jwb0002 (node 1) was killed by SIGKILL (9)" in finding["text"]
     assert [(each["rank"], each["node"]) for each in report["workers"]] == [(0, 0)]
     assert "--exclude=jwb0002" in job.output
 
@@ -274,7 +274,7 @@ def test_each_task_a_worker(juelich, tmp_path):
     found = examined(done, json_file, None)
     assert [node["workers"] for node in found.report["nodes"]] == [2, 2]
     assert {row["wrong"] for row in found.report["collectives"]} == {0}
-    assert "on 4 workers" in done.stderr
+    assert "with 4 workers" in done.stderr
     assert "<svg" in page.read_text()
     # The next one is compared with it.
     report = found.report

@@ -103,22 +103,3 @@ def test_what_the_launcher_says(ranks, where, is_refusal):
     (found,) = report_of(said=said).findings
     expected = finding("HPC054", f"{where}no interface none0", is_suspect=is_refusal)
     assert found == replace(expected, remedy="")
-
-
-@pytest.mark.parametrize(
-    ("ranks", "codes"),
-    [
-        ([1], {"HPC185": "jwb0002: torch cannot"}),
-        (
-            [1, 2],
-            {"HPC185": "jwb0002: torch cannot", "HPC018": "on jwb0003: torch cannot"},
-        ),
-    ],
-)
-def test_that_torch_cannot_be_imported_is_said_once(ranks, codes):
-    nodes = make_nodes(3, {1: node_with("torch", problem="No module")})
-    text = "torch cannot be imported by python: No module. Load the module"
-    report = report_of(nodes=nodes, said={("HPC018", text, True): ranks})
-    known = {f.code: f.text for f in report.findings}
-    assert {*known} == {*codes}
-    assert all(known[code].startswith(text) for code, text in codes.items())
