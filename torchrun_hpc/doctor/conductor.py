@@ -14,6 +14,7 @@ from torchrun_hpc.doctor.launch import Ended, Part
 from torchrun_hpc.doctor.link import MOST_BYTES, SENDING, Peer, Side, merged
 from torchrun_hpc.doctor.member import END, LAUNCH, MEASURE, PEERS, SHOW, Shown, Turn
 from torchrun_hpc.doctor.results import Link, Torch
+from torchrun_hpc.doctor.units import size
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.wire import WireError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_GRACE = 20.0  # seconds more than the limit that the others have themselves
+_GRACE = 160.0  # seconds more than the collectives: to start, and to end
 
 _LOOKS = 3  # at a pair that is doubtful
 _TURNS_AGAIN = 4  # with pairs that are doubtful: a bad node has many
@@ -128,7 +129,7 @@ class Conductor:
         wanted = pairs.rounds([node.rank for node in nodes])
         looks = defaultdict[Any, list[Link]](list)
         if wanted:
-            traffic = _size(sum(map(_expected, nodes)) * len(wanted))
+            traffic = size(sum(map(_expected, nodes)) * len(wanted))
             self._progress(
                 f"{count(len(nodes), 'node')}: {count(sum(map(len, wanted)), 'pair')} "
                 f"in {count(len(wanted), 'round')}, about {traffic} of traffic"
@@ -169,7 +170,8 @@ class Conductor:
         found = self._found
         lost = {*judgement.unusable(found.links), *found.hung}
         for number in range(_LAUNCHES):
-            tasks = {t: node for t, node in self._node_of.items() if node not in lost}
+            able = found.nodes.keys() - lost
+            tasks = {task: node for task, node in self._node_of.items() if node in able}
             if not tasks:
                 return
             found.rows, found.workers = [], []
@@ -188,20 +190,15 @@ class Conductor:
     def _run(self, tasks: Mapping[int, int], number: int) -> dict[int, Ended]:
         """Let these tasks launch; return how that has ended, by task as they reply."""
         nodes = [self._found.nodes[rank] for rank in sorted({*tasks.values()})]
-        size, wishes = sum(node.workers for node in nodes), self._wishes
-        part = Part(
-            number,
-            tasks,
-            tuple(node.host for node in nodes),
-            nodes[0].address,
-            is_whole=len(tasks) == self._here.task.size,
-        )
-        moved = _size(_expected_of_collectives(wishes.max_bytes, nodes))
+        workers = sum(node.workers for node in nodes)
+        hosts = tuple(node.host for node in nodes)
+        part = wire.encode(Part(number, tasks, hosts, nodes[0].address))
+        moved = size(_expected_of_collectives(self._wishes.max_bytes, nodes))
         more = f", and torch's collectives, about {moved} in and out of each"
-        text = f"a launch with {count(size, 'worker')}: a test of each device"
-        self._progress(text + more * (size > 1))
-        have, limit = "tasks have ended the launch", wishes.launch_timeout + _GRACE
-        return self._ask(LAUNCH, wire.encode(part), tasks, have, Ended, limit)
+        text = f"a launch with {count(workers, 'worker')}: a test of each device"
+        self._progress(text + more * (workers > 1))
+        have, limit = "tasks have ended the launch", self._wishes.limit + _GRACE
+        return self._ask(LAUNCH, part, tasks, have, Ended, limit)
 
     def _keep(self, rank: int, end: Ended) -> None:
         """Keep what a launch has found on a task of a node."""
@@ -221,18 +218,12 @@ class Conductor:
 
     @property
     def _hosts(self) -> list[str]:
-        nodes, size = self._found.nodes, self._here.meeting.nodes
-        return [nodes[rank].host if rank in nodes else "" for rank in range(size)]
+        known, every = self._found.nodes, range(self._here.meeting.nodes)
+        return [known[rank].host if rank in known else "" for rank in every]
 
 
 def _best(looks: Mapping[Pair, Sequence[Link]]) -> list[Link]:
     return [judgement.best_of(*looks[pair]) for pair in sorted(looks)]
-
-
-def _size(number: float) -> str:
-    """Write a number of bytes."""
-    is_large = number >= 2**30
-    return f"{number / 2**30:.1f} GiB" if is_large else f"{number / 2**20:.1f} MiB"
 
 
 def _speed(node: Node) -> float:
@@ -250,8 +241,7 @@ def _expected_of_collectives(max_bytes: int, nodes: Sequence[Node]) -> float:
     """Return about how many bytes go in and out of a worker."""
     in_time = _LONG_ENOUGH * min(map(_speed, nodes))
     sizes = [max_bytes / 4**number for number in range(_SIZES)]
-    each = [min(_MOST * size, in_time) + 2 * size for size in sizes]
-    return _OPERATIONS * float(sum(each))
+    return _OPERATIONS * sum((min(_MOST * n, in_time) + 2 * n for n in sizes), 0.0)
 
 
 def _peer(shown: Node) -> Peer:

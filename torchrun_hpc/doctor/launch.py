@@ -9,7 +9,7 @@ doctor, see `collectives`.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -20,7 +20,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from torchrun_hpc import main as launcher
@@ -37,8 +36,6 @@ from torchrun_hpc.worker.parent import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
     from torchrun_hpc.doctor.place import Place
 
@@ -46,7 +43,9 @@ SCRIPT = "torchrun_hpc.doctor.collectives"
 RESULTS = "HPC_DOCTOR_RESULTS"  # path of the pipe
 
 _POLL = 0.2  # seconds
-_END_TIMEOUT = 15.0  # seconds for the launcher to end its workers
+# Seconds to import torch, and to start; for the launcher to end its workers.
+_START_TIMEOUT = 120.0
+_END_TIMEOUT = 15.0
 _LONGEST_LINE = 2**16
 
 # What the launcher says, but for the failure of the job, which is in the outcome.
@@ -63,14 +62,12 @@ class Part:
         tasks: Their ranks, and those of their nodes.
         hosts: Names of these nodes, in the order of their ranks.
         address: Address of the first one.
-        is_whole: Whether these are all tasks.
     """
 
     number: int
     tasks: Mapping[int, int]
     hosts: tuple[str, ...]
     address: str
-    is_whole: bool
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -134,13 +131,16 @@ class Launch:
             env={**process.environment(), RESULTS: results},
         )
         job = _job_of(here, part)
-        line = wire.to_line(job and wire.encode(job))
+        # A fork server has to import torch itself, with the workers' variables.
+        is_first = not (here.mode.is_direct or here.asked.hpc_preload)
+        given = {"job": job and wire.encode(job), "imports_torch": is_first}
         pipe = cast("IO[bytes]", self._process.stdin)
         with contextlib.suppress(BrokenPipeError), pipe:
-            pipe.write(line)
+            pipe.write(wire.to_line(given))
 
     def run(self, limit: float) -> Ended:
-        """Wait for its end, or end it after so many seconds."""
+        """Wait for its end, or end it some time after so many seconds."""
+        limit += _START_TIMEOUT
         end, cause, found = time.monotonic() + limit, "", dict[str, Any]()
         lines, waiting = wire.Lines(_LONGEST_LINE), select.poll()  # any file's number
         waiting.register(self._reader, select.POLLIN)
@@ -213,7 +213,7 @@ def _words(here: Place, part: Part) -> list[str]:
     words, asked = [*here.options], here.asked
     if not here.mode.is_direct:
         words += ["--max-restarts=0", "--hpc-outcome=/dev/stdout"]
-    if here.job is None and not part.is_whole:  # as typed on each machine
+    if here.job is None and len(part.tasks) < here.task.size:  # as typed on each
         port = port_of(f"{here.meeting.endpoint} {part.number}")
         where: dict[str, object]
         where = {"rdzv_endpoint": join_endpoint(part.address, port)}
@@ -228,7 +228,7 @@ def _words(here: Place, part: Part) -> list[str]:
 def _job_of(here: Place, part: Part) -> Job | None:
     """Return the job of a launch; if a part of the tasks take part, that of these."""
     job = here.job and replace(here.job, pmi_is_open=False)
-    if job is None or part.is_whole:
+    if job is None or len(part.tasks) == job.task.size:
         return job
     rank = sorted(part.tasks).index(here.task.rank)
     task = replace(job.task, rank=rank, size=len(part.tasks))
@@ -250,34 +250,14 @@ def _job_of(here: Place, part: Part) -> Job | None:
 def main() -> None:
     """Become the launcher."""
     end_with_parent(os.getppid())()
-    job = wire.from_json(sys.stdin.buffer.readline())
-    _time_import("torch")
-    launcher.main(job=job and wire.decode(Job, job))
-
-
-def _time_import(name: str) -> None:
-    """Tell the doctor how long the import of a module takes, if that comes."""
-
-    def find_spec(wanted: str, *_: object) -> ModuleSpec | None:
-        if wanted != name:
-            return None
-        sys.meta_path.remove(finder)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            execute = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                start = time.perf_counter()
-                execute(module)
-                line = wire.to_line({"import_s": time.perf_counter() - start})
-                Path(process.environment()[RESULTS]).write_bytes(line)
-
-            loader.exec_module = exec_module
-        return spec
-
-    finder: Any = SimpleNamespace(find_spec=find_spec)
-    sys.meta_path.insert(0, finder)
+    given = wire.from_json(sys.stdin.buffer.readline())
+    if given["imports_torch"]:  # now or a moment later
+        start = time.perf_counter()
+        with contextlib.suppress(Exception):  # the launcher reports it
+            importlib.import_module("torch")
+            line = wire.to_line({"import_s": time.perf_counter() - start})
+            Path(process.environment()[RESULTS]).write_bytes(line)
+    launcher.main(job=given["job"] and wire.decode(Job, given["job"]))
 
 
 if __name__ == "__main__":

@@ -139,7 +139,6 @@ class Member:
         part = wire.decode(Part, about)
         if self.here.task.rank not in part.tasks:
             return None
-        wishes = self.wishes
-        arguments = [str(wishes.max_bytes), f"{wishes.collectives_timeout:g}"]
+        arguments = [str(self.wishes.max_bytes), f"{self.wishes.limit:g}"]
         self._launch = Launch(self.here, part, arguments)
-        return wire.encode(self._launch.run(wishes.launch_timeout))
+        return wire.encode(self._launch.run(self.wishes.limit))

@@ -37,14 +37,7 @@ if TYPE_CHECKING:
 
 COMMAND = "python -m torchrun_hpc.doctor"
 
-# Seconds: unless the user passes another limit; of collectives, if that is less; for a
-# launch to import torch, and to start.
-TIMEOUT = 60.0
-_COLLECTIVES_TIMEOUT = 60.0
-_START_TIMEOUT = 120.0
-
-# Words that count workers.
-_WORDS = ("gpu", "cpu", "auto", "xpu")
+TIMEOUT = 60.0  # seconds, unless the user passes another limit
 
 
 class Wishes(NamedTuple):
@@ -59,14 +52,9 @@ class Wishes(NamedTuple):
     timeout: float = TIMEOUT
 
     @property
-    def collectives_timeout(self) -> float:
-        """Seconds that any collective may take."""
-        return max(_COLLECTIVES_TIMEOUT, self.timeout)
-
-    @property
-    def launch_timeout(self) -> float:
-        """Seconds for all of a launch."""
-        return self.collectives_timeout + _START_TIMEOUT
+    def limit(self) -> float:
+        """Seconds for torch's collectives."""
+        return max(TIMEOUT, self.timeout)
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,7 @@ class Place:
         node_rank: Rank of its node.
         hostname: Name of this machine.
         options: The words of the job's line in front of its script.
-        asked: The same, parsed.
+        asked: The same, parsed, with the site's.
         workers: How many workers it would start, or be.
     """
 
@@ -151,7 +139,7 @@ def find(seen: Preflight, argv: Sequence[str], known: Known) -> Place:
     workers = 1
     try:
         inputs = inputs_of(mode, seen, options, line.script)
-        meeting, workers = meet(inputs), inputs.node.workers
+        meeting, workers, options = meet(inputs), inputs.node.workers, inputs.options
         check_port(make_plan(inputs, meeting))
     except LaunchError as fault:
         # What is typed is wrong everywhere; a variable may be so on this node only. The
@@ -239,21 +227,18 @@ def _tasks_meeting(mode: Mode, where: Meeting, task: Task, hostname: str) -> Mee
     """
     hosts, is_host = where.hosts, task.rank == 0
     if len(hosts) != task.size:
-        hosts = tuple(
-            hostname if rank == task.rank else "" for rank in range(task.size)
-        )
+        hosts = tuple(hostname * (rank == task.rank) for rank in range(task.size))
     if mode is Mode.SEVERAL_NODES and not where.backend.startswith("etcd"):
         is_host = where.is_coordinator
     launch = f"{where.launch_id or where.endpoint} doctor"
     ports, notice_ports = ((), ()) if mode is Mode.ONE_NODE else ports_of(launch)
-    listens = is_host and bool(where.listen)
     return replace(
         where,
         launch_id=launch,
         ports=ports,
         notice_ports=notice_ports,
         is_coordinator=is_host,
-        listen=(where.listen[0], 0) if where.listen and listens else None,
+        listen=(where.listen[0], 0) if where.listen and is_host else None,
         nodes=task.size,
         node_rank=task.rank,
         hosts=hosts,
