@@ -126,14 +126,15 @@ def test_a_bad_link(shaped, examine, fault, no_torch):
 SPOILED = {
     0: "exec faketime -f +60s",
     1: "mount -t tmpfs -o size=1m tmpfs {small}; export TMPDIR={small}; "
-    "dd if=/dev/zero of={small}/all 2> /dev/null; exec",
+    "dd if=/dev/zero of={small}/all 2> /dev/null; "
+    "export MKL_ENABLE_INSTRUCTIONS=SSE4_2; exec",
     2: "mount --bind {folder}/version.py {version}; "
     "mount --bind {folder}/hosts /etc/hosts; exec",
 }
 
 
 def test_bad_nodes(shaped, examine, tmp_path):
-    """A clock, a full disk, another torch, a wrong hosts file."""
+    """A clock, a full disk, other instructions, another torch, a wrong hosts file."""
     version = torch.version.__file__
     (tmp_path / "version.py").write_text(
         f"{open(version).read()}\n__version__ = '2.12.0'\n"  # noqa: PTH123, SIM115
@@ -154,7 +155,10 @@ def test_bad_nodes(shaped, examine, tmp_path):
     found = examine("unshare", "--mount", "sh", "-c", spoiled, "sh")
     assert sorted(found.suspects) == [
         ("HPC181", [2]), ("HPC182", [2]), ("HPC183", [0]), ("HPC184", [1]),
+        ("HPC243", [1]), ("HPC243", [1]),
     ]  # fmt: skip
+    assert "product is not that of 2 workers on the same device" in found.text("HPC243")
+    assert "GFLOP/s at best, and " in found.text("HPC243")
     assert "torch: 2.12.0 on jwb0003; 2.13.0+cpu on 2 others" in found.text("HPC181")
     assert "jwb0003i means 10.20.0.33" in found.text("HPC182")
     assert re.search(r"clock of jwb0001 is (59|60)\.\d s ahead", found.text("HPC183"))
