@@ -135,7 +135,8 @@ class Conductor:
                 f"in {count(len(wanted), 'round')}, about {traffic} of traffic"
             )
             peers = [wire.encode(_peer(node)) for node in nodes]
-            self._client.questions.ask_all(PEERS, lambda _: None, peers)
+            tasks = [self._first[node.rank] for node in nodes]
+            self._ask(PEERS, peers, tasks, "nodes know the others", bool)
         for look in range(_LOOKS):
             if look:
                 doubtful = judgement.doubtful(_best(looks))

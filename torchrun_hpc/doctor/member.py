@@ -122,6 +122,7 @@ class Member:
     def _meet(self, about: Any) -> Any:
         peers = wire.decode(tuple[Peer, ...], about)
         self._peers = {peer.rank: peer for peer in peers}
+        return True
 
     def _measure(self, about: Any) -> Any:
         """Measure the pair of this node, if it has one in this turn."""
