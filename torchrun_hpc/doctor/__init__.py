@@ -38,7 +38,6 @@ from torchrun_hpc.doctor.results import (
     Collective,
     Finding,
     Folder,
-    Gpu,
     Interface,
     Link,
     Node,
@@ -51,30 +50,16 @@ from torchrun_hpc.doctor.results import (
     suspects,
 )
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
+from torchrun_hpc.host.nvml import Gpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torchrun_hpc.errors import Message
 
-__all__ = [
-    "SCHEMA",
-    "Collective",
-    "Finding",
-    "Folder",
-    "Gpu",
-    "Interface",
-    "Link",
-    "Node",
-    "NotMetError",
-    "Report",
-    "Torch",
-    "Worker",
-    "examine",
-    "exclude",
-    "exit_code",
-    "suspects",
-]
+__all__ = ["SCHEMA", "NotMetError", "examine", "exclude", "exit_code", "suspects"]
+__all__ += ["Collective", "Finding", "Folder", "Gpu", "Interface", "Link", "Node"]
+__all__ += ["Report", "Torch", "Worker"]
 
 
 def examine(

@@ -13,7 +13,7 @@ import re
 import resource
 import tempfile
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,7 +21,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
-from torchrun_hpc.doctor.results import Folder, Gpu, Interface, Node
+from torchrun_hpc.doctor.results import Folder, Interface, Node
 from torchrun_hpc.host import nvml
 from torchrun_hpc.host.network import local_ports, reserved_ports
 from torchrun_hpc.host.resolver import Resolver, ResolverCheck
@@ -121,7 +121,7 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
         ),
         cpus=ranges(cpus, most=len(cpus)),
         cores=os.cpu_count() or 0,
-        gpus=tuple(Gpu(**asdict(gpu)) for gpu in gpus),
+        gpus=gpus,
         driver=driver,
         versions={
             "python": platform.python_version(),

@@ -26,15 +26,13 @@ def rounds(nodes: Sequence[int]) -> list[list[Pair]]:
     Args:
         nodes: Their ranks.
     """
-    places = [*sorted(nodes), *([-1] if len(nodes) % 2 else [])]  # -1: a round off
+    places = sorted(nodes) + [-1] * (len(nodes) % 2)  # -1: a round off
     fixed, circle = places[:1], places[1:]
     found = []
     for turn in range(min(len(circle), MOST_ROUNDS)):
         order = fixed + circle[turn:] + circle[:turn]
-        half = len(order) // 2
-        facing = zip(order[:half], reversed(order[half:]), strict=True)
-        pairs = [(min(pair), max(pair)) for pair in facing]
-        found.append(sorted(pair for pair in pairs if pair[0] >= 0))
+        facing = zip(order, reversed(order), strict=True)  # each pair in both orders
+        found.append(sorted((a, b) for a, b in facing if 0 <= a < b))
     return found
 
 
@@ -42,12 +40,11 @@ def disjoint(pairs: Collection[Pair]) -> list[list[Pair]]:
     """Put pairs into rounds in which no node is twice."""
     found: list[list[Pair]] = []
     for pair in sorted(pairs):
-        free = (r for r in found if not any(set(pair) & set(other) for other in r))
-        chosen = next(free, None)
-        if chosen is None:
-            found.append([pair])
-        else:
-            chosen.append(pair)
+        free = (x for x in found if {*pair}.isdisjoint(itertools.chain(*x)))
+        chosen = next(free, [])
+        if not chosen:
+            found.append(chosen)
+        chosen.append(pair)
     return found
 
 
@@ -70,9 +67,9 @@ def blame(bad: Collection[Pair], tried: Collection[Pair]) -> list[int]:
             break
         blamed.append(worst)
         left = {pair for pair in left if worst not in pair}
-    others = [pair for pair in tried if not set(pair) & set(blamed)]
-    among = [pair for pair in tried if set(pair) <= set(blamed)]
-    is_half = 2 * len(blamed) >= len(partners) and not {*among} <= {*bad}
-    if 2 * len(blamed) > len(partners) or is_half or 2 * len(left) > len(others):
-        return []
-    return sorted(blamed)
+    others = [pair for pair in tried if not {*pair} & {*blamed}]
+    among = {pair for pair in tried if {*pair} <= {*blamed}}
+    # Of two halves only a bad one has nothing but bad pairs.
+    most = len(partners) if among <= {*bad} else len(partners) - 1
+    is_known = 2 * len(blamed) <= most and 2 * len(left) <= len(others)
+    return sorted(blamed) if is_known else []

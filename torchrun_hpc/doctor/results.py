@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchrun_hpc import wire
+from torchrun_hpc.host.nvml import Gpu  # noqa: TC001 - wire.py reads the hints
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,9 +40,9 @@ class Finding:
 
     code: str
     text: str
-    remedy: str
-    nodes: tuple[int, ...]
-    is_suspect: bool
+    remedy: str = ""
+    nodes: tuple[int, ...] = ()
+    is_suspect: bool = True
 
     @property
     def kind(self) -> str:
@@ -83,25 +84,6 @@ class Folder:
     free: int
     size: int
     problem: str
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU, as NVML knows it.
-
-    Attributes:
-        model: Its name.
-        ecc_errors: Uncorrected errors since the driver was loaded; -1 if not known.
-        processes: Pids of the processes that compute on it.
-        memory_used: Bytes of its memory that are taken.
-        memory: Bytes of its memory; 0 if not known.
-    """
-
-    model: str
-    ecc_errors: int = -1
-    processes: tuple[int, ...] = ()
-    memory_used: int = 0
-    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -341,13 +323,11 @@ def printable(value: _T) -> _T:
 
 
 def _escaped(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_escaped(key): _escaped(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_escaped(part) for part in value]
     if isinstance(value, str):
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
-    return value
+    if isinstance(value, dict):
+        return dict(map(_escaped, value.items()))
+    return [*map(_escaped, value)] if isinstance(value, list | tuple) else value
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -365,11 +345,9 @@ def exclude(report: Report) -> str:
 
     It is Slurm's. If most nodes are suspect, it is of no use: the cause is another.
     """
-    hosts, blamed = report.hosts, suspects(report)
-    names = [hosts[rank] for rank in blamed if hosts[rank]]
-    is_useful = (
-        "Slurm" in report.scheduler and 0 < len(names) == len(blamed) <= len(hosts) // 2
-    )
+    names = [report.hosts[rank] for rank in suspects(report)]
+    is_few = 0 < 2 * len(names) <= len(report.hosts)
+    is_useful = is_few and all(names) and "Slurm" in report.scheduler
     return f"--exclude={','.join(names)}" if is_useful else ""
 
 

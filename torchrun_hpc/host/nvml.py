@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU.
+    """A GPU, as NVML knows it.
 
     Attributes:
         model: Its name; ``unknown`` if the driver does not say.
@@ -25,10 +25,10 @@ class Gpu:
     """
 
     model: str
-    ecc_errors: int
-    processes: tuple[int, ...]
-    memory_used: int
-    memory: int
+    ecc_errors: int = -1
+    processes: tuple[int, ...] = ()
+    memory_used: int = 0
+    memory: int = 0
 
 
 def gpus() -> tuple[tuple[Gpu, ...], str]:

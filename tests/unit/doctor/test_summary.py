@@ -11,7 +11,6 @@ from doctor.reports import (
     make_node,
     make_nodes,
     make_worker,
-    node_with,
 )
 from plans import make_launch_plan
 
