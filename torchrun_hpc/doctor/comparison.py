@@ -12,13 +12,11 @@ from torchrun_hpc.doctor.units import duration, rate, size
 from torchrun_hpc.errors import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torchrun_hpc.doctor.results import Collective, Report
 
-# A figure that is worse than before by this factor, or more, is a finding.
-_SLOWER = 1.25
-_LATER, _LATER_S = 2.0, 1e-4  # of latencies, which are short
+_SLOWER = 1.25  # times as slow as before, or more, is a finding
 # Bytes of a collective; times of smaller ones are noise. It is 1 MiB, from which a part
 # for each worker may be rounded down.
 _LARGE = 0.9 * 2**20
@@ -34,98 +32,61 @@ def with_slower(report: Report, earlier: Report) -> Report:
         report: Of this examination.
         earlier: Of the earlier one.
     """
-    since = earlier.started[:16]
-    found = [
-        Finding(
-            code="HPC194",
-            text=f"{what}: {now} now, {before} on {since}",
-            remedy="compare the versions and the variables of both reports; if they "
-            "are the same, tell the administrator",
-            nodes=(),
-            is_suspect=False,
-        )
-        for what, now, before in _slower(report, earlier)
-    ]
-    return replace(report, findings=worst_first([*report.findings, *found]))
+    since, found = earlier.started[:16], [*report.findings]
+    remedy = "compare versions and variables of both; if equal, tell the administrator"
+    for what, now, before in _slower(report, earlier):
+        text = f"{what}: {now} now, {before} on {since}"
+        found.append(Finding("HPC194", text, remedy, is_suspect=False))
+    return replace(report, findings=worst_first(found))
 
 
 def scope(report: Report, earlier: Report) -> str:
     """Write what can be compared, and with what."""
-    nodes, reason = count(len(earlier.nodes), "node"), _difference(report, earlier)
+    nodes, (_, reason) = count(len(earlier.nodes), "node"), _both(report, earlier)
     text = f"compared with {nodes} of {earlier.started[:16]}"
     return text + (f", but for torch's collectives: {reason}" if reason else "")
 
 
-def _difference(report: Report, earlier: Report) -> str:
-    """Return why collectives cannot be compared; empty if they can."""
-    sides = ((earlier, "there"), (report, "here"))
-    for side, where in sides:
+def _both(
+    report: Report, earlier: Report
+) -> tuple[list[tuple[Collective, Collective]], str]:
+    """Return the largest size of each operation that both have; or why not."""
+    for side, where in ((earlier, "there"), (report, "here")):
         if not side.collectives:
-            return f"none have run {where}"
-    if _workers(report) != _workers(earlier):
-        return " and ".join(
-            f"{count(_workers(side), 'worker')} {where}" for side, where in sides
-        )
-    if report.backend != earlier.backend:
-        return " and ".join(f"{side.backend} {where}" for side, where in sides)
-    if not _comparable(report, earlier):
-        return "no size of 1 MiB or more is in both; pass the same --max-bytes"
-    return ""
-
-
-def _workers(report: Report) -> int:
-    return sum(node.workers for node in report.nodes)
+            return [], f"none have run {where}"
+    here, there = (
+        f"{count(sum(node.workers for node in side.nodes), 'worker')} of {side.backend}"
+        for side in (report, earlier)
+    )
+    if here != there:
+        return [], f"{there} there and {here} here"
+    before = {(row.operation, row.size, row.scope): row for row in earlier.collectives}
+    found = {}
+    for row in sorted(report.collectives, key=lambda row: row.size):
+        old = before.get((row.operation, row.size, ""))
+        if old and row.size >= _LARGE and not row.scope:
+            found[row.operation] = row, old
+    nothing = "no size of 1 MiB or more is in both; pass the same --max-bytes"
+    return [*found.values()], "" if found else nothing
 
 
 def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
     """Yield what is slower, how it is now, and how it was."""
-
-    def medians(value: Callable[..., float]) -> tuple[float, float]:
-        now, before = (
-            [value(link) for link in each.links if is_measured(link)]
-            for each in (report, earlier)
-        )
-        return (median(now), median(before)) if now and before else (0.0, 0.0)
-
-    now, before = medians(lambda link: min(link.forward, link.backward))
-    if now * _SLOWER < before:
-        what = "median bandwidth of the pairs, each in its slower direction"
-        yield what, rate(now), rate(before)
-    now, before = medians(lambda link: link.latency_s)
-    if now > before * _LATER + _LATER_S and before:
-        yield "median latency of the pairs", duration(now), duration(before)
-    imports = [
-        [each.torch.import_s for each in side.nodes if each.torch]
-        for side in (report, earlier)
-    ]
+    sides = report, earlier
+    links = [[*filter(is_measured, side.links)] for side in sides]
+    if all(links):
+        now, before = (median(min(x.forward, x.backward) for x in own) for own in links)
+        if now * _SLOWER < before:
+            yield "median bandwidth of the pairs", rate(now), rate(before)
+        now, before = (median(x.latency_s for x in own) for own in links)
+        if now > 2 * before + 1e-4:
+            yield "median latency of the pairs", duration(now), duration(before)
+    imports = [[x.torch.import_s for x in side.nodes if x.torch] for side in sides]
     if all(imports):
         now, before = map(median, imports)
-        if now > before * _SLOWER and now - before > 1:
+        if now > max(_SLOWER * before, before + 1):
             yield "import of torch", f"{now:.1f} s", f"{before:.1f} s"
-    yield from _slower_collectives(report, earlier)
-
-
-def _slower_collectives(
-    report: Report, earlier: Report
-) -> Iterator[tuple[str, str, str]]:
-    """Yield what is slower of the largest sizes that both have."""
-    if _difference(report, earlier):
-        return
-    for row, old in _comparable(report, earlier):
+    for row, old in _both(report, earlier)[0]:
         if row.time_s > _SLOWER * old.time_s > 0:
             what = f"{row.operation} of {size(row.size)}"
             yield what, duration(row.time_s), duration(old.time_s)
-
-
-def _comparable(report: Report, earlier: Report) -> list[tuple[Collective, Collective]]:
-    """Return the largest size of each operation that both have, now and then."""
-    now, before = (
-        {
-            (row.operation, row.size): row
-            for row in sorted(each.collectives, key=lambda row: row.size)
-            if not row.scope and row.size >= _LARGE
-        }
-        for each in (report, earlier)
-    )
-    common = {key[0]: (now[key], before[key]) for key in now if key in before}
-    return [*common.values()]  # of each operation the last one, which is the largest

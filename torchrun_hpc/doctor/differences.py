@@ -29,10 +29,7 @@ _EQUAL = re.compile(
     r"(NCCL|RCCL|FI|UCX)_(?!DEBUG|LOG|\w*(IFNAME|HCA|DEVICES))\w+|GLOO_SOCKET_IFNAME"
 )
 
-_ENVIRONMENT = (
-    "use one environment on all nodes: in the job script, before the launcher, "
-    "load its modules or activate it, from a file system that they share"
-)
+_LOAD = "load or activate one environment in the job script, from a shared folder"
 _EXPORT = "export it in the job script, before the launcher, and in no profile"
 _MACHINE = "leave the nodes out that differ, and tell the administrator"
 _COMPARE = "none is needed, unless the nodes that differ are slow, or fail"
@@ -43,28 +40,22 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
     for traits_of, remedy, is_suspect, absent in _KINDS:
         traits = {node.rank: traits_of(node) for node in nodes}
         for trait in dict.fromkeys(chain.from_iterable(traits.values())):
-            own = {rank: found.get(trait, absent) for rank, found in traits.items()}
-            groups = _by_value(own)
-            others = sorted(chain.from_iterable(ranks for _, ranks in groups[:-1]))
-            if not others:
+            groups = _by_value({r: own.get(trait, absent) for r, own in traits.items()})
+            if len(groups) < 2:  # noqa: PLR2004 - all are equal
                 continue
-            where = [fold_ranks(ranks, hosts) for _, ranks in groups]
-            has_majority = len(groups[-1][1]) > len(others)
-            if has_majority:
-                where[-1] = count(len(groups[-1][1]), "other")
-            values = [value for value, _ in groups]
+            values, ranks = map(list, zip(*groups, strict=True))
+            others, most = sorted(chain(*ranks[:-1])), len(ranks[-1])
+            where = [fold_ranks(each, hosts) for each in ranks]
+            if has_majority := most > len(others):
+                where[-1] = count(most, "other")
             if max(map(len, values)) > _LONGEST:  # folders: from where they differ
                 equal = len(commonprefix(values))  # noqa: RUF071 - in characters
                 values = ["..." * bool(equal) + v[equal:][:_LONGEST] for v in values]
-            pairs = zip(values, where, strict=True)
-            yield Finding(
-                code="HPC181",
-                text=f"{trait}: " + "; ".join(f"{v} on {place}" for v, place in pairs),
-                remedy=remedy,
-                # No other node would cure what a profile sets.
-                nodes=tuple(others) if has_majority and remedy is not _EXPORT else (),
-                is_suspect=is_suspect,
-            )
+            parts = (f"{v} on {nodes}" for v, nodes in zip(values, where, strict=True))
+            # No other node would cure what a profile sets.
+            blamed = others if has_majority and remedy is not _EXPORT else ()
+            text = f"{trait}: {'; '.join(parts)}"
+            yield Finding("HPC181", text, remedy, tuple(blamed), is_suspect)
 
 
 def torch_of(node: Node) -> Torch | None:
@@ -143,7 +134,7 @@ def _variables(node: Node, *, equal: bool) -> Traits:
 # What to do if they differ; whether a job is likely to be slow, or to fail, then; and
 # what a node has that lacks one of them.
 _KINDS: tuple[tuple[Callable[[Node], Traits], str, bool, str], ...] = (
-    (_software, _ENVIRONMENT, True, ""),
+    (_software, _LOAD, True, ""),
     (_machine, _MACHINE, True, ""),
     (partial(_variables, equal=True), _EXPORT, True, "not set"),
     (_system, _COMPARE, False, ""),

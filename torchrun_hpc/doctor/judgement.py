@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import median, median_high, median_low
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.doctor.pairs import blame
 from torchrun_hpc.doctor.results import Finding
@@ -20,13 +20,7 @@ from torchrun_hpc.errors import count
 from torchrun_hpc.names import host, listed
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Iterable,
-        Iterator,
-        Mapping,
-        Sequence,
-    )
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torchrun_hpc.doctor.pairs import Pair
     from torchrun_hpc.doctor.results import Collective, Link
@@ -51,36 +45,53 @@ class Usual(NamedTuple):
     """
 
     bandwidth: float
-    latency_s: float
+    latency: float
     lost: float
     steady: float = 1.0
 
 
+class Way(NamedTuple):
+    """What one node of a pair sends to the other: in seconds, and bytes per second."""
+
+    sender: int
+    receiver: int
+    latency: float
+    bandwidth: float
+
+
 def usual(links: Sequence[Link]) -> Usual:
     """Return what is usual; nothing is bad compared with what was not measured."""
-    measured = [link for link in links if is_measured(link)]
+    measured = [*filter(is_measured, links)]
+    nodes = {node for link in measured for node in _pair(link)}
+    is_few = len(nodes) <= _FEW
 
-    def of_nodes(value: Callable[[Link], float]) -> list[list[float]]:
-        nodes = {node for link in measured for node in _pair(link)}
-        return [[value(x) for x in measured if node in _pair(x)] for node in nodes]
+    def of_nodes(value: Callable[[Link], float], best: Any) -> list[float]:
+        partners = [[value(x) for x in measured if n in _pair(x)] for n in nodes]
+        return [best(own) if is_few else median(own) for own in partners] or [0.0]
 
-    rates = of_nodes(lambda link: max(link.forward, link.backward))
-    is_few = len(rates) <= _FEW
-    if not is_few:
-        rates = of_nodes(_slowest)
-    times = of_nodes(lambda link: link.latency_s)
+    fastest = (lambda link: max(link.forward, link.backward)) if is_few else _slowest
     # Two nodes have nothing to be compared with but the other direction.
-    losses = of_nodes(lambda link: link.lost) if len(measured) > 1 else []
+    losses = of_nodes(lambda link: link.lost, min) if len(measured) > 1 else [0.0]
     return Usual(
-        bandwidth=median_high([max(x) if is_few else median(x) for x in rates] or [0]),
-        latency_s=median_low([min(x) if is_few else median(x) for x in times] or [0]),
-        lost=median_low([min(x) if is_few else median(x) for x in losses] or [0]),
+        bandwidth=median_high(of_nodes(fastest, max)),
+        latency=median_low(of_nodes(lambda link: link.latency_s, min)),
+        lost=median_low(losses),
     )
 
 
 def is_measured(link: Link) -> bool:
     """Return whether a link has figures: bytes go through it, both ways."""
     return not link.problem and not link.lost_mtu
+
+
+def ways(links: Iterable[Link]) -> list[Way]:
+    """Return both directions of the pairs that have figures."""
+    found = []
+    for link in filter(is_measured, links):
+        one, other, latency = link.first, link.second, link.latency_s
+        found.append(Way(one, other, latency, link.forward))
+        found.append(Way(other, one, latency, link.backward))
+    return found
 
 
 def unusable(links: Sequence[Link]) -> list[int]:
@@ -127,8 +138,6 @@ def steadiness(pairs: Iterable[Sequence[Link]]) -> float:
         pairs: The looks at each pair.
     """
     rates = [[*map(_slowest, filter(is_measured, looks))] for looks in pairs]
-    if any(len(rate) == 1 for rate in rates):
-        return 1.0
     return max((min(rate) / max(rate) for rate in rates if rate), default=1.0)
 
 
@@ -154,20 +163,18 @@ def findings(
             own = [bad.pop(pair) for pair in sorted(bad) if node in pair]
             partners = count(sum(node in pair for pair in tried), "node")
             where = f"{host(node, hosts)}, with {len(own)} of {partners}"
-            what = text(own, than, node, hosts)
-            yield _finding(code, f"{where}: {what}", remedy, node)
+            what = text(own, hosts, node, than)
+            yield Finding(code, f"{where}: {what}", remedy, (node,))
         if not bad:
             continue
+        where = _between(bad, hosts)
         if len(bad) > _SINGLE:
             where = f"{len(bad)} of {count(len(tried), 'pair')}"
-        else:
-            both = (" and ".join(host(n, hosts) for n in pair) for pair in bad)
-            where = f"between {', between '.join(both)}"
-        what = text([*bad.values()], than, max(max(bad)), hosts)
+        what = text([*bad.values()], hosts, max(max(bad)), than)
         # Of many nodes, a pair or two that are slow are no reason to do anything.
         is_suspect = not is_noisy or 2 * len(bad) >= len(tried)
-        remedy = _OF_PAIRS if is_noisy else remedy  # noqa: PLW2901
-        yield _finding(code, f"{where}: {what}", remedy, is_suspect=is_suspect)
+        to_do = _OF_PAIRS if is_noisy else remedy
+        yield Finding(code, f"{where}: {what}", to_do, is_suspect=is_suspect)
     yield from _networks(links, hosts)
 
 
@@ -178,13 +185,10 @@ def _is_acquitted(
     own = [link for link in bad.values() if node in _pair(link)]
     if any(_is_late(link, than) or _loses(link, than) for link in own):
         return False
-    both = [
-        (link.forward, link.backward)[:: 1 if node == link.first else -1]
-        for link in links
-        if node in _pair(link)
-    ]
-    sends, receives = (max(rates) for rates in zip(*both, strict=True))
-    return bool(min(sends, receives) >= _BANDWIDTH * than.bandwidth)
+    known = ways(links)
+    sends = max(way.bandwidth for way in known if way.sender == node)
+    receives = max(way.bandwidth for way in known if way.receiver == node)
+    return min(sends, receives) >= _BANDWIDTH * than.bandwidth
 
 
 def of_collectives(
@@ -202,12 +206,9 @@ def of_collectives(
             wrong = count(row.wrong, "wrong element")
             what = f"{row.operation} of {size(row.size)} {row.scope}".rstrip()
             found.append((f"{what}: {wrong} of {row.count}", ()))
-    remedy = (
-        "a training would fail, too: see the other findings, and add --hpc-debug to "
-        "the job's own line"
-    )
+    remedy = "see the other findings, and add --hpc-debug to the job's own line"
     for text, nodes in found[:_SHOWN]:
-        yield _finding("HPC193", f"torch's collectives: {text}", remedy, *nodes)
+        yield Finding("HPC193", f"torch's collectives: {text}", remedy, tuple(nodes))
 
 
 # --- what is wrong with one link ------------------------------------------------------
@@ -226,7 +227,7 @@ def _is_slow(link: Link, than: Usual) -> bool:
 
 
 def _is_late(link: Link, than: Usual) -> bool:
-    return link.latency_s > _LATENCY * than.latency_s + _LATENCY_S
+    return link.latency_s > _LATENCY * than.latency + _LATENCY_S
 
 
 def _loses(link: Link, than: Usual) -> bool:
@@ -238,71 +239,62 @@ def _is_bad(link: Link, than: Usual) -> bool:
     return is_bad and is_measured(link)
 
 
-def _bad(links: Sequence[Link], than: Usual, _node: int, _hosts: Sequence[str]) -> str:
+def _bad(links: Sequence[Link], _hosts: object, _node: object, than: Usual) -> str:
     texts = []
     if slow := [_slowest(link) for link in links if _is_slow(link, than)]:
         texts.append(f"{rate(min(slow))}, and {rate(than.bandwidth)} is usual here")
     if late := [link.latency_s for link in links if _is_late(link, than)]:
-        known = duration(than.latency_s)
+        known = duration(than.latency)
         texts.append(f"{duration(max(late))} there and back, and {known} is usual")
     if lost := [link.lost for link in links if _loses(link, than)]:
         texts.append(f"{max(lost):.2%} of the segments are sent again")
     return "; ".join(texts)
 
 
-def _blocked(
-    links: Sequence[Link], _than: Usual, _node: int, hosts: Sequence[str]
-) -> str:
-    ways = [
+def _blocked(links: Sequence[Link], hosts: Sequence[str], *_: object) -> str:
+    closed = [
         f"{host(rank, hosts)} cannot open a connection to {host(other, hosts)}"
         for link in links
         for rank, other in (_pair(link), _pair(link)[::-1])
         if rank in link.blocked
     ]
     reasons = dict.fromkeys(link.problem for link in links)
-    return listed([*ways, *reasons])
+    return listed([*closed, *reasons])
 
 
-def _clock(links: Sequence[Link], _than: Usual, node: int, hosts: Sequence[str]) -> str:
+def _clock(links: Sequence[Link], hosts: Sequence[str], node: int, *_: object) -> str:
     link = next(link for link in links if node in _pair(link))
     ahead = link.clock_s if node == link.second else -link.clock_s
     side = "ahead" if ahead > 0 else "behind"
     return f"the clock of {host(node, hosts)} is {abs(ahead):.1f} s {side}"
 
 
-_OF_PAIRS = (
-    "nobody knows which node it is, or whether it is one: examine other nodes, too; "
-    "look at the cables and switches between them"
-)
+_OF_PAIRS = "examine other nodes, too; look at cables and switches between these"
 
 # By code: which link is bad, what is said of such links of a node, and the remedy.
 _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], str]] = {
     "HPC190": (
         lambda link, _: bool(link.problem),
         _blocked,
-        (
-            "a job needs connections in both directions, on any port, on its network: "
-            "look at the firewall, the routes and the cable"
-        ),
+        "open all ports between them, both ways: look at firewall, routes and cable",
     ),
     "HPC189": (
         lambda link, _: bool(link.lost_mtu),
-        lambda links, *_: (
-            f"packets of {links[0].lost_mtu} bytes, the MTU, do not arrive, and "
-            "small ones do"
-        ),
+        lambda links, *_: f"packets of {links[0].lost_mtu} bytes, the MTU, are lost",
         "set one MTU on the interfaces and on all switches between them",
     ),
     "HPC191": (_is_bad, _bad, "leave the node out, and tell the administrator"),
     "HPC183": (
         lambda link, _: abs(link.clock_s) > _CLOCK_S,
         _clock,
-        (
-            "the node's time service (chrony, ntpd) does not run: times in logs and "
-            "checkpoints are wrong there"
-        ),
+        "start the node's time service (chrony, ntpd): times in logs are wrong",
     ),
 }
+
+
+def _between(pairs: Iterable[Pair], hosts: Sequence[str]) -> str:
+    both = [" and ".join(host(node, hosts) for node in pair) for pair in pairs]
+    return f"between {listed(both)}"
 
 
 def _networks(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
@@ -314,13 +306,7 @@ def _networks(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
         tried = [link for link in links if network in link.networks]
         closed = [link for link in tried if not link.networks[network]]
         if 0 < len(closed) < len(tried):
-            pairs = [" and ".join(host(n, hosts) for n in _pair(x)) for x in closed]
-            text = f"{network} is closed between {listed(pairs)}, and open elsewhere"
+            where = _between(map(_pair, closed), hosts)
+            text = f"{network} is closed {where}, and open elsewhere"
             remedy = "this job does not use it; one that does would not start"
-            yield _finding("HPC192", text, remedy, is_suspect=False)
-
-
-def _finding(
-    code: str, text: str, remedy: str, *nodes: int, is_suspect: bool = True
-) -> Finding:
-    return Finding(code, text, remedy, nodes, is_suspect)
+            yield Finding("HPC192", text, remedy, is_suspect=False)

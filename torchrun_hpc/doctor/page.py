@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from cycler import cycler
 from matplotlib import style
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from torchrun_hpc.doctor import text
-from torchrun_hpc.doctor.judgement import is_measured, usual
+from torchrun_hpc.doctor.judgement import is_measured, usual, ways
 from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
 from torchrun_hpc.names import fold_ranks, host
 
@@ -30,6 +29,10 @@ if TYPE_CHECKING:
 
 _SETTINGS = {
     "axes.prop_cycle": cycler(color=["#0072b2", "#d55e00", "#009e73", "#cc79a7"]),
+    "figure.figsize": (4.5, 4.5),
+    "grid.alpha": 0.4,
+    "image.interpolation": "none",
+    "legend.frameon": False,
     "savefig.bbox": "tight",
     "savefig.transparent": True,
     "svg.fonttype": "none",  # letters, which can be searched
@@ -37,7 +40,12 @@ _SETTINGS = {
     "text.parse_math": False,
 }
 _NAMES, _LETTERS = 16, 20  # beside a map, and of each
-_LATE = 4  # times the usual latency: where its colours end
+# By what is drawn: its title, its unit, and where its colours begin and end, in times of
+# what is usual.
+_MAPS = {
+    "bandwidth": ("Bandwidth in Gbit/s, from row to column", 8e-9, (0, 1), "coolwarm_r"),
+    "latency": ("Latency in us, there and back", 1e6, (1, 4), "coolwarm"),
+}
 
 
 def write(report: Report) -> str:
@@ -98,47 +106,30 @@ def _table(name: str, rows: Sequence[text.Row]) -> str:
 
 def _maps(report: Report) -> str:
     """Draw what is between the nodes, by rank: blue is usual, and red is bad."""
-    ways, than = text.ways(report), usual(report.links)
-    if not ways:
-        return ""
-    speeds = {way[:2]: way.bandwidth * 8e-9 for way in ways}
-    times = {way[:2]: way.latency * 1e6 for way in ways}
-    speed, time = than.bandwidth * 8e-9, than.latency_s * 1e6
-    bandwidth = "Bandwidth in Gbit/s, from row to column"
-    latency = "Latency in us, there and back"
-    return (
-        _map(report, bandwidth, speeds, (0, speed), "coolwarm_r")
-        + _map(report, latency, times, (time, _LATE * time), "coolwarm")
-    )  # fmt: skip
-
-
-def _map(
-    report: Report,
-    caption: str,
-    values: dict[tuple[int, int], float],
-    limits: tuple[float, float],
-    colours: str,
-) -> str:
-    hosts, blamed = report.hosts, suspects(report)
-    matrix = np.full((len(hosts), len(hosts)), np.nan)
-    for place, value in values.items():
-        matrix[place] = value
-    figure = Figure((4.5, 4.5))
-    axes = figure.add_subplot()
-    image = axes.imshow(matrix, colours, Normalize(*limits), interpolation="none")
-    figure.colorbar(image, location="bottom", extend="max", fraction=0.05, pad=0.04)
-    silent = [link for link in report.links if not is_measured(link)]
-    for link in silent:
-        ends = link.first, link.second
-        axes.plot(ends, ends[::-1], "kx")
+    hosts, known, than = report.hosts, ways(report.links), usual(report.links)
+    silent = [(x.first, x.second) for x in report.links if not is_measured(x)]
+    more = "; x has no figures" if silent else ""
+    if blamed := suspects(report):
+        more += f"; suspect: {fold_ranks(blamed, hosts)}"
     shown = range(0, len(hosts), math.ceil(len(hosts) / _NAMES))
     labels = [host(rank, hosts)[:_LETTERS] for rank in shown]
-    axes.set_xticks(shown, labels, rotation=90)
-    axes.set_yticks(shown, labels)
-    axes.xaxis.tick_top()
-    caption += "; x has no figures" if silent else ""
-    caption += f"; suspect: {fold_ranks(blamed, hosts)}" if blamed else ""
-    return _figure(caption, figure)
+    pictures = []
+    for what, (caption, unit, limits, colours) in _MAPS.items() if known else ():
+        matrix = np.full((len(hosts), len(hosts)), np.nan)
+        for way in known:
+            matrix[way.sender, way.receiver] = unit * getattr(way, what)
+        low, high = (unit * times * getattr(than, what) for times in limits)
+        figure = Figure()
+        axes = figure.add_subplot()
+        image = axes.imshow(matrix, colours, vmin=low, vmax=high)
+        figure.colorbar(image, location="bottom", extend="max", fraction=0.05, pad=0.04)
+        for ends in silent:
+            axes.plot(ends, ends[::-1], "kx")
+        axes.set_xticks(shown, labels, rotation=90)
+        axes.set_yticks(shown, labels)
+        axes.xaxis.tick_top()
+        pictures.append(_figure(caption + more, figure))
+    return "".join(pictures)
 
 
 def _curves(rows: Sequence[Collective], backend: str) -> str:
@@ -146,27 +137,22 @@ def _curves(rows: Sequence[Collective], backend: str) -> str:
     curves = defaultdict[tuple[str, str], dict[int, float]](dict)
     for row in rows:
         if 0 < row.busbw < math.inf:
-            scope = ", within a node" if row.scope else ""
-            curve = curves[row.operation, scope]
+            curve = curves[row.operation, ", within a node" if row.scope else ""]
             curve[row.size] = min(curve.get(row.size, math.inf), row.busbw)
     if not curves:
         return ""
-    figure = Figure((4.5, 3.5))
+    figure = Figure()
     axes = figure.add_subplot()
     operations = [*dict.fromkeys(operation for operation, _ in curves)]
     for (operation, scope), curve in curves.items():
-        axes.loglog(
-            *zip(*sorted(curve.items()), strict=True),
-            "o--" if scope else "o-",
-            color=f"C{operations.index(operation)}",
-            markerfacecolor="none" if scope else None,
-            label=operation + scope,
-        )
-    for axis, unit in ((axes.xaxis, "B"), (axes.yaxis, "B/s")):
-        axis.set_major_formatter(EngFormatter(unit))
+        kind, colour = "o--" if scope else "o-", f"C{operations.index(operation)}"
+        points = zip(*sorted(curve.items()), strict=True)
+        axes.loglog(*points, kind, color=colour, label=operation + scope)
+    axes.xaxis.set_major_formatter(EngFormatter("B"))
+    axes.yaxis.set_major_formatter(EngFormatter("B/s"))
     axes.minorticks_off()
-    axes.grid(alpha=0.4)
-    figure.legend(loc="upper left", bbox_to_anchor=(0.1, 0.04), frameon=False)
+    axes.grid()
+    figure.legend(loc="upper left", bbox_to_anchor=(0.1, 0.04))
     return _figure(f"Bus bandwidth over the size, with {backend}", figure)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import defaultdict
+from operator import attrgetter
 from statistics import median_high, median_low
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.doctor.judgement import is_measured, usual
+from torchrun_hpc.doctor.judgement import usual, ways
 from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
 from torchrun_hpc.doctor.units import duration, gigabytes, rate, size, speed
 from torchrun_hpc.errors import count
@@ -20,6 +21,7 @@ from torchrun_hpc.names import fold_ranks, host
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torchrun_hpc.doctor.judgement import Way
     from torchrun_hpc.doctor.results import Collective, Finding, Node, Report
 
 Row = dict[str, str]  # a table is its rows: cells by the titles of columns
@@ -34,15 +36,6 @@ _FIGURES: dict[str, Any] = {
     "latency": (duration, max, median_low),
     "bandwidth": (rate, min, median_high),
 }
-
-
-class Way(NamedTuple):
-    """What one node of a pair sends to the other: in seconds, and bytes per second."""
-
-    sender: int
-    receiver: int
-    latency: float
-    bandwidth: float
 
 
 def render(report: Report, *, is_quiet: bool = False) -> str:
@@ -90,29 +83,16 @@ def verdict(report: Report) -> str:
     return f"Nothing suspicious on {every}{advice}."
 
 
-def ways(report: Report) -> list[Way]:
-    """Return both directions of the pairs that have figures."""
-    found = []
-    for link in filter(is_measured, report.links):
-        one, other, latency = link.first, link.second, link.latency_s
-        found.append(Way(one, other, latency, link.forward))
-        found.append(Way(other, one, latency, link.backward))
-    return found
-
-
 def pair_lines(report: Report) -> list[str]:
     """Summarize the pairs, and name the other networks that are closed between all."""
-    hosts, links, measured = report.hosts, report.links, ways(report)
+    hosts, links, measured = report.hosts, report.links, ways(report.links)
     pairs = count(len(hosts) * (len(hosts) - 1) // 2, "pair")
     lines = [f"{len(measured) // 2} of {pairs} measured"] if links else []
-    known = dict(zip(("bandwidth", "latency"), usual(links), strict=False))
     for what, (write, worst, _) in _FIGURES.items() if measured else ():
-        way = worst(measured, key=lambda way: getattr(way, what))
-        lines.append(
-            f"{what}: {write(known[what])} is usual, worst "
-            f"{write(getattr(way, what))} from {host(way.sender, hosts)} "
-            f"to {host(way.receiver, hosts)}"
-        )
+        way = worst(measured, key=attrgetter(what))
+        known, bad = write(getattr(usual(links), what)), write(getattr(way, what))
+        where = f"from {host(way.sender, hosts)} to {host(way.receiver, hosts)}"
+        lines.append(f"{what}: {known} is usual, worst {bad} {where}")
     tried = dict.fromkeys(name for link in links for name in link.networks)
     closed = [x for x in tried if not any(link.networks.get(x) for link in links)]
     own = sorted({node.interface for node in report.nodes} - {""})
@@ -147,7 +127,7 @@ def node_rows(report: Report) -> list[Row]:
     for finding in report.findings:
         for rank in finding.nodes:
             codes[rank].append(finding.code)
-    for way in ways(report):
+    for way in ways(report.links):
         sent[way.sender].append(way)
         received[way.receiver].append(way)
     nodes = {node.rank: _described(node) for node in report.nodes}
