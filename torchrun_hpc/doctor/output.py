@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,18 +44,25 @@ class Output(NamedTuple):
 
     def check(self, tell: Tell) -> None:
         """Name the files that cannot be written: the examination may take minutes."""
-        wanted = (file for file in (self.json, self.html) if file not in ("", STDOUT))
-        for problem in filter(None, map(_problem_of, wanted)):
-            text = f"{problem.text}; the report is printed all the same"
-            tell(replace(problem, text=text))
+        for file in (self.json, self.html):
+            if file not in ("", STDOUT):
+                try:
+                    _check(Path(file))
+                except OSError as error:
+                    tell(_unwritable(file, error, "; the report is printed anyway"))
 
     def write(self, report: Report) -> bool:
         """Write all of it, as far as possible; return whether all was."""
-        is_data = self.json == STDOUT
+        is_data, done = self.json == STDOUT, True
         person = text.render(report, is_quiet=self.is_quiet or is_data)
         if is_data:  # for a pipe
             streams.write(person, sys.stderr)
-        done = _printed(_as_json(report) if is_data else person)
+        try:
+            console.output(_as_json(report) if is_data else person)
+        except LaunchError as fault:
+            # All nodes have gone: there is nobody to be informed of a fault.
+            console.write(Message(fault.code, str(fault)), "error")
+            done = False
         for file, content in ((self.json, _as_json), (self.html, _as_page)):
             if file not in ("", STDOUT):
                 try:
@@ -65,16 +71,6 @@ class Output(NamedTuple):
                     console.write(_unwritable(file, error), "error")
                     done = False
         return done
-
-
-def _printed(text: str) -> bool:
-    try:
-        console.output(text)
-    except LaunchError as fault:
-        # All nodes have gone: there is nobody to be informed of a fault.
-        console.write(Message(fault.code, str(fault)), "error")
-        return False
-    return True
 
 
 def _as_json(report: Report) -> str:
@@ -87,22 +83,24 @@ def _as_page(report: Report) -> str:
     return page.write(report)
 
 
-def _unwritable(file: str, error: Exception) -> Message:
+def _unwritable(file: str, error: Exception, more: str = "") -> Message:
     known = getattr(error, "strerror", None)
     reason = known or f"{type(error).__name__}: {error}"
-    return Message("HPC197", f"{file} cannot be written: {reason}")
+    return Message("HPC197", f"{file} cannot be written: {reason}{more}")
 
 
-def _problem_of(file: str) -> Message | None:
-    """Find out whether a file can be written; it is not opened, nor made."""
-    path, number = Path(file), 0
-    try:
-        if path.is_dir():
-            number = errno.EISDIR
-        elif not path.parent.is_dir():
-            number = errno.ENOENT
-        elif not os.access(path if files.is_of_system(path) else path.parent, os.W_OK):
-            number = errno.EACCES
-    except OSError as error:
-        return _unwritable(file, error)
-    return _unwritable(file, OSError(number, os.strerror(number))) if number else None
+def _check(path: Path) -> None:
+    """Check whether a file can be written; it is not opened, nor made.
+
+    Raises:
+        OSError: It cannot.
+    """
+    number, folder = 0, path.parent
+    if path.is_dir():
+        number = errno.EISDIR
+    elif not folder.is_dir():
+        number = errno.ENOENT
+    elif not os.access(path if files.is_of_system(path) else folder, os.W_OK):
+        number = errno.EACCES
+    if number:
+        raise OSError(number, os.strerror(number))

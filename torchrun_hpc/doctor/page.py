@@ -25,12 +25,11 @@ from torchrun_hpc.names import fold_ranks, host
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.doctor.results import Collective, Report
+    from torchrun_hpc.doctor.results import Report
 
 _SETTINGS = {
     "axes.prop_cycle": cycler(color=["#0072b2", "#d55e00", "#009e73", "#cc79a7"]),
     "figure.figsize": (4.5, 4.5),
-    "grid.alpha": 0.4,
     "image.interpolation": "none",
     "legend.frameon": False,
     "savefig.bbox": "tight",
@@ -40,10 +39,10 @@ _SETTINGS = {
     "text.parse_math": False,
 }
 _NAMES, _LETTERS = 16, 20  # beside a map, and of each
-# By what is drawn: its title, its unit, and where its colours begin and end, in times of
+# By what is drawn: its title, its unit, and where its colours begin and end, in times
 # what is usual.
 _MAPS = {
-    "bandwidth": ("Bandwidth in Gbit/s, from row to column", 8e-9, (0, 1), "coolwarm_r"),
+    "bandwidth": ("Bandwidth in Gbit/s, row to column", 8e-9, (0, 1), "coolwarm_r"),
     "latency": ("Latency in us, there and back", 1e6, (1, 4), "coolwarm"),
 }
 
@@ -56,8 +55,7 @@ def write(report: Report) -> str:
         for f in report.findings
     ]
     with style.context(["default", _SETTINGS]):
-        maps = _maps(report)
-        curves = _curves(report.collectives, report.backend)
+        maps, curves = _maps(report), _curves(report)
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     return Template(page).substitute(
         title=escape(text.title(report)),
@@ -66,14 +64,14 @@ def write(report: Report) -> str:
         kind="suspect" if exit_code(report) else "healthy",
         verdict=escape(text.verdict(report)),
         exclude=escape(exclude(report)),
-        findings=_table("findings", findings),
-        nodes=_table("nodes", text.node_rows(report)),
+        findings=_table(findings),
+        nodes=_table(text.node_rows(report)),
         pairs="" if report.links else 'hidden=""',
         lines=_lines(text.pair_lines(report)),
         maps=maps,
         workers=_lines(text.worker_lines(report)),
         curves=curves,
-        collectives=_table("collectives", text.collective_rows(report.collectives)),
+        collectives=_table(text.collective_rows(report.collectives)),
     )
 
 
@@ -81,8 +79,7 @@ def _lines(lines: Sequence[str]) -> str:
     return "<br>\n".join(map(escape, lines))
 
 
-def _table(name: str, rows: Sequence[text.Row]) -> str:
-    """Write a table that scrolls in its own box."""
+def _table(rows: Sequence[text.Row]) -> str:
     if not rows:
         return "<p>None.</p>"
     head, *lines = text.cells(rows)
@@ -95,10 +92,7 @@ def _table(name: str, rows: Sequence[text.Row]) -> str:
         return f"<tr>{inner}</tr>\n"
 
     body = "".join(line("td", cells) for cells in lines)
-    return (
-        f'<div class="{name}" role="region" aria-label="{name}" tabindex="0">\n'
-        f"<table>\n{line('th', head)}{body}</table>\n</div>"
-    )
+    return f"<table>\n{line('th', head)}{body}</table>"
 
 
 # --- pictures -------------------------------------------------------------------------
@@ -132,10 +126,10 @@ def _maps(report: Report) -> str:
     return "".join(pictures)
 
 
-def _curves(rows: Sequence[Collective], backend: str) -> str:
+def _curves(report: Report) -> str:
     """Draw a curve for each operation; within a node it is that of the slowest one."""
     curves = defaultdict[tuple[str, str], dict[int, float]](dict)
-    for row in rows:
+    for row in report.collectives:
         if 0 < row.busbw < math.inf:
             curve = curves[row.operation, ", within a node" if row.scope else ""]
             curve[row.size] = min(curve.get(row.size, math.inf), row.busbw)
@@ -153,7 +147,7 @@ def _curves(rows: Sequence[Collective], backend: str) -> str:
     axes.minorticks_off()
     axes.grid()
     figure.legend(loc="upper left", bbox_to_anchor=(0.1, 0.04))
-    return _figure(f"Bus bandwidth over the size, with {backend}", figure)
+    return _figure(f"Bus bandwidth over the size, with {report.backend}", figure)
 
 
 def _figure(caption: str, figure: Figure) -> str:

@@ -51,7 +51,7 @@ def test_a_file_is_tried_and_left_as_it_is(name, problem, folder):
     file, messages = str(folder / name), []
     Output(html=file).check(messages.append)
     assert [message.text for message in messages] == [
-        f"{file} cannot be written: {each}; the report is printed all the same"
+        f"{file} cannot be written: {each}; the report is printed anyway"
         for each in filter(None, [problem])
     ]
     assert {file: file.lstat() for file in folder.iterdir()} == before
