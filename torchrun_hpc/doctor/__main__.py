@@ -54,8 +54,7 @@ def _run(argv: Sequence[str]) -> int:
         try:
             report = examine(words, wishes, tell, known, argv, first)
         except NotMetError as error:
-            details = finding_lines(error.report.findings)
-            console.write(error.message, "error", details)
+            console.write(error.message, "error", finding_lines(error.report.findings))
             return 1
     if report is None:
         return 0
@@ -91,9 +90,10 @@ def _parser() -> argparse.ArgumentParser:
         "may follow; it is not run.",
     )
     add = parser.add_argument
-    add("--json", metavar="FILE", help="write the report for programs; -: to stdout")
-    add("--html", metavar="FILE", help="write it with pictures")
-    add("--compare", metavar="FILE", help="an earlier --json: show what became slower")
+    add_file = partial(add, type=_file, metavar="FILE")
+    add_file("--json", help="write the report for programs; -: to stdout")
+    add_file("--html", help="write it with pictures")
+    add_file("--compare", help="an earlier --json: show what became slower")
     add("--quiet", action="store_true", help="print the verdict only, and no progress")
     size = "the largest size of torch's collectives (16M): a number, with K, M or G"
     names = "--max-bytes", "--max_bytes"
@@ -101,6 +101,12 @@ def _parser() -> argparse.ArgumentParser:
     wait = f"for the nodes to come, and for any progress ({TIMEOUT:.0f})"
     add("--timeout", type=_seconds, default=TIMEOUT, metavar="SECONDS", help=wait)
     return parser
+
+
+def _file(name: str) -> str:
+    if name:
+        return name
+    raise argparse.ArgumentTypeError("no file: a variable that is not set?")
 
 
 def _bytes(size: str) -> int:
@@ -124,21 +130,14 @@ def _output(args: argparse.Namespace) -> Output:
     Raises:
         LaunchError: That is not possible.
     """
-    for name in ("json", "html", "compare"):
-        file = getattr(args, name)
-        if file == "":
-            raise wrong_line(f"--{name}= has no file: a variable that is not set?")
-        if file == STDOUT and name != "json":
-            raise wrong_line(f"--{name}=-: pass a file; only --json=- has none")
+    if STDOUT in (args.html, args.compare):
+        raise wrong_line("--html=- or --compare=-: pass a file; only --json=- has none")
     if args.json is not None and args.json == args.html:
         raise wrong_line(f"--json={args.json} --html={args.html}: pass two files")
     if args.html and importlib.util.find_spec("matplotlib") is None:
-        raise LaunchError(
-            "HPC196",
-            "--html draws with matplotlib, which is not installed. Type: "
-            f"{sys.executable} -m pip install 'torchrun_hpc[doctor]'; or take --json",
-            everywhere=True,
-        )
+        line = f"{sys.executable} -m pip install 'torchrun_hpc[doctor]'"
+        text = f"--html draws with matplotlib, which is not installed. Type: {line}"
+        raise LaunchError("HPC196", text, everywhere=True)
     return Output(args.json or "", args.html or "", args.quiet)
 
 
@@ -153,17 +152,15 @@ def _earlier(file: str) -> Report:
     """
     problem = f"it is no report of the form {results.SCHEMA}"
     try:
-        text = files.read(file, _LARGEST)
-        found = wire.decode(results.Report, wire.from_json(text))
+        found = wire.decode(results.Report, wire.from_json(files.read(file, _LARGEST)))
         if found.schema == results.SCHEMA:
             return found
     except OSError as error:
         problem = str(error.strerror)
     except WireError:
         pass
-    raise LaunchError(
-        "HPC195", f"--compare={file} cannot be read: {problem}", everywhere=True
-    )
+    text = f"--compare={file} cannot be read: {problem}"
+    raise LaunchError("HPC195", text, everywhere=True)
 
 
 if __name__ == "__main__":

@@ -94,13 +94,12 @@ def _wrong(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
 
 
 def _slow(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
-    usual = [median(test) for test in zip(*(w.flops for w in workers), strict=False)]
-    for worker in workers:
-        tests = zip(worker.flops, usual, strict=False)
-        best = max(((own / of, own, of) for own, of in tests if of), default=(1, 0, 0))
-        if best[0] < _SLOW:
-            text = f"{speed(best[1])} at best, and {speed(best[2])} is the median"
-            yield _Fault(worker, text, -best[0])
+    best = {worker: max(worker.flops) for worker in workers if worker.flops}
+    usual = median([*best.values()] or [0])
+    for worker, own in best.items():
+        if own < _SLOW * usual:
+            text = f"{speed(own)} at best, and {speed(usual)} is the median"
+            yield _Fault(worker, text, -own)
 
 
 def _late(

@@ -13,7 +13,6 @@ import re
 import resource
 import tempfile
 import time
-from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -29,7 +28,7 @@ from torchrun_hpc.host.topology import own_cpus
 from torchrun_hpc.names import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torchrun_hpc.host.network import Network
 
@@ -85,11 +84,9 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
         }
     )
     known = {name: found["name", name] for name in names if ("name", name) in found}
-    seconds = [seconds for _, seconds in known.values()]
-    if len(known) < len(names):
-        seconds = [_LIMIT]
+    slowest = max((seconds for _, seconds in known.values()), default=0.0)
     gpus, driver = found.get("gpus", ((), ""))
-    interfaces = _interfaces(network)
+    interfaces = tuple(_interfaces(network))
     own = (each.name for each in interfaces if address in each.addresses)
     late = f"no answer within {_LIMIT:g} s"
     return Node(
@@ -98,9 +95,7 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
         address=address,
         interface=next(own, ""),
         fast_host=fast_host,
-        port=0,
         workers=workers,
-        wants_gpus=False,
         interfaces=interfaces,
         names={name: addresses for name, (addresses, _) in known.items()},
         routes={
@@ -109,7 +104,7 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
             if addresses and name != fast_host
         },
         resolver=found.get("resolver", Resolver.UNKNOWN).value,
-        resolver_s=max(seconds, default=0.0),
+        resolver_s=slowest if len(known) == len(names) else _LIMIT,
         limits={
             # The launcher raises the soft limit of open files to the hard one.
             "files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
@@ -117,7 +112,8 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
             "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         },
         folders=tuple(
-            found.get(("folder", path), _unknown(path, late)) for path in folders
+            found.get(("folder", path), Folder(path[:_LONGEST], 0, 0, late))
+            for path in folders
         ),
         cpus=ranges(cpus, most=len(cpus)),
         cores=os.cpu_count() or 0,
@@ -156,18 +152,12 @@ def _ask(questions: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:
     return found.copy()
 
 
-def _interfaces(network: Network) -> tuple[Interface, ...]:
-    return tuple(
-        Interface(
-            each.name,
-            tuple(str(own.ip) for own in each.addresses),
-            each.up,
-            each.mtu,
-            each.speed_mbit,
-        )
-        for each in network.interfaces
-        if not any(own.ip.is_loopback for own in each.addresses)
-    )
+def _interfaces(network: Network) -> Iterator[Interface]:
+    for each in network.interfaces:
+        own = [address.ip for address in each.addresses]
+        if not any(ip.is_loopback for ip in own):
+            found = each.name, tuple(map(str, own)), each.up, each.mtu, each.speed_mbit
+            yield Interface(*found)
 
 
 def _resolve(name: str, network: Network) -> tuple[tuple[str, ...], float]:
@@ -182,22 +172,17 @@ def _resolver(network: Network) -> Resolver:
     return check.result()
 
 
-def _unknown(path: str, problem: str) -> Folder:
-    return Folder(path[:_LONGEST], free=0, size=0, problem=problem)
-
-
 def _folder(path: str) -> Folder:
     """Look at a folder, and write a file that is gone when it is closed."""
-    found = _unknown(path, "")
+    free, size, problem = 0, 0, ""
     try:
         state = os.statvfs(path)
         free, size = (n * state.f_frsize for n in (state.f_bavail, state.f_blocks))
-        found = replace(found, free=free, size=size)
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(bytes(4096))
     except OSError as error:
-        found = replace(found, problem=error.strerror or type(error).__name__)
-    return found
+        problem = error.strerror or type(error).__name__
+    return Folder(path[:_LONGEST], free, size, problem)
 
 
 def _plugins(environ: Mapping[str, str]) -> dict[str, str]:

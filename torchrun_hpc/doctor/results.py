@@ -106,7 +106,7 @@ class Torch:
     gpus: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Node:
     """What a node shows of itself.
 
@@ -148,9 +148,9 @@ class Node:
     address: str
     interface: str
     fast_host: str
-    port: int
+    port: int = 0
     workers: int
-    wants_gpus: bool
+    wants_gpus: bool = False
     interfaces: tuple[Interface, ...]
     names: Mapping[str, tuple[str, ...]]
     routes: Mapping[str, str]

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 _PROBED = 10  # nodes that have not come
 _PROBE_TIMEOUT = 2.0  # seconds
-_UNHEARD = (
-    "see what it has printed itself; if nothing, the launcher has not started it "
-    "there, or it is another release of torchrun_hpc"
-)
+_UNHEARD = "see what it has printed; if nothing, the launcher has not started it there"
 
 
 @dataclass
@@ -58,10 +55,6 @@ class Found:
     hung: dict[int, str] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
 
-    def has_hung(self, link: Link) -> bool:
-        """Return whether a link is that of a node that has stopped responding."""
-        return not self.hung.keys().isdisjoint((link.first, link.second))
-
 
 def report(found: Found, here: Place, timeout: float) -> Report:
     """Write the report.
@@ -75,7 +68,7 @@ def report(found: Found, here: Place, timeout: float) -> Report:
     hosts = [*where.hosts] or [""] * where.nodes
     for node in nodes:
         hosts[node.rank] = node.host or hosts[node.rank]
-    links = [link for link in found.links if not found.has_hung(link)]
+    links = [x for x in found.links if not {x.first, x.second} & found.hung.keys()]
     findings = [
         *_absent(found, here, hosts, timeout),
         *judgement.findings(links, hosts, found.steady),
@@ -84,13 +77,13 @@ def report(found: Found, here: Place, timeout: float) -> Report:
         *_of_launcher(found, hosts),
         *judgement.of_collectives(found.rows, found.causes),
     ]
-    started = datetime.fromtimestamp(found.started, timezone.utc)
+    started = datetime.fromtimestamp(int(found.started), timezone.utc)
     return Report(
         schema=SCHEMA,
         launch_id=where.launch_id,
         site=str(where.site.value) if where.site else "",
         scheduler=here.scheduler,
-        started=started.isoformat(timespec="seconds"),
+        started=started.isoformat(),
         seconds=time.time() - found.started,
         torchrun_hpc=__version__,
         backend=found.backend,
@@ -121,11 +114,11 @@ def _absent(
         is_probed = nodes and number < _PROBED
         seen = _seen_from_here(nodes[0], here) if is_probed else closed
         text = f"{what} come within {timeout:.0f} s{seen}"
-        yield Finding("HPC178", text, hint or _UNHEARD, nodes, is_suspect=True)
+        yield Finding("HPC178", text, hint or _UNHEARD, nodes)
     for rank, when in found.hung.items():
         text = f"{host(rank, hosts)} has stopped responding {when}"
         remedy = "log in and look at its processes, and at the system's log"
-        yield Finding("HPC179", text, remedy, (rank,), is_suspect=True)
+        yield Finding("HPC179", text, remedy, (rank,))
 
 
 def _seen_from_here(rank: int, here: Place) -> str:
@@ -135,8 +128,7 @@ def _seen_from_here(rank: int, here: Place) -> str:
         return ""
     texts, own = [], network.this_node()
     for name in dict.fromkeys((world.fast_hosts[rank], world.hosts[rank])):
-        known = own.addresses_of(name)
-        if known:
+        if known := own.addresses_of(name):
             _, state = network.reach(str(known[0]), port, _PROBE_TIMEOUT)
             texts.append(f"{name} ({known[0]}) {state}")
         else:
@@ -152,4 +144,4 @@ def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
     for (code, text, is_refusal), ranks in found.said.items():
         is_of_all = len(ranks) == len(hosts)
         where = "" if is_of_all else f"on {fold_ranks(sorted(ranks), hosts)}: "
-        yield Finding(code, where + text, "", (), is_refusal)
+        yield Finding(code, where + text, is_suspect=is_refusal)

@@ -95,12 +95,10 @@ def pair_lines(report: Report) -> list[str]:
         lines.append(f"{what}: {known} is usual, worst {bad} {where}")
     tried = dict.fromkeys(name for link in links for name in link.networks)
     closed = [x for x in tried if not any(link.networks.get(x) for link in links)]
-    own = sorted({node.interface for node in report.nodes} - {""})
     if closed:
-        lines.append(
-            f"{', '.join(closed)} {'is' if len(closed) == 1 else 'are'} closed between "
-            f"the nodes, as many are: jobs use {', '.join(own) or 'another network'}"
-        )
+        own = ", ".join(sorted({node.interface for node in report.nodes} - {""}))
+        names = f"{', '.join(closed)}; jobs use {own or 'another network'}"
+        lines.append(f"closed between all nodes, as many networks are: {names}")
     return lines
 
 

@@ -79,7 +79,7 @@ def test_sound_workers(number):
 def test_workers_of_a_node_are_one_finding():
     slow = {rank: {"flops": (1e14 + rank, 1e14)} for rank in (4, 5, 6)}
     (finding,) = found(make_workers(16, slow))
-    text = "ranks 4-6 (jwb0002): 100.00 TFLOP/s at best, and 240.00 TFLOP/s is the"
+    text = "ranks 4-6 (jwb0002): 100.00 TFLOP/s at best, and 250.00 TFLOP/s is the"
     assert finding[1].startswith(text)
     many = found(make_workers(16, {1: WORSE, 6: WORSE}))
     assert [nodes for _, _, nodes in many] == [(0,), (1,)]

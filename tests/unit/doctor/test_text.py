@@ -146,10 +146,10 @@ def test_networks_that_are_closed_between_all():
     report = changed(make_report(3), "links", 0, networks=first)
     report = changed(report, "links", 1, networks=first | {"eth1": True})
     assert lines_of(report).count(
-        "eth0 is closed between the nodes, as many are: jobs use ib0"
+        "closed between all nodes, as many networks are: eth0; jobs use ib0"
     )
     report = changed(report, "links", 1, networks={})
-    assert text.pair_lines(report)[-1].startswith("eth0, eth1 are closed")
+    assert text.pair_lines(report)[-1].endswith(": eth0, eth1; jobs use ib0")
 
 
 def test_the_largest_size_of_the_slowest_node():
