@@ -7,10 +7,9 @@ nodes meet as the job would, measure what is between them, and run torch's colle
 =============  =======================================================================
 `results`      what is found, as dataclasses
 `place`        where this task is: the plan of the job, and where all meet
-`board`        what the tasks tell each other
 `examination`  all tasks meet, and task 0 gets the report
-`examiner`     what each task does
-`conductor`    what task 0 does besides: it says what is next, and collects
+`member`       what each task does: it replies to the questions of task 0
+`conductor`    what task 0 does besides: it asks all, and collects
 `node`         what a node shows of itself
 `checks`       what is wrong with that
 `differences`  what is not the same on all nodes
@@ -20,8 +19,9 @@ nodes meet as the job would, measure what is between them, and run torch's colle
 `compute`      which workers compute wrongly or slowly, or arrive late
 `summary`      the report, made of all that
 `comparison`   what became slower since an earlier one
-`workers`      the processes that run torch's collectives
-`collectives`  their program, with `operations`; it alone imports torch
+`launch`       the job's own launch, of torch's collectives
+`causes`       why it has ended too early
+`collectives`  its script, with `session`, `operations` and `product`; it imports torch
 `units`        figures with their units
 `text`         the report for a person
 `page`         the same as a page of HTML

@@ -81,14 +81,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=COMMAND,
-        allow_abbrev=False,
-        description="Examine the nodes of a job, instead of the job's own line: "
-        f"srun {COMMAND} --nproc_per_node=gpu",
-        epilog="Every other option is one of torchrun_hpc, as the job has it. A script "
-        "may follow; it is not run.",
-    )
+    about = f"Examine the nodes of a job: srun {COMMAND} --nproc_per_node=gpu"
+    others = "All other options are the job's own. A script may follow; it is not run."
+    parser = _Parser(COMMAND, description=about, epilog=others, allow_abbrev=False)
     add = parser.add_argument
     add_file = partial(add, type=_file, metavar="FILE")
     add_file("--json", help="write the report for programs; -: to stdout")

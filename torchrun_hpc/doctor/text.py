@@ -28,7 +28,6 @@ Row = dict[str, str]  # a table is its rows: cells by the titles of columns
 
 _WIDTH, _COLUMNS, _ROWS = 100, 9, 10  # of a terminal; of tables on it
 _INDENT = " " * 17
-_TO_COPY = " " * 4
 
 # How it is written, which one is the worst, and of two middle ones the better: a
 # partner may be at fault itself.
@@ -48,7 +47,7 @@ def render(report: Report, *, is_quiet: bool = False) -> str:
     report = printable(report)
     nodes = [line[:_COLUMNS] for line in cells(node_rows(report))]
     blocks = [
-        [verdict(report), *filter(str.strip, [_TO_COPY + exclude(report)])],
+        [verdict(report), *filter(str.strip, [f"    {exclude(report)}"])],
         [title(report)],
         finding_lines(report.findings[:_ROWS])
         + _more(len(report.findings), "findings"),
