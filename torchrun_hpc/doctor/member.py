@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
@@ -96,23 +96,8 @@ class Member:
 
     def look(self) -> Node:
         """Look at this node."""
-        here = self.here
-        fast = here.meeting.fast_hosts or (here.hostname,)
-        following = fast[(here.node_rank + 1) % len(fast)]
-        names = dict.fromkeys(filter(None, (here.fast_host, fast[0], following)))
-        found = node.examine(
-            rank=here.node_rank,
-            host=here.host,
-            fast_host=here.fast_host,
-            address=here.address,
-            workers=here.workers * here.task.local_size,
-            names=[*names],
-            network=network.this_node(),
-            environ=self._environ,
-        )
         port = self._links.port if self._links else 0
-        wants_gpus = here.asked.nproc_per_node == "gpu"
-        found = replace(found, port=port, wants_gpus=wants_gpus)
+        found = node.examine(self.here, port, network.this_node(), self._environ)
         return results.printable(found)  # names and values are whatever is set
 
     def _show(self, _: object) -> Any:

@@ -28,8 +28,9 @@ from torchrun_hpc.host.topology import own_cpus
 from torchrun_hpc.names import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
+    from torchrun_hpc.doctor.place import Place
     from torchrun_hpc.host.network import Network
 
 _LIMIT = 5.0  # seconds
@@ -48,28 +49,18 @@ _VARIABLES = re.compile(
 )
 
 
-def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
-    rank: int,
-    host: str,
-    fast_host: str,
-    address: str,
-    workers: int,
-    names: Sequence[str],
-    network: Network,
-    environ: Mapping[str, str],
+def examine(
+    here: Place, port: int, network: Network, environ: Mapping[str, str]
 ) -> Node:
     """Look at this node; it takes little more than `_LIMIT` at most.
 
     Args:
-        rank: Its rank.
-        host: Its name in the job.
-        fast_host: Its name on the job's network.
-        address: Its address for the job; empty if it is not known.
-        workers: How many workers it starts.
-        names: Names of nodes, to be resolved.
-        network: Its network, which was not asked for these names before.
+        here: Where it is.
+        port: Where it listens for the other nodes.
+        network: Its network, which was not asked for names before.
         environ: The environment of the job.
     """
+    names = here.names
     cpus = own_cpus()
     temporary = environ.get("TMPDIR") or "/tmp"  # noqa: S108 - the system's default
     paths = ("/dev/shm", temporary, environ.get("HOME", ""))  # noqa: S108 - to look at
@@ -87,21 +78,23 @@ def examine(  # noqa: PLR0913, PLR0917 - what the launcher knows of a node
     slowest = max((seconds for _, seconds in known.values()), default=0.0)
     gpus, driver = found.get("gpus", ((), ""))
     interfaces = tuple(_interfaces(network))
-    own = (each.name for each in interfaces if address in each.addresses)
+    own = (each.name for each in interfaces if here.address in each.addresses)
     late = f"no answer within {_LIMIT:g} s"
     return Node(
-        rank=rank,
-        host=host,
-        address=address,
+        rank=here.node_rank,
+        host=here.host,
+        address=here.address,
         interface=next(own, ""),
-        fast_host=fast_host,
-        workers=workers,
+        fast_host=here.fast_host,
+        port=port,
+        workers=here.workers * here.task.local_size,
+        wants_gpus=here.asked.nproc_per_node == "gpu",
         interfaces=interfaces,
         names={name: addresses for name, (addresses, _) in known.items()},
         routes={
             name: str(network.source_toward(ip_address(addresses[0])) or "")
             for name, (addresses, _) in known.items()
-            if addresses and name != fast_host
+            if addresses and name != here.fast_host
         },
         resolver=found.get("resolver", Resolver.UNKNOWN).value,
         resolver_s=slowest if len(known) == len(names) else _LIMIT,

@@ -115,6 +115,13 @@ class Place:
         hosts = self.meeting.fast_hosts
         return (hosts and hosts[self.node_rank]) or self.host
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of nodes that this one has to know: itself, the first, and the next."""
+        fast = self.meeting.fast_hosts or (self.hostname,)
+        following = fast[(self.node_rank + 1) % len(fast)]
+        return tuple(dict.fromkeys(filter(None, (self.fast_host, fast[0], following))))
+
 
 def find(seen: Preflight, argv: Sequence[str], known: Known) -> Place:
     """Find out where this task is, as a launch does.

@@ -19,6 +19,8 @@ from torchrun_hpc.doctor import node
 from torchrun_hpc.doctor.results import Gpu, Interface, Node, printable
 from torchrun_hpc.host.network import this_node
 from torchrun_hpc.host.resolver import Resolver
+from torchrun_hpc.options.options import Options
+from torchrun_hpc.schedulers.job import Task
 
 NETWORK = make_network(
     {
@@ -60,16 +62,17 @@ def only_first(monkeypatch):
 
 
 def examined(names=(), network=NETWORK, environ=None, address="10.20.0.1"):
-    found = node.examine(
-        rank=0,
+    here = SimpleNamespace(
+        node_rank=0,
         host="n0",
         fast_host="n0i",
         address=address,
         workers=4,
+        task=Task(),
+        asked=Options(),
         names=names,
-        network=network,
-        environ=environ or {},
     )
+    found = node.examine(here, 40000, network, environ or {})
     told = json.loads(json.dumps(wire.encode(printable(found))))  # by the task
     wire.decode(Node, told)
     return found
