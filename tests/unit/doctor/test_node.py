@@ -86,7 +86,7 @@ def test_this_machine(monkeypatch):
     monkeypatch.setattr(node, "_RESOLVER_S", 0.01)
     found = examined(["localhost"], this_node(), os.environ, "")
     assert (found.rank, found.host, found.fast_host) == (0, "n0", "n0i")
-    assert (found.interface, found.port, found.workers) == ("", 0, 4)
+    assert (found.interface, found.port, found.workers) == ("", 40000, 4)
     assert (found.torch, found.resolver) == (None, "down")
     assert "127.0.0.1" in found.names["localhost"]
     assert found.routes == {"localhost": "127.0.0.1"}
