@@ -61,7 +61,7 @@ def test_sizes(capsys):
         (["--quiet=yes"], "argument --quiet: ignored explicit argument 'yes'"),
         (["--hpc-dry-run"], "--hpc_dry_run=table: the doctor has no dry run"),
         (["--nproc_per_node=0"], "--nproc_per_node=0 starts no worker"),
-        (["--nproc-per-node=two"], "--nproc_per_node=two: type a number"),
+        (["--nproc-per-node=two"], "two: pass a number, gpu, cpu, auto or xpu"),
         (["--nnodes=2", "--node_rank=2", "--master_addr=127.0.0.1"], "nodes 0 to 1"),
         (["--jsn=a", "--nnodes=2"], "--jsn=a is no option of the doctor or torchrun"),
     ],
