@@ -79,6 +79,7 @@ class Member:
         self._environ = environ
         self._links: Links | None = None
         self._peers: dict[int, Peer] = {}
+        self._knows_peers = threading.Event()
         self._launch: Launch | None = None
 
     def listen(self, key: Key) -> None:
@@ -122,12 +123,14 @@ class Member:
     def _meet(self, about: Any) -> Any:
         peers = wire.decode(tuple[Peer, ...], about)
         self._peers = {peer.rank: peer for peer in peers}
+        self._knows_peers.set()
 
     def _measure(self, about: Any) -> Any:
         """Measure the pair of this node, if it has one in this turn."""
         turn, rank = wire.decode(Turn, about), self.here.node_rank
         if self._links is None or rank not in turn.partners:
             return None
+        self._knows_peers.wait()  # each question has a thread of its own
         own, other = self._peers[rank], self._peers[turn.partners[rank]]
         seen = self._links.measure(
             own, other, turn.name, all_networks=turn.all_networks
