@@ -1,4 +1,4 @@
-"""The doctor's pairs on many simulated nodes: seconds, and bytes at node 0.
+"""The doctor's pairs on many simulated nodes: seconds, and memory of node 0.
 
     python benchmarks/doctor.py [--nodes 32,64,128]
 
@@ -22,25 +22,25 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from torchrun_hpc.doctor.board import Board, met
+from torchrun_hpc import wire
 from torchrun_hpc.doctor.conductor import Conductor
-from torchrun_hpc.doctor.examiner import Examiner, Options, TaskRecord
-from torchrun_hpc.doctor.link import Links
-from torchrun_hpc.doctor.place import Place
-from torchrun_hpc.doctor.results import no_torch
+from torchrun_hpc.doctor.member import Member
+from torchrun_hpc.doctor.place import Place, Wishes
+from torchrun_hpc.doctor.results import Interface, Node
+from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.values import SCHEDULER
-from torchrun_hpc.planning.meeting import KeyFile, Meeting
+from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.rendezvous.key import Key
+from torchrun_hpc.rendezvous.connection import Connection
+from torchrun_hpc.rendezvous.protocol import Settings
 from torchrun_hpc.schedulers.job import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from torchrun_hpc.doctor.results import Node, Torch
-    from torchrun_hpc.doctor.workers import Workers
+    from torchrun_hpc.rendezvous.client import Client
 
 NODES = (32, 64, 128)
 LIMITS = {128: 60.0}  # seconds
@@ -49,67 +49,48 @@ MTU = 65536
 _INSIDE = "--inside-the-namespace"
 
 
-class Counted(Board):
-    """A board that counts what this node puts there."""
-
-    size = 0
-
-    def put(self, key: str, value: Any) -> None:
-        """Set a value."""
-        self.size += len(key) + len(json.dumps(value))
-        super().put(key, value)
-
-
-class NoWorkers:
-    """No torch."""
-
-    def torch(self, _timeout: float) -> Torch:
-        """Return that there is none."""
-        return no_torch("none")
-
-
-class SimulatedNode(Examiner):
+class SimulatedNode(Member):
     """A node that shows nothing of itself but where it is."""
 
-    def look(self, _environ: Mapping[str, str]) -> TaskRecord:
+    def look(self) -> Node:
         """Return where it is."""
-        rank = self.here.task.rank
-        shown: Any = {
-            "rank": rank,
-            "host": f"n{rank:04}",
-            "address": HOST,
-            "interface": "lo",
-            "port": self._links.port,
-            "interfaces": [
-                {"name": "lo", "addresses": [HOST], "is_up": True, "mtu": MTU,
-                 "speed_mbit": 0},
-            ],
-            "names": {}, "routes": {}, "fast_host": "", "workers": 1,
-            "wants_gpus": False, "resolver": "unknown",
-            "resolver_s": 0.0, "limits": {}, "folders": [], "cpus": "", "cores": 0,
-            "gpus": [], "driver": "", "versions": {}, "torch": None, "variables": {},
-            "findings": [],
-        }  # fmt: skip
-        return TaskRecord(
-            rank=rank,
-            node_rank=rank,
-            workers=1,
-            host=f"n{rank:04}",
+        return Node(
+            rank=self.here.node_rank,
+            host=self.here.host,
             address=HOST,
-            port=0,
-            node=cast("Node", shown),
+            interface="lo",
+            fast_host="",
+            port=self._links.port if self._links else 0,
+            workers=1,
+            wants_gpus=False,
+            interfaces=(Interface("lo", (HOST,), is_up=True, mtu=MTU, speed_mbit=0),),
+            names={},
+            routes={},
+            resolver="unknown",
+            resolver_s=0.0,
+            limits={},
+            folders=(),
+            cpus="",
+            cores=0,
+            gpus=(),
+            driver="",
+            versions={},
+            variables={},
         )
 
 
 class Timed(Conductor):
-    """It knows how long the pairs have taken."""
+    """It knows how long the pairs have taken, and launches nothing."""
 
     seconds = 0.0
 
-    def _measure_pairs(self, board: Board) -> None:
+    def _measure_pairs(self) -> None:
         start = time.monotonic()
-        super()._measure_pairs(board)
+        super()._measure_pairs()
         self.seconds = time.monotonic() - start
+
+    def _launch(self) -> None:
+        """Do nothing."""
 
 
 def place_of(nodes: int, rank: int) -> Place:
@@ -130,6 +111,7 @@ def place_of(nodes: int, rank: int) -> Place:
         listen=(HOST, PORT) if rank == 0 else None,
     )
     return Place(
+        job=None,
         mode=Mode.SEVERAL_NODES,
         meeting=meeting,
         tasks_meeting=meeting,
@@ -137,28 +119,33 @@ def place_of(nodes: int, rank: int) -> Place:
         node_rank=rank,
         workers=1,
         hostname=hosts[rank],
+        options=(),
+        asked=Options(),
     )
 
 
 @contextlib.contextmanager
-def introduced(nodes: int, rank: int) -> Iterator[tuple[SimulatedNode, Counted]]:
-    """Let a node meet the others, and yield it, and what it tells them by."""
-    here, nobody = place_of(nodes, rank), cast("Workers", NoWorkers())
-    key = Key(KeyFile(), "benchmark")
-    with (
-        contextlib.closing(Links(key, HOST)) as links,
-        met(here.tasks_meeting, {}, 120, lambda _: None) as board,
-    ):
-        node = SimulatedNode(here, Options(), links, nobody)
-        counted = Counted(board._client)  # noqa: SLF001
-        node.introduce(counted, {})
-        yield node, counted
+def met(nodes: int, rank: int) -> Iterator[tuple[SimulatedNode, Client]]:
+    """Let a node meet the others, and yield it, and its connection to them."""
+    here = place_of(nodes, rank)
+    node = SimulatedNode(here, Wishes(), {})
+    settings = Settings("doctor", nodes, 0, 0, join_timeout=3600, silence_timeout=3600)
+    connection = Connection(
+        here.tasks_meeting, settings, {}, lambda _: None, replies=node.replies
+    )
+    try:
+        client = connection.open(120)
+        node.listen(connection.key)
+        yield node, client
+    finally:
+        node.close()
+        connection.close()
 
 
 def follow(nodes: int, rank: int) -> None:
     """Take part as one node that is not the first."""
-    with introduced(nodes, rank) as (node, board):
-        node.follow(board)
+    with met(nodes, rank) as (node, client):
+        client.until(node.ended.is_set)
 
 
 def measure(nodes: int) -> float:
@@ -169,17 +156,17 @@ def measure(nodes: int) -> float:
     ]
     for process in processes:
         process.start()
-    with introduced(nodes, 0) as (node, board):
-        conductor = Timed(node, lambda _: None)
-        links = conductor.conduct(board)["links"]
+    with met(nodes, 0) as (node, client):
+        conductor = Timed(node.here, node.wishes, lambda _: None)
+        links = conductor.conduct(client).links
     for process in processes:
         process.join()
-    failed = sum(bool(link["problem"]) for link in links)
-    size = len(json.dumps(links)) / max(len(links), 1)
+    failed = sum(bool(link.problem) for link in links)
+    size = len(json.dumps([*map(wire.encode, links)])) / max(len(links), 1)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(
         f"{nodes:5} {len(links):6} {failed:6} {conductor.seconds:8.1f} {size:8.0f} "
-        f"{board.size / 2**10:10.0f} {memory:7}",
+        f"{memory:7}",
         flush=True,
     )
     return conductor.seconds
@@ -196,7 +183,7 @@ def main() -> int:
         words = [str(Path(__file__)), *sys.argv[1:], _INSIDE]
         unshare = shutil.which("unshare") or "unshare"
         os.execv(unshare, ["unshare", "--net", "sh", "-c", shell, *words])  # noqa: S606
-    print("nodes  pairs failed  seconds  B/pair  KiB put  MiB node 0")
+    print("nodes  pairs failed  seconds  B/pair  MiB node 0")
     seconds = {nodes: measure(nodes) for nodes in map(int, args.nodes.split(","))}
     late = {n: s for n, s in seconds.items() if s > LIMITS.get(n, float("inf"))}
     for nodes, taken in late.items():

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     Cause = tuple[str, tuple[int, ...]]  # what a person reads, and the nodes to blame
 
-# What a worker writes that waits for another one, or has lost it.
+# What a worker writes that waits for another one, or has lost it; and what an agent
+# tells the others when the doctor has ended it by its limit.
 _OF_OTHERS = re.compile(
-    "time?d? ?out|no end within|(reset|closed) by|refused|broken pipe|remote process",
+    "time?d? ?out|no end within|(reset|closed) by|refused|broken pipe|remote process"
+    "|received SIGTERM",
     re.IGNORECASE,
 )
 
@@ -37,11 +39,14 @@ def cause(
     if refused:
         is_of_some = refused < {*nodes.values()}
         return "", tuple(sorted(refused)) if is_of_some else ()
-    found = sorted(_failures(ends, nodes, hosts), key=lambda each: each[0])
+    found = [
+        (weight, bool(_OF_OTHERS.search(text)), text, blamed)
+        for weight, text, blamed in _failures(ends, nodes, hosts)
+    ]
     if not found:
         return "", ()
-    _, text, blamed = found[0]
-    if _OF_OTHERS.search(text):
+    _, is_of_others, text, blamed = min(found, key=lambda each: each[:2])
+    if is_of_others:
         return _who_did_not_come(ends, nodes, hosts) or (text, ())
     return text, blamed
 
@@ -58,8 +63,8 @@ def _failures(
     for task, end in ends.items():
         node = nodes[task]
         if end.reason:
-            about = (rank for rank, name in enumerate(hosts) if name in end.blamed)
-            yield 1, end.reason, tuple(about)
+            own = sorted({*nodes.values()})
+            yield 1, end.reason, tuple(n for n in own if hosts[n] in end.blamed)
         elif end.code:
             words = filter(None, (ending(end.code), end.cause))
             text = f"{host(node, hosts)}: the task {': '.join(words)}"

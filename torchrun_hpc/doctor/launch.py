@@ -155,7 +155,8 @@ class Launch:
                 cause = f"no end within {limit:.0f} s"
                 self.end()
         code, errors = self._process.returncode, end_of(self._errors)
-        reason, blamed = _outcome(end_of(self._output).decode(errors="replace"))
+        output = "" if cause else end_of(self._output).decode(errors="replace")
+        reason, blamed = _outcome(output)  # of its own end, if the doctor has ended it
         said = _SAID.findall(errors.decode(errors="replace"))
         for number in (self._reader, self._writer, self._output, self._errors):
             os.close(number)

@@ -123,5 +123,13 @@ POWER = "processor	: 0\ncpu		: POWER9, altivec supported\n"
 def test_the_model(monkeypatch, text, expected):
     monkeypatch.setattr(product.procfs, "read", lambda _: text)
     monkeypatch.setattr(product.platform, "machine", lambda: "z16")
-    threads = torch.get_num_threads()
-    assert product.kind(CPU) == (f"{expected}, threads: {threads}", "float32")
+    assert product.kind(CPU) == (expected, "float32")
+
+
+def test_one_thread_multiplies(by_hand, monkeypatch):
+    """Then there are as many as before."""
+    monkeypatch.setattr(product, "_LONG_ENOUGH", 0)
+    before, seen = torch.get_num_threads(), set()
+    by_hand(lambda _: seen.add(torch.get_num_threads()) or 1.0)
+    product.multiply(CPU)
+    assert (seen, torch.get_num_threads()) == ({1}, before)

@@ -1,0 +1,118 @@
+"""The doctor's launch on this machine: how it ends, and what is left of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from jobs import ended
+from programs import ROOT
+from waiting import NEVER_S, PATIENCE, until
+
+from torchrun_hpc.doctor import launch, place
+from torchrun_hpc.doctor.causes import is_refused
+from torchrun_hpc.doctor.launch import Launch, Part
+from torchrun_hpc.launching.abort import Known
+from torchrun_hpc.preflight import preflight
+
+TWO = ("--nproc_per_node=2",)
+FAILS = "import os; assert os.environ['RANK'] == '0', 'bad batch 17'"
+# It shows that it has come so far, and hangs.
+HANGS = """\
+import os, pathlib, time
+pathlib.Path(os.environ["STARTED"], str(os.getpid())).touch()
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Return what starts a launch, also of another script, and with variables."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+
+    def start(*options, script="", **variables):
+        if script:
+            (tmp_path / "of_the_test.py").write_text(script)
+            monkeypatch.setattr(launch, "SCRIPT", "of_the_test")
+        here = place.find(preflight(""), options, Known())
+        part = Part(0, {0: 0}, (here.host,), here.address, is_whole=True)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return Launch(here, part, ["16", str(PATIENCE)])
+
+    return start
+
+
+@pytest.fixture
+def workers(tmp_path, monkeypatch):
+    """Return what returns the numbers of the processes of `HANGS` that have started."""
+    folder = tmp_path / "started"
+    folder.mkdir()
+    monkeypatch.setenv("STARTED", str(folder))
+    return lambda: {int(each.name) for each in folder.iterdir()}
+
+
+def test_it_ends_well(start):
+    """Torch is imported once, for both."""
+    files = psutil.Process().num_fds()
+    end = start(*TWO, "--hpc-preload=torch").run(NEVER_S)
+    assert (end.code, end.cause, end.reason, end.said) == (0, "", "", ())
+    assert {worker.rank for worker in end.workers} == {*end.at} == {0, 1}
+    assert {worker.node for worker in end.workers} == {0}
+    assert {(row.scope, row.wrong) for row in end.rows} == {("", 0)}
+    assert (end.backend, bool(end.torch.version)) == ("gloo", True)
+    assert end.torch.import_s > 0.1  # that of the launcher
+    assert psutil.Process().num_fds() == files
+
+
+def test_its_script_fails(start):
+    end = start(*TWO, script=FAILS).run(NEVER_S)
+    cause = "worker 1 ended with exit code 1: AssertionError: bad batch 17"
+    assert (end.code, end.reason) == (1, cause)
+    assert end.torch.import_s > 0.1
+    assert not end.rows
+
+
+def test_it_is_refused(start):
+    end = start(*TWO, GLOO_SOCKET_IFNAME="none0").run(NEVER_S)
+    ((code, text, is_error),) = end.said
+    assert (code, is_error, is_refused(end)) == ("HPC054", True, True)
+    assert "none0" in text
+
+
+def test_its_limit(start, workers, monkeypatch):
+    """Which has passed when all workers have come."""
+    clock = SimpleNamespace(monotonic=lambda: 100.0 * (len(workers()) == 2))
+    monkeypatch.setattr(launch, "time", clock)
+    end = start(*TWO, script=HANGS).run(99)
+    assert (end.cause, end.reason) == ("no end within 99 s", "")
+    assert not any(map(psutil.pid_exists, workers()))
+
+
+ALONE = """\
+import sys
+from torchrun_hpc.doctor import launch, place
+from torchrun_hpc.launching.abort import Known
+from torchrun_hpc.preflight import preflight
+launch.SCRIPT = "of_the_test"
+here = place.find(preflight(""), sys.argv[1:], Known())
+part = launch.Part(0, {0: 0}, (here.host,), here.address, is_whole=True)
+launch.Launch(here, part, []).run(900)
+"""
+
+
+@pytest.mark.usefixtures("start")
+def test_the_doctor_is_killed(workers, tmp_path):
+    (tmp_path / "of_the_test.py").write_text(HANGS)
+    doctor = subprocess.Popen([sys.executable, "-c", ALONE, *TWO])
+    until(lambda: len(workers()) == 2)
+    below = psutil.Process(doctor.pid).children(recursive=True)
+    assert workers() < {process.pid for process in below}
+    doctor.send_signal(signal.SIGKILL)
+    doctor.wait(PATIENCE)
+    until(lambda: ended(*below))

@@ -1,0 +1,171 @@
+"""Why a launch has ended too early, and which nodes are to blame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from doctor.reports import make_interface, make_node
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrun_hpc.doctor import causes, conductor
+from torchrun_hpc.doctor.launch import Ended
+from torchrun_hpc.doctor.link import MOST_BYTES, Peer
+
+HOSTS = ["n0", "n1", "n2", "n3"]
+NODES = {task: task for task in range(4)}  # an agent on each
+WORKERS = {task: task // 2 for task in range(8)}  # direct mode, two on each
+
+WELL = Ended(0)
+KILLED = Ended(-9, "Killed")
+OOM = "the task was killed by SIGKILL (9): probably out of memory: Killed"
+FOLLOWS = Ended(1, "HPC125 the job has failed: worker 5 on n2 ended with exit code 1")
+BAD = "worker 5 on n2 ended with exit code 1: RuntimeError: CUDA error"
+CLOSED = "RuntimeError: Connection closed by peer [10.0.0.1]:3"
+LATE = Ended(1, "no end within 180 s")
+LATE_TEXT = "n0: the task ended with exit code 1: no end within 180 s"
+TOLD = "the agent on n1 received SIGTERM (15)"
+REFUSED = Ended(2, said=(("HPC054", "no interface ib1", True),))
+WARNED = Ended(2, said=(("HPC162", "trying on", False),))
+SUM = "all_reduce of 8 B"
+
+
+def reason(text, *blamed):
+    return Ended(1, "HPC125", text, blamed)
+
+
+def at(**steps):
+    """Return the end by the limit of each task whose worker was at such a step."""
+    return [replace(LATE, at={int(r[1:]): (n, SUM)}) for r, n in steps.items()]
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([], ("", ())),
+        ([WELL] * 4, ("", ())),
+        ([WELL, replace(WELL, said=REFUSED.said)], ("", ())),
+        # A task was killed: whoever has told of it first, and whatever follows.
+        ([FOLLOWS, KILLED, reason(BAD, "n2")], (f"n1: {OOM}", (1,))),
+        # A worker has failed.
+        ([reason(BAD, "n2"), FOLLOWS, FOLLOWS], (BAD, (2,))),
+        ([FOLLOWS, reason(BAD, "n2"), FOLLOWS], (BAD, (2,))),
+        ([reason(BAD), FOLLOWS], (BAD, ())),
+        ([reason("gone", "n1", "n3"), FOLLOWS], ("gone", (1, 3))),
+        # It has lost another one, or waits for it: nobody knows whose fault that is.
+        ([reason(f"worker 0: {CLOSED}", "n0")], (f"worker 0: {CLOSED}", ())),
+        # The launcher says why it refuses.
+        ([WELL, REFUSED, KILLED, REFUSED], ("", (1, 3))),
+        ([REFUSED] * 4, ("", ())),
+        ([REFUSED] * 2, ("", (0, 1))),  # two have told nothing
+        ([Ended(2, "bad")], ("n0: the task ended with exit code 2: bad", (0,))),
+        ([WELL, WARNED], ("n1: the task ended with exit code 2", (1,))),
+        # The limit: one is behind, most are, nobody is, nothing is known.
+        (at(r0=5, r1=4, r2=5, r3=5), (f"rank 1 (n1) did not come to {SUM}", (1,))),
+        (at(r0=5, r1=4, r2=3, r3=5), (f"rank 1-2 (n1, n2) did not come to {SUM}",
+                                      (1, 2))),
+        (at(r0=5, r1=4, r2=4, r3=4), (LATE_TEXT, ())),
+        (at(r0=5, r1=5, r2=5, r3=5), (LATE_TEXT, ())),
+        ([LATE] * 4, (LATE_TEXT, ())),
+        # On one node it was a moment earlier: its agent has told the others.
+        ([reason(TOLD, "n1"), LATE], (TOLD, ())),
+        ([Ended(1, f"HPC125 {TOLD}"), LATE],
+         (f"n0: the task ended with exit code 1: HPC125 {TOLD}", ())),
+        # Direct mode: each task is a worker.
+        ({2: Ended(1, "ValueError: bad batch 17"), 0: Ended(1, CLOSED)},
+         ("n1: the task ended with exit code 1: ValueError: bad batch 17", (1,))),
+        ({0: Ended(1, CLOSED), 2: Ended(1, "ValueError: bad batch 17")},
+         ("n1: the task ended with exit code 1: ValueError: bad batch 17", (1,))),
+        ({0: Ended(1, CLOSED), 2: Ended(1, CLOSED)},
+         (f"n0: the task ended with exit code 1: {CLOSED}", ())),
+        ({0: Ended(1, CLOSED), 5: KILLED}, (f"n2: {OOM}", (2,))),
+        ({5: Ended(1, CLOSED, at={5: (3, SUM)}), 2: Ended(-15, at={2: (2, SUM)})},
+         ("n1: the task was killed by SIGTERM (15)", (1,))),
+    ],
+)  # fmt: skip
+def test_the_cause(ends, expected):
+    nodes = WORKERS if isinstance(ends, dict) else NODES  # of a list: by its index
+    ends = ends if isinstance(ends, dict) else dict(enumerate(ends))
+    assert causes.cause(ends, nodes, HOSTS) == expected
+
+
+def test_nodes_of_one_name():
+    """As in a container: only nodes of this launch count."""
+    ends = {0: reason(BAD, "c"), 1: FOLLOWS}
+    assert causes.cause(ends, {0: 0, 1: 2}, ["c", "c", "c"]) == (BAD, (0, 2))
+    found = causes.cause({2: KILLED}, {2: 2}, [""] * 3)
+    assert found == (f"node 2: {OOM}", (2,))
+
+
+TEXT = st.sampled_from(["", BAD, CLOSED, TOLD, "no end within 9 s", "x"])
+END = st.builds(
+    Ended,
+    code=st.sampled_from([-9, 0, 1, 2]),
+    cause=TEXT,
+    reason=TEXT,
+    blamed=st.lists(st.sampled_from(HOSTS), unique=True).map(tuple),
+    said=st.sampled_from([(), REFUSED.said, WARNED.said]),
+    at=st.dictionaries(st.integers(0, 7), st.tuples(st.integers(0, 9), TEXT)),
+)
+
+
+@given(
+    nodes=st.dictionaries(st.integers(0, 7), st.integers(0, 3), min_size=1),
+    made=st.lists(END, min_size=8, max_size=8),
+    order=st.permutations(range(8)),
+)
+def test_who_is_blamed(nodes, made, order):
+    """Nodes of the launch; for a refusal never all, and the launcher says it."""
+    ends = {task: made[task] for task in order if task in nodes}
+    text, blamed = causes.cause(ends, nodes, HOSTS)
+    assert [*blamed] == sorted({*blamed})
+    assert {*blamed} <= {*nodes.values()}
+    if any(map(causes.is_refused, ends.values())):
+        assert (text, {*blamed} < {*nodes.values()}) == ("", True)
+    elif all(end == WELL for end in ends.values()):
+        assert (text, blamed) == ("", ())
+
+
+# --- what task 0 knows of a node ------------------------------------------------------
+
+SLOW = make_interface("ib0", "10.20.0.1", mtu=9000, speed_mbit=1000)
+NEXT = make_interface("eth0", "10.10.0.1", "fd00::1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "speed", "sent", "moved"),
+    [
+        ({"interfaces": (SLOW, NEXT)}, 1.25e8, 0.15 * 1.25e8, 25 * 10**6 + 100 * 2**16),
+        ({"interfaces": (replace(SLOW, speed_mbit=0),)}, float("inf"), MOST_BYTES,
+         1700 * 2**16),
+        ({"interface": ""}, float("inf"), MOST_BYTES, 1700 * 2**16),
+        ({"interfaces": ()}, float("inf"), MOST_BYTES, 1700 * 2**16),
+    ],
+)  # fmt: skip
+def test_how_much_is_sent(changes, speed, sent, moved):
+    """Of 64, 16, 4 and 1 times 2**16 bytes: two times, and up to 20 times."""
+    node, nodes = make_node(**changes), [make_node(1), make_node(**changes)]
+    assert (conductor._speed(node), conductor._expected(node)) == (speed, sent)
+    found = conductor._expected_of_collectives(2**22, nodes)
+    assert found == 6 * (moved + 170 * 2**16)
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "mtu", "others"),
+    [
+        ((SLOW, NEXT), 9000, {"eth0": "10.10.0.1"}),
+        ((replace(SLOW, is_up=False), replace(NEXT, is_up=False)), 1500, {}),
+        ((replace(SLOW, name="ib1"), replace(NEXT, addresses=())), 1500,
+         {"ib1": "10.20.0.1"}),
+        ((), 1500, {}),
+    ],
+)  # fmt: skip
+def test_what_the_others_know(interfaces, mtu, others):
+    found = conductor._peer(make_node(interfaces=interfaces))
+    assert found == Peer(0, "10.20.0.1", 40000, mtu, others)
+
+
+def test_sizes():
+    sizes = [conductor._size(number) for number in (8, 2**20, 2**30, 1.5 * 2**40)]
+    assert sizes == ["0.0 MiB", "1.0 MiB", "1.0 GiB", "1536.0 GiB"]

@@ -1,0 +1,73 @@
+"""What a task of the doctor replies to the questions of task 0."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from loopback import started
+from waiting import PATIENCE
+
+from torchrun_hpc import wire
+from torchrun_hpc.doctor.launch import Part
+from torchrun_hpc.doctor.link import Peer, Side
+from torchrun_hpc.doctor.member import LAUNCH, MEASURE, PEERS, SHOW, Member, Shown, Turn
+from torchrun_hpc.doctor.place import Wishes
+from torchrun_hpc.schedulers.job import Task
+
+PEERS_OF_ALL = [Peer(rank, f"10.20.0.{rank}", 4000 + rank, 1500) for rank in range(4)]
+
+
+class Links:
+    """It knows what it was told to measure."""
+
+    def measure(self, *pair, all_networks):
+        self.asked = (*pair, all_networks)
+        return Side(rate=5.0)
+
+
+@pytest.fixture
+def member():
+    """Return the first task of two on node 1, which has links."""
+    here = SimpleNamespace(task=Task(2, 8, 0, 2), node_rank=1)
+    made = Member(here, Wishes(), {})
+    made._links = Links()
+    return made
+
+
+def ask(member, what, about):
+    return member.replies[what](wire.encode(about))
+
+
+def meet(member):
+    member.replies[PEERS]([wire.encode(peer) for peer in PEERS_OF_ALL])
+
+
+def test_it_measures_with_its_partner(member):
+    meet(member)
+    partners = {1: 3, 3: 1, 0: 2, 2: 0}
+    side = ask(member, MEASURE, Turn("0/0", partners, all_networks=True))
+    assert wire.decode(Side, side) == Side(rate=5.0)
+    own, other = PEERS_OF_ALL[1], PEERS_OF_ALL[3]
+    assert member._links.asked == (own, other, "0/0", True)
+
+
+def test_it_may_be_asked_before_it_has_heard_of_its_partner(member):
+    """Each question has a thread of its own, and the first one may be the slower."""
+    seen = started(lambda: ask(member, MEASURE, Turn("0/0", {1: 3, 3: 1})))
+    meet(member)
+    assert wire.decode(Side, seen.result(PATIENCE)).rate == 5.0
+
+
+def test_what_it_takes_no_part_in(member):
+    meet(member)
+    assert ask(member, MEASURE, Turn("0/0", {0: 2, 2: 0})) is None
+    part = Part(1, {0: 0, 4: 2}, ("n0", "n2"), "10.20.0.0", is_whole=False)
+    assert ask(member, LAUNCH, part) is None
+    member._links = None
+    assert ask(member, MEASURE, Turn("0/0", {1: 3, 3: 1})) is None
+
+
+def test_the_second_task_of_a_node_shows_where_it_is(member):
+    member.here.task = Task(3, 8, 1, 2)
+    assert member.replies[SHOW](None) == wire.encode(Shown(1))
