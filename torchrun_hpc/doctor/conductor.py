@@ -156,7 +156,8 @@ class Conductor:
         partners = {a: b for pair in together for a, b in (pair, pair[::-1])}
         turn = wire.encode(Turn(name, partners, all_networks=first))
         tasks = [self._first[node] for node in partners]
-        seen = self._ask(MEASURE, turn, tasks, "nodes have measured a pair", Side)
+        have = "nodes have measured a pair"
+        seen = self._ask(MEASURE, turn, tasks, have, Side, _GRACE)
         sides = {self._node_of[task]: side for task, side in seen.items()}
         hung = partners.keys() - sides.keys()
         self._found.hung |= dict.fromkeys(sorted(hung), "during the measurements")

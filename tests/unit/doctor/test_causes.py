@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from doctor.reports import make_interface, make_node
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_hpc.doctor import causes, conductor
+from torchrun_hpc.doctor import causes, conductor, link
 from torchrun_hpc.doctor.launch import Ended
 from torchrun_hpc.doctor.link import MOST_BYTES, Peer
+from torchrun_hpc.doctor.place import Wishes
+from torchrun_hpc.schedulers.job import Task
 
 HOSTS = ["n0", "n1", "n2", "n3"]
 NODES = {task: task for task in range(4)}  # an agent on each
@@ -125,6 +128,24 @@ def test_who_is_blamed(nodes, made, order):
         assert (text, {*blamed} < {*nodes.values()}) == ("", True)
     elif all(end == WELL for end in ends.values()):
         assert (text, blamed) == ("", ())
+
+
+def test_a_node_has_time_to_wait_for_the_other_one(monkeypatch):
+    """Or it would be taken for one that hangs, with a short limit of the user's."""
+    limits = []
+    monkeypatch.setattr(
+        conductor.waiting, "until", lambda *args: limits.append(args[1])
+    )
+    here = SimpleNamespace(task=Task(0, 2))
+    zero = conductor.Conductor(here, Wishes(timeout=5), print)
+    zero._first = {0: 0, 1: 1}
+    asking = SimpleNamespace(ask_all=lambda _, wait, __: wait({}) or {})
+    zero._client = SimpleNamespace(questions=asking, failure=None)
+    assert [*zero._measured("0/0", [(0, 1)], first=False)] == []
+    assert (
+        limits[0] > link._PARTNER_TIMEOUT + link._OPEN_TIMEOUT + link._MESSAGE_TIMEOUT
+    )
+    assert zero._found.hung == dict.fromkeys((0, 1), "during the measurements")
 
 
 # --- what task 0 knows of a node ------------------------------------------------------

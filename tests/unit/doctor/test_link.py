@@ -114,8 +114,14 @@ def test_more_files_than_select_takes(nodes):
 
 @pytest.mark.parametrize("senders", [[0], [1], [0, 1]])
 def test_large_packets_that_are_lost(nodes, senders, limit):
-    """Bytes would be lost, too, and are not sent: here those of some nodes."""
+    """Bytes would be lost, too, and are not sent: here those of some nodes.
+
+    Those that come late, of another turn, do not count.
+    """
     limit(PACKET, 0.5)
+    for links, peer in nodes:
+        late = f"{1 - peer.rank} old ".encode().ljust(link._LARGEST)
+        links._packets.sendto(late, ("127.0.0.1", links.port))
     for links in (nodes[rank][0] for rank in senders):
         real = links._packets
         links._packets = mock.Mock(wraps=real, family=real.family)
