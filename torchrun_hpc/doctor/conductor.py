@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_GRACE = 160.0  # seconds more than the collectives: to start, and to end
+# Seconds: at least for a pair, of which one may wait for the other; and for a launch to
+# start and to end, besides the collectives.
+_PAIR_TIMEOUT = 20.0
+_GRACE = 160.0
 
 _LOOKS = 3  # at a pair that is doubtful
 _TURNS_AGAIN = 4  # with pairs that are doubtful: a bad node has many
@@ -157,7 +160,7 @@ class Conductor:
         turn = wire.encode(Turn(name, partners, all_networks=first))
         tasks = [self._first[node] for node in partners]
         have = "nodes have measured a pair"
-        seen = self._ask(MEASURE, turn, tasks, have, Side, _GRACE)
+        seen = self._ask(MEASURE, turn, tasks, have, Side, _PAIR_TIMEOUT)
         sides = {self._node_of[task]: side for task, side in seen.items()}
         hung = partners.keys() - sides.keys()
         self._found.hung |= dict.fromkeys(sorted(hung), "during the measurements")

@@ -185,8 +185,3 @@ def test_how_much_is_sent(changes, speed, sent, moved):
 def test_what_the_others_know(interfaces, mtu, others):
     found = conductor._peer(make_node(interfaces=interfaces))
     assert found == Peer(0, "10.20.0.1", 40000, mtu, others)
-
-
-def test_sizes():
-    sizes = [conductor._size(number) for number in (8, 2**20, 2**30, 1.5 * 2**40)]
-    assert sizes == ["0.0 MiB", "1.0 MiB", "1.0 GiB", "1536.0 GiB"]

@@ -24,9 +24,9 @@ from torchrun_hpc.schedulers.job import Job, Task
 DIRECT = next(mode for mode in Mode if mode.is_direct)
 OWN = ["--max-restarts=0", "--hpc-outcome=/dev/stdout"]
 AT = Meeting("static", nodes=3, endpoint="10.20.0.1:29500")
-WHOLE = Part(0, {0: 0, 1: 1, 2: 2}, THREE, "10.20.0.1", is_whole=True)
-TWO = Part(1, {0: 0, 2: 2}, ("jwb0001", "jwb0003"), "10.20.0.1", is_whole=False)
-SECOND = Part(1, {1: 1, 2: 2}, ("jwb0002", "jwb0003"), "fd00::2", is_whole=False)
+WHOLE = Part(0, {0: 0, 1: 1, 2: 2}, THREE, "10.20.0.1")
+TWO = Part(1, {0: 0, 2: 2}, ("jwb0001", "jwb0003"), "10.20.0.1")
+SECOND = Part(1, {1: 1, 2: 2}, ("jwb0002", "jwb0003"), "fd00::2")
 PORT = port_of("10.20.0.1:29500 1")
 
 
@@ -89,7 +89,7 @@ def test_its_job_is_this_one():
 def test_the_job_of_a_part(places, part, rank, expected):
     if isinstance(part, dict):
         hosts = tuple(THREE[node] for node in sorted({*part.values()}))
-        part = Part(1, part, hosts, "10.20.0.1", is_whole=False)
+        part = Part(1, part, hosts, "10.20.0.1")
     task = tasks_at(places)[rank]
     job = step(places[rank], task=task, head_candidates=("jwb0001",), listed_at=0)
     here = place_of(job=job, rank=places[rank], task=task)

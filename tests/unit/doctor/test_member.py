@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from loopback import started
-from waiting import PATIENCE
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor.launch import Part
@@ -52,17 +50,10 @@ def test_it_measures_with_its_partner(member):
     assert member._links.asked == (own, other, "0/0", True)
 
 
-def test_it_may_be_asked_before_it_has_heard_of_its_partner(member):
-    """Each question has a thread of its own, and the first one may be the slower."""
-    seen = started(lambda: ask(member, MEASURE, Turn("0/0", {1: 3, 3: 1})))
-    meet(member)
-    assert wire.decode(Side, seen.result(PATIENCE)).rate == 5.0
-
-
 def test_what_it_takes_no_part_in(member):
     meet(member)
     assert ask(member, MEASURE, Turn("0/0", {0: 2, 2: 0})) is None
-    part = Part(1, {0: 0, 4: 2}, ("n0", "n2"), "10.20.0.0", is_whole=False)
+    part = Part(1, {0: 0, 4: 2}, ("n0", "n2"), "10.20.0.0")
     assert ask(member, LAUNCH, part) is None
     member._links = None
     assert ask(member, MEASURE, Turn("0/0", {1: 3, 3: 1})) is None
