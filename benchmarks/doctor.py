@@ -133,9 +133,9 @@ def met(nodes: int, rank: int) -> Iterator[tuple[SimulatedNode, Client]]:
     connection = Connection(
         here.tasks_meeting, settings, {}, lambda _: None, replies=node.replies
     )
+    node.key = connection.key
     try:
         client = connection.open(120)
-        node.listen(connection.key)
         yield node, client
     finally:
         node.close()

@@ -86,9 +86,9 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
         segment=_SEGMENT,
         replies=member.replies,
     )
+    member.key = connection.key
     try:
         client = connection.open(wishes.timeout)
-        member.listen(connection.key)
         if here.task.rank == 0:
             return conductor.conduct(client)
         client.until(member.ended.is_set)

@@ -62,6 +62,7 @@ class Member:
         here: Where it is.
         wishes: What the user chose.
         ended: Set when there are no more questions.
+        key: This node's key, which is set before there are any.
         replies: See `Connection`.
     """
 
@@ -76,16 +77,11 @@ class Member:
             LAUNCH: self._run,
             END: lambda _: self.ended.set(),
         }
+        self.key: Key
         self._environ = environ
         self._links: Links | None = None
         self._peers: dict[int, Peer] = {}
         self._launch: Launch | None = None
-
-    def listen(self, key: Key) -> None:
-        """Let the other nodes measure what is between them and this one."""
-        here = self.here
-        if here.meeting.nodes > 1 and here.task.local_rank == 0:
-            self._links = Links(key, here.address, here.meeting.nodes)
 
     def close(self) -> None:
         """End what this task has started."""
@@ -101,8 +97,13 @@ class Member:
         return results.printable(found)  # names and values are whatever is set
 
     def _show(self, _: object) -> Any:
-        own = self.look() if self.here.task.local_rank == 0 else None
-        return wire.encode(Shown(self.here.node_rank, own))
+        """Show this node, and listen there, if this is its first task."""
+        here, own = self.here, None
+        if here.task.local_rank == 0:
+            if here.meeting.nodes > 1:
+                self._links = Links(self.key, here.address, here.meeting.nodes)
+            own = self.look()
+        return wire.encode(Shown(here.node_rank, own))
 
     def _meet(self, about: Any) -> Any:
         peers = wire.decode(tuple[Peer, ...], about)
