@@ -26,7 +26,7 @@ import struct
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -193,15 +193,12 @@ class Links:
         except _ERRORS as error:
             return Side(_reason(error), is_blocked=True, networks=networks)
         with mine:
-            theirs = self._arrivals.wait(other.rank, turn)
-            if theirs is None:
-                return Side(_NOBODY_CAME, networks=networks)
-            with theirs:
-                try:
+            try:
+                with self._arrivals.wait(other.rank, turn) as theirs:
                     found = self._figures(own, other, mine, theirs, turn)
-                except _ERRORS as error:
-                    found = {"problem": _reason(error)}
-                return Side(networks=networks, **found)
+            except _ERRORS as error:
+                found = Side(_reason(error))
+            return replace(found, networks=networks)
 
     def _open(self, own: Peer, other: Peer, turn: str) -> socket.socket:
         """Open a connection to another node, which proves that it belongs to the job.
@@ -234,23 +231,21 @@ class Links:
         mine: socket.socket,
         theirs: socket.socket,
         turn: str,
-    ) -> dict[str, Any]:
+    ) -> Side:
         """Measure, on the connection that this node has opened and on the other one."""
         mtu = min(own.mtu, other.mtu)
         is_lost = self._loses_large_packets(own, other, mtu, turn)
         mine.sendall(bytes([is_lost]))
         if _exactly(theirs, 1)[0] or is_lost:
-            return {"lost_mtu": mtu}  # what TCP sends would be lost, too
-        found: dict[str, Any] = {}
+            return Side(lost_mtu=mtu)  # what TCP sends would be lost, too
         if own.rank < other.rank:
-            found |= _ping(mine)
-            found["lost"] = _send(mine)
-            found["rate"] = _receive(theirs)
-        else:
-            _pong(theirs)
-            found["rate"] = _receive(theirs)
-            found["lost"] = _send(mine)
-        return found
+            latency_s, clock_s = _ping(mine)
+            lost = _send(mine)
+            rate = _receive(theirs)
+            return Side(rate=rate, lost=lost, latency_s=latency_s, clock_s=clock_s)
+        _pong(theirs)
+        rate = _receive(theirs)
+        return Side(rate=rate, lost=_send(mine))
 
     def _loses_large_packets(self, own: Peer, other: Peer, mtu: int, turn: str) -> bool:
         """Return whether small packets arrive here, and none of the size of the MTU."""
@@ -306,23 +301,25 @@ class _Arrivals:
             self._arrived[rank] = turn, kept
             self._changed.notify_all()
 
-    def wait(self, rank: int, turn: str) -> socket.socket | None:
-        """Return the connection of a node, or ``None`` if it does not come in time."""
+    def wait(self, rank: int, turn: str) -> socket.socket:
+        """Return the connection of a node.
+
+        Raises:
+            ConnectionError: It does not come in time.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._arrived.get(rank, ("",))[0] == turn, _PARTNER_TIMEOUT
             )
-            found = self._arrived.pop(rank, ("", None))
-        return found[1] if found[0] == turn else None
+            name, found = self._arrived.pop(rank, ("", None))
+        if found is None or name != turn:
+            raise ConnectionError(_NOBODY_CAME)
+        return found
 
-    def came_unproved(self, _address: str) -> None:
-        """Do nothing: the server closes the connection."""
+    def ignore(self, *_: object, **__: object) -> None:
+        """Do nothing: all else is the server's."""
 
-    def disconnected(self, _connection: Any, *, ended: bool) -> None:
-        """Do nothing."""
-
-    def tick(self, _seconds: int) -> None:
-        """Do nothing."""
+    came_unproved = disconnected = tick = ignore
 
 
 def _opened(address: str) -> tuple[socket.socket, socket.socket]:
@@ -368,8 +365,8 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 # --- latency and clock ------------------------------------------------------------
 
 
-def _ping(connection: socket.socket) -> dict[str, float]:
-    """Send small messages there and back."""
+def _ping(connection: socket.socket) -> tuple[float, float]:
+    """Send small messages there and back; return latency and the clock's lead."""
     looks, end = list[tuple[float, float]](), time.monotonic() + _PINGING
     while len(looks) < 2 or (len(looks) < _PINGS and time.monotonic() < end):  # noqa: PLR2004
         sent, start = time.time(), time.perf_counter()
@@ -378,9 +375,9 @@ def _ping(connection: socket.socket) -> dict[str, float]:
         seconds = time.perf_counter() - start
         looks.append((seconds, theirs - sent - seconds / 2))
     connection.sendall(_PING.pack(0.0))
-    seconds, clock = min(looks)
+    _, clock = min(looks)
     latency_s, _ = sorted(looks)[len(looks) // 10]
-    return {"latency_s": latency_s, "clock_s": clock}
+    return latency_s, clock
 
 
 def _pong(connection: socket.socket) -> None:

@@ -282,7 +282,8 @@ def test_a_newer_connection_takes_the_place_of_an_older_one(nodes, connect, limi
     assert measure(nodes, "new").problem == ""
     assert said(connect(rank=1, turn="old")) == b"+"
     limit(PARTNER, SOON)
-    assert first._arrivals.wait(1, "new") is None
+    with pytest.raises(ConnectionError, match="has opened no connection"):
+        first._arrivals.wait(1, "new")
 
 
 # --- what both have seen --------------------------------------------------------------
