@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.failures.failure import ending
 from torchrun_hpc.launching.abort import WRONG_USE
 from torchrun_hpc.names import host, ranges
+from torchrun_hpc.reporting.console import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.launch import Ended
 
     Cause = tuple[str, tuple[int, ...]]  # what a person reads, and the nodes to blame
+
+_FAILED = "the job has failed: "  # the launcher's last line
 
 # What a worker writes that waits for another one, or has lost it; and what an agent
 # tells the others when the doctor has ended it by its limit.
@@ -39,13 +42,10 @@ def cause(
     if refused:
         is_of_some = refused < {*nodes.values()}
         return "", tuple(sorted(refused)) if is_of_some else ()
-    found = [
-        (weight, bool(_OF_OTHERS.search(text)), text, blamed)
-        for weight, text, blamed in _failures(ends, nodes, hosts)
-    ]
+    found = [*_failures(ends, nodes, hosts)]
     if not found:
         return "", ()
-    _, is_of_others, text, blamed = min(found, key=lambda each: each[:2])
+    is_of_others, _, text, blamed = min(found, key=lambda each: each[:2])
     if is_of_others:
         return _who_did_not_come(ends, nodes, hosts) or (text, ())
     return text, blamed
@@ -58,32 +58,45 @@ def is_refused(end: Ended) -> bool:
 
 def _failures(
     ends: Mapping[int, Ended], nodes: Mapping[int, int], hosts: Sequence[str]
-) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-    """Yield the failures, with their weights: the least is nearest to the cause."""
+) -> Iterator[tuple[bool, int, str, tuple[int, ...]]]:
+    """Yield the failures: whether others are the cause, and what is nearest to it."""
     for task, end in ends.items():
-        node = nodes[task]
+        node, own = nodes[task], _own_cause(end)
         if end.reason:
-            own = sorted({*nodes.values()})
-            yield 1, end.reason, tuple(n for n in own if hosts[n] in end.blamed)
+            about = {n for n in nodes.values() if hosts[n] in end.blamed}
+            is_of_others = bool(_OF_OTHERS.search(end.reason))
+            yield is_of_others, 1, end.reason, tuple(sorted(about))
+        elif end.is_stopped or (end.code > 0 and not own):
+            yield True, 3, f"{host(node, hosts)}: {own or ending(end.code)}", ()
         elif end.code:
-            words = filter(None, (ending(end.code), end.cause))
-            text = f"{host(node, hosts)}: the task {': '.join(words)}"
-            yield 0 if end.code < 0 else 2, text, (node,)
+            text = ": ".join(filter(None, (ending(end.code), own)))
+            is_of_others = bool(_OF_OTHERS.search(own))
+            weight = 0 if end.code < 0 else 2
+            yield is_of_others, weight, f"{host(node, hosts)}: the task {text}", (node,)
+
+
+def _own_cause(end: Ended) -> str:
+    """Return what a script wrote last, or why the launcher says that the job failed."""
+    before, mark, told = end.cause.partition(_FAILED)
+    return told if mark else before * (not before.startswith(PREFIX))
 
 
 def _who_did_not_come(
     ends: Mapping[int, Ended], nodes: Mapping[int, int], hosts: Sequence[str]
 ) -> Cause | None:
     """Return which workers are behind all others; nothing if most of them are."""
-    steps = {
-        rank: (*step, nodes[task])
-        for task, end in ends.items()
-        for rank, step in end.at.items()
-    }
-    last, name = max(((n, step) for n, step, _ in steps.values()), default=(0, ""))
-    behind = sorted(rank for rank, (number, *_) in steps.items() if number < last)
+    steps: list[tuple[int, str, int, tuple[int, ...]]] = []
+    for task, end in ends.items():
+        # Its launcher has not started a worker, or not even imported torch.
+        begun = -2 if end.torch else -3, "the meeting of the agents"
+        at = [(*step, nodes[task], (rank,)) for rank, step in end.at.items()]
+        steps += at or [(*begun, nodes[task], ())]
+    last, name = max(((n, step) for n, step, *_ in steps), default=(0, ""))
+    behind = [each for each in steps if each[0] < last]
     if not 0 < len(behind) <= len(steps) // 2:
         return None
-    blamed = tuple(sorted({steps[rank][2] for rank in behind}))
-    where = ", ".join(host(node, hosts) for node in blamed)
-    return f"rank {ranges(behind)} ({where}) did not come to {name}", blamed
+    blamed = tuple(sorted({node for _, _, node, _ in behind}))
+    who = ", ".join(host(node, hosts) for node in blamed)
+    if ranks := [rank for *_, known in behind for rank in known]:
+        who = f"rank {ranges(sorted(ranks))} ({who})"
+    return f"{who} did not come to {name}", blamed

@@ -117,11 +117,11 @@ def _folders(node: Node, _nodes: object) -> Iterator[_Fault]:
 
 
 def _imports(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
-    torch, problem = torch_of(node), node.torch and node.torch.problem
-    usual = median([t.import_s for t in map(torch_of, nodes) if t] or [0])
-    if problem:
+    torch, every = node.torch, [each.torch for each in nodes if each.torch]
+    usual = median([each.import_s for each in every if not each.problem] or [0])
+    if torch and torch.problem:
         remedy = "python -c 'import torch' on this node shows all of the error"
-        yield _Fault(f"{NO_TORCH}: {problem}", remedy)
+        yield _Fault(f"{NO_TORCH}: {torch.problem}", remedy)
     elif torch and torch.import_s > max(3 * usual, usual + 5):
         took = f"{torch.import_s:.0f} s, and {usual:.0f} s is usual"
         remedy = "it reads files slowly, or for the first time: examine it again"

@@ -48,6 +48,7 @@ def main() -> None:
         def write(kind: str, value: Any) -> None:
             os.write(output, wire.to_line({kind: value}))
 
+        write("at", [int(environ["RANK"]), -1, "the import of torch"])
         _import_torch(write if environ["LOCAL_RANK"] == "0" else lambda *_: None)
         from torchrun_hpc.doctor import session  # noqa: PLC0415 - imports torch
 

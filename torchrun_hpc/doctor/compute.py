@@ -63,9 +63,11 @@ def findings(
             yield Finding(code, text, remedy, blamed, is_suspect)
 
 
-def _wrong(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
+def _wrong(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_Fault]:
     """Compare products bit by bit; those of different devices by their norms."""
-    groups = defaultdict[tuple[str, str], list[Worker]](list)
+    groups = defaultdict[tuple[str, ...], list[Worker]](list)
+    # Another torch may round in another way: that is a difference, and no defect.
+    releases = {rank: n.torch.version for rank, n in nodes.items() if n.torch}
     for worker in workers:
         if worker.wrong > 0:
             text = f"{count(worker.wrong, 'element')} of its products are not finite"
@@ -73,7 +75,8 @@ def _wrong(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
         elif len({*worker.digests}) > 1:
             yield _Fault(worker, "the same product differs the second time")
         else:
-            groups[worker.device, worker.dtype].append(worker)
+            kind = worker.device, worker.dtype, releases.get(worker.node, "")
+            groups[kind].append(worker)
     alike = list[Worker]()
     for same in groups.values():
         ((usual, most),) = Counter(worker.digests for worker in same).most_common(1)

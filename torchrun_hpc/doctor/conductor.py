@@ -12,7 +12,16 @@ from torchrun_hpc import waiting, wire
 from torchrun_hpc.doctor import causes, checks, judgement, pairs, summary
 from torchrun_hpc.doctor.launch import Ended, Part
 from torchrun_hpc.doctor.link import MOST_BYTES, SENDING, Peer, Side, merged
-from torchrun_hpc.doctor.member import END, LAUNCH, MEASURE, PEERS, SHOW, Shown, Turn
+from torchrun_hpc.doctor.member import (
+    END,
+    LAUNCH,
+    MEASURE,
+    PEERS,
+    SHOW,
+    STOP,
+    Shown,
+    Turn,
+)
 from torchrun_hpc.doctor.results import Link, Torch
 from torchrun_hpc.doctor.units import size
 from torchrun_hpc.errors import Message, count
@@ -33,6 +42,7 @@ _T = TypeVar("_T")
 # start and to end, besides the collectives.
 _PAIR_TIMEOUT = 20.0
 _GRACE = 160.0
+_REST = 20.0  # for a launch to end everywhere that has failed on a task
 
 _LOOKS = 3  # at a pair that is doubtful
 _TURNS_AGAIN = 4  # with pairs that are doubtful: a bad node has many
@@ -86,7 +96,7 @@ class Conductor:
         tasks: Iterable[int],
         have: str,
         form: type[_T],
-        limit: float = 0,
+        least: float = 0,
     ) -> dict[int, _T]:
         """Ask tasks; return the replies by task, in the order in which they come.
 
@@ -96,7 +106,7 @@ class Conductor:
             tasks: Their ranks.
             have: What those have done that have replied, for a person.
             form: The type of the replies.
-            limit: Seconds to wait at least.
+            least: Seconds to wait at least.
         """
         asked, client = {*tasks}, self._client
 
@@ -105,11 +115,20 @@ class Conductor:
                 done = len(asked & replies.keys())
                 self._progress(f"{done} of {len(asked)} {have} after {waited:.0f} s")
 
-            waiting.until(
-                lambda: asked <= replies.keys() or client.failure,
-                max(self._wishes.timeout, limit),
-                report,
-            )
+            def are_all() -> bool:
+                return asked <= replies.keys() or client.failure is not None
+
+            def has_failed() -> bool:
+                return what == LAUNCH and any(
+                    isinstance(each, dict) and each.get("code")
+                    for each in [*replies.values()]
+                )
+
+            limit = max(self._wishes.timeout, least)
+            waiting.until(lambda: are_all() or has_failed(), limit, report)
+            if has_failed() and not waiting.until(are_all, _REST):
+                client.questions.ask_all(STOP, lambda _: None)
+                waiting.until(are_all, _REST)
             if client.failure is not None:
                 raise JobFailedError(client.failure)
 
@@ -197,7 +216,9 @@ class Conductor:
         nodes = [self._found.nodes[rank] for rank in sorted({*tasks.values()})]
         workers = sum(node.workers for node in nodes)
         hosts = tuple(node.host for node in nodes)
-        part = wire.encode(Part(number, tasks, hosts, nodes[0].address))
+        part = wire.encode(
+            Part(number, tasks, hosts, nodes[0].address or nodes[0].host)
+        )
         moved = size(_expected_of_collectives(self._wishes.max_bytes, nodes))
         more = f", and torch's collectives, about {moved} in and out of each"
         text = f"a launch with {count(workers, 'worker')}: a test of each device"

@@ -59,8 +59,8 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
 
 
 def torch_of(node: Node) -> Torch | None:
-    """Return torch, if it can be imported."""
-    return node.torch if node.torch and not node.torch.problem else None
+    """Return torch, if a worker has imported it."""
+    return node.torch if node.torch and node.torch.version else None
 
 
 def spans(numbers: str) -> list[range]:

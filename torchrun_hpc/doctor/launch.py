@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from torchrun_hpc import main as launcher
 from torchrun_hpc import wire
-from torchrun_hpc.doctor.results import Collective, Torch, Worker, printable
+from torchrun_hpc.doctor.results import Collective, Torch, Worker
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.host.network import join_endpoint
@@ -35,7 +35,7 @@ from torchrun_hpc.schedulers.job import Job
 from torchrun_hpc.worker.parent import end_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torchrun_hpc.doctor.place import Place
 
@@ -61,7 +61,7 @@ class Part:
         number: How many launches were before.
         tasks: Their ranks, and those of their nodes.
         hosts: Names of these nodes, in the order of their ranks.
-        address: Address of the first one.
+        address: Address of the first one, or its name.
     """
 
     number: int
@@ -91,6 +91,7 @@ class Ended:
         workers: Those that have come to their end.
         rows: Results of collectives.
         backend: What has run them.
+        is_stopped: Whether the doctor has ended it.
     """
 
     code: int
@@ -103,6 +104,7 @@ class Ended:
     workers: tuple[Worker, ...] = ()
     rows: tuple[Collective, ...] = ()
     backend: str = ""
+    is_stopped: bool = False
 
 
 # --- in the doctor ----------------------------------------------------------------
@@ -118,7 +120,7 @@ class Launch:
     """
 
     def __init__(self, here: Place, part: Part, arguments: Sequence[str]) -> None:
-        self._node, self._hosts = here.node_rank, part.hosts
+        self._here, self._is_stopped = here, False
         self._reader, self._writer = os.pipe()
         self._output, self._errors = map(os.memfd_create, ("stdout", "stderr"))
         results = f"/proc/{os.getpid()}/fd/{self._writer}"
@@ -133,7 +135,11 @@ class Launch:
         job = _job_of(here, part)
         # A fork server has to import torch itself, with the workers' variables.
         is_first = not (here.mode.is_direct or here.asked.hpc_preload)
-        given = {"job": job and wire.encode(job), "imports_torch": is_first}
+        given = {
+            "parent": os.getpid(),
+            "job": job and wire.encode(job),
+            "imports_torch": is_first,
+        }
         pipe = cast("IO[bytes]", self._process.stdin)
         with contextlib.suppress(BrokenPipeError), pipe:
             pipe.write(wire.to_line(given))
@@ -144,38 +150,40 @@ class Launch:
         end, cause, found = time.monotonic() + limit, "", dict[str, Any]()
         lines, waiting = wire.Lines(_LONGEST_LINE), select.poll()  # any file's number
         waiting.register(self._reader, select.POLLIN)
-        while True:
-            has_ended = self._process.poll() is not None
-            if waiting.poll(_POLL * 1000):
-                for message in lines.feed(os.read(self._reader, _LONGEST_LINE)):
-                    self._keep(found, message)
-            elif has_ended:
-                break
-            elif not cause and time.monotonic() > end:
-                cause = f"no end within {limit:.0f} s"
-                self.end()
-        code, errors = self._process.returncode, end_of(self._errors)
-        output = "" if cause else end_of(self._output).decode(errors="replace")
-        reason, blamed = _outcome(output)  # of its own end, if the doctor has ended it
+        try:
+            while True:
+                has_ended = self._process.poll() is not None
+                if waiting.poll(_POLL * 1000):
+                    for message in lines.feed(os.read(self._reader, _LONGEST_LINE)):
+                        self._keep(found, message)
+                elif has_ended:
+                    break
+                elif not cause and time.monotonic() > end:
+                    cause = f"no end within {limit:.0f} s"
+                    self.end()
+            code, errors = self._process.returncode, end_of(self._errors)
+            output = end_of(self._output).decode(errors="replace")
+        finally:
+            for number in (self._reader, self._writer, self._output, self._errors):
+                os.close(number)
+        reason, blamed = _outcome("" if self._is_stopped else output)
         said = _SAID.findall(errors.decode(errors="replace"))
-        for number in (self._reader, self._writer, self._output, self._errors):
-            os.close(number)
-        return printable(
-            Ended(
-                code=code,
-                cause=cause or last_words(errors, code).cause,
-                reason=reason,
-                blamed=blamed,
-                said=tuple((each, text, kind == "error") for kind, each, text in said),
-                **found,
-            )
+        return Ended(
+            code=code,
+            is_stopped=self._is_stopped,
+            cause=cause or last_words(errors, code).cause,
+            reason=reason,
+            blamed=blamed,
+            said=tuple((each, text, kind == "error") for kind, each, text in said),
+            **found,
         )
 
-    def end(self) -> None:
-        """End it: the launcher ends its workers."""
+    def end(self, timeout: float = _END_TIMEOUT) -> None:
+        """End it: the launcher ends its workers, in so many seconds."""
+        self._is_stopped = self._process.poll() is None
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_TIMEOUT)
+            self._process.wait(timeout)
         self._process.kill()
 
     def _keep(self, found: dict[str, Any], message: Mapping[str, Any]) -> None:
@@ -188,11 +196,11 @@ class Launch:
                 slowest = max(new.import_s, known.import_s)
                 found["torch"] = replace(new, import_s=slowest)
             case {"worker": each}:
-                worker = replace(wire.decode(Worker, each), node=self._node)
+                worker = replace(wire.decode(Worker, each), node=self._here.node_rank)
                 found["workers"] = (*found.get("workers", ()), worker)
             case {"row": each}:
                 row = wire.decode(Collective, each)
-                scope = row.scope and self._hosts[int(row.scope.split()[-1])]
+                scope = row.scope and self._here.host
                 found["rows"] = (*found.get("rows", ()), replace(row, scope=scope))
             case {"at": [int(rank), int(number), str(step)]}:
                 found["at"] = {**found.get("at", {}), rank: (number, step)}
@@ -214,16 +222,29 @@ def _words(here: Place, part: Part) -> list[str]:
     words, asked = [*here.options], here.asked
     if not here.mode.is_direct:
         words += ["--max-restarts=0", "--hpc-outcome=/dev/stdout"]
-    if here.job is None and len(part.tasks) < here.task.size:  # as typed on each
-        port = port_of(f"{here.meeting.endpoint} {part.number}")
-        where: dict[str, object]
-        where = {"rdzv_endpoint": join_endpoint(part.address, port)}
-        if "rdzv_endpoint" not in asked:
-            where = {"master_addr": part.address, "master_port": port}
-        rank = part.nodes.index(here.node_rank)
-        where |= {"nnodes": len(part.nodes), "node_rank": rank}
-        words += [f"--{name}={value}" for name, value in where.items()]
+        words += [f"--{name}={value}" for name, value in _changed(here, part)]
     return [*words, *([sys.executable] if asked.no_python else []), "-m", SCRIPT]
+
+
+def _changed(here: Place, part: Part) -> Iterator[tuple[str, object]]:
+    """Yield the options of the job that are others in a launch of a part of it.
+
+    A spare has no worker, so that there are none.
+    """
+    asked, is_part = here.asked, len(part.tasks) < here.task.size
+    if is_part or "hpc_spares" in asked:
+        yield "nnodes", len(part.nodes)
+        yield "hpc_spares", 0
+    if not is_part:
+        return
+    port = port_of(f"{here.meeting.endpoint} {part.number}")
+    if "rdzv_endpoint" in asked:
+        yield "rdzv_endpoint", join_endpoint(part.address, port)
+    elif "master_addr" in asked:
+        yield "master_addr", part.address
+        yield "master_port", port
+    if here.job is None or "node_rank" in asked:
+        yield "node_rank", part.nodes.index(here.node_rank)
 
 
 def _job_of(here: Place, part: Part) -> Job | None:
@@ -250,8 +271,8 @@ def _job_of(here: Place, part: Part) -> Job | None:
 
 def main() -> None:
     """Become the launcher."""
-    end_with_parent(os.getppid())()
     given = wire.from_json(sys.stdin.buffer.readline())
+    end_with_parent(given["parent"])()
     if given["imports_torch"]:  # now or a moment later
         start = time.perf_counter()
         with contextlib.suppress(Exception):  # the launcher reports it

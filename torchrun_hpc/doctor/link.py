@@ -183,22 +183,25 @@ class Links:
             turn: Names this look, the same on both.
             all_networks: Whether to try other interfaces, too.
         """
+        found = self._measured(own, other, turn)
         networks = {
             name: reach(address, other.port, _OPEN_TIMEOUT)[0]
             for name, address in other.others.items()
             if all_networks and name in own.others
         }
+        return replace(found, networks=networks)
+
+    def _measured(self, own: Peer, other: Peer, turn: str) -> Side:
         try:
             mine = self._open(own, other, turn)
         except _ERRORS as error:
-            return Side(_reason(error), is_blocked=True, networks=networks)
+            return Side(_reason(error), is_blocked=True)
         with mine:
             try:
                 with self._arrivals.wait(other.rank, turn) as theirs:
-                    found = self._figures(own, other, mine, theirs, turn)
+                    return self._figures(own, other, mine, theirs, turn)
             except _ERRORS as error:
-                found = Side(_reason(error))
-            return replace(found, networks=networks)
+                return Side(_reason(error))
 
     def _open(self, own: Peer, other: Peer, turn: str) -> socket.socket:
         """Open a connection to another node, which proves that it belongs to the job.
@@ -292,9 +295,13 @@ class _Arrivals:
             return
         kept = connection.transport.get_extra_info("socket").dup()
         connection.transport.abort()
-        kept.send(_ACCEPTED)
-        kept.settimeout(_MESSAGE_TIMEOUT)
-        kept.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            kept.send(_ACCEPTED)
+            kept.settimeout(_MESSAGE_TIMEOUT)
+            kept.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:  # it has gone already
+            kept.close()
+            return
         with self._changed:
             if rank in self._arrived:
                 self._arrived[rank][1].close()

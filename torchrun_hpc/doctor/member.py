@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor import node, results
-from torchrun_hpc.doctor.launch import Launch, Part
+from torchrun_hpc.doctor.launch import Ended, Launch, Part
 from torchrun_hpc.doctor.link import Links, Peer
 from torchrun_hpc.doctor.results import Node  # noqa: TC001 - for wire.decode
 from torchrun_hpc.host import network
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.key import Key
 
 # The questions.
-SHOW, PEERS, MEASURE, LAUNCH, END = "show", "peers", "measure", "launch", "end"
+SHOW, PEERS, MEASURE, END = "show", "peers", "measure", "end"
+LAUNCH, STOP = "launch", "stop"
+
+_AT_ONCE = 0.5  # seconds for a launcher whose user waits
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Member:
             PEERS: self._meet,
             MEASURE: self._measure,
             LAUNCH: self._run,
+            STOP: self._stop,
             END: lambda _: self.ended.set(),
         }
         self.key: Key
@@ -86,7 +90,7 @@ class Member:
     def close(self) -> None:
         """End what this task has started."""
         if self._launch is not None:
-            self._launch.end()
+            self._launch.end(_AT_ONCE)
         if self._links is not None:
             self._links.close()
 
@@ -127,5 +131,13 @@ class Member:
         if self.here.task.rank not in part.tasks:
             return None
         arguments = [str(self.wishes.max_bytes), f"{self.wishes.limit:g}"]
-        self._launch = Launch(self.here, part, arguments)
-        return wire.encode(self._launch.run(self.wishes.limit))
+        try:
+            self._launch = Launch(self.here, part, arguments)
+            end = self._launch.run(self.wishes.limit)
+        except (OSError, ValueError) as error:  # no process; or an odd line
+            end = Ended(1, cause=f"{type(error).__name__}: {error}")
+        return wire.encode(results.printable(end))
+
+    def _stop(self, _: object) -> Any:
+        if self._launch is not None:
+            self._launch.end()

@@ -239,11 +239,11 @@ class Worker:
     Attributes:
         rank: Its rank in the launch.
         node: Rank of its node in the job.
-        device: Model of its GPU or CPU, and all that decides how it rounds.
+        device: Model of its GPU or CPU.
         dtype: Type of the matrices: ``float32`` or ``bfloat16``.
         flops: Floating point operations per second, in each test the best of several
             products; of a CPU, per second that its threads have computed.
-        digests: SHA-256 of the product, in each test.
+        digests: The first 16 digits of the SHA-256 of the product, in each test.
         norm: Frobenius norm of the first test's product; 0 if that is not finite.
         wrong: Elements that are not finite, of both tests.
         start_late_s: Seconds that the others waited for it at their first meeting.

@@ -66,6 +66,7 @@ def run(
     start = time.perf_counter()
     announce("the first meeting")
     store, backend, everyone = _meet(environ, timeout)
+    write("backend", backend)
     # For the others: at the first meeting, and before each operation.
     waits, late = [time.perf_counter() - start], [0.0, 0.0]
     device, variables = everyone.device, for_nccl(environ) if backend == "nccl" else {}
@@ -97,7 +98,6 @@ def run(
     _count(store, "ended", everyone.size)
     if rank == 0:  # which may keep the store of the others
         store.wait(["all ended"])
-        write("backend", backend)
 
 
 def _meet(environ: Mapping[str, str], timeout: timedelta) -> tuple[Any, str, World]:

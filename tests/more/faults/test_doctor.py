@@ -155,9 +155,9 @@ def test_bad_nodes(shaped, examine, tmp_path):
     found = examine("unshare", "--mount", "sh", "-c", spoiled, "sh")
     assert sorted(found.suspects) == [
         ("HPC181", [2]), ("HPC182", [2]), ("HPC183", [0]), ("HPC184", [1]),
-        ("HPC243", [1]), ("HPC243", [1]),
+        ("HPC243", []), ("HPC243", [1]),  # two products differ, which may both be wrong
     ]  # fmt: skip
-    assert "product is not that of 2 workers on the same device" in found.text("HPC243")
+    assert "its product is not that of others like it" in found.text("HPC243")
     assert "GFLOP/s at best, and " in found.text("HPC243")
     assert "torch: 2.12.0 on jwb0003; 2.13.0+cpu on 2 others" in found.text("HPC181")
     assert "jwb0003i means 10.20.0.33" in found.text("HPC182")

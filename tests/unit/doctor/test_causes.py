@@ -14,6 +14,7 @@ from torchrun_hpc.doctor import causes, conductor, link
 from torchrun_hpc.doctor.launch import Ended
 from torchrun_hpc.doctor.link import MOST_BYTES, Peer
 from torchrun_hpc.doctor.place import Wishes
+from torchrun_hpc.doctor.results import Torch
 from torchrun_hpc.schedulers.job import Task
 
 HOSTS = ["n0", "n1", "n2", "n3"]
@@ -63,7 +64,21 @@ def at(**steps):
         ([REFUSED] * 4, ("", ())),
         ([REFUSED] * 2, ("", (0, 1))),  # two have told nothing
         ([Ended(2, "bad")], ("n0: the task ended with exit code 2: bad", (0,))),
-        ([WELL, WARNED], ("n1: the task ended with exit code 2", (1,))),
+        ([WELL, WARNED], ("n1: ended with exit code 2", ())),
+        # A launcher that reports for itself; what it says before is no cause.
+        ([reason(f"worker 0: {CLOSED}", "n0"),
+          Ended(1, f"torchrun_hpc: error: HPC125 the job has failed: {BAD}")],
+         (f"n1: the task ended with exit code 1: {BAD}", (1,))),
+        ([reason(f"worker 0: {CLOSED}", "n0"), Ended(1, "torchrun_hpc: HPC110 waiting")],
+         (f"worker 0: {CLOSED}", ())),
+        # Those that the doctor has ended have not failed.
+        ([Ended(-15, is_stopped=True), Ended(1, "ValueError: 17")],
+         ("n1: the task ended with exit code 1: ValueError: 17", (1,))),
+        # A worker, or a launcher, hangs in the import of torch.
+        ([*at(r0=0, r1=0), replace(LATE, at={2: (-1, "the import")})],
+         (f"rank 2 (n2) did not come to {SUM}", (2,))),
+        ([replace(LATE, torch=Torch()), LATE, replace(LATE, torch=Torch())],
+         ("n1 did not come to the meeting of the agents", (1,))),
         # The limit: one is behind, most are, nobody is, nothing is known.
         (at(r0=5, r1=4, r2=5, r3=5), (f"rank 1 (n1) did not come to {SUM}", (1,))),
         (at(r0=5, r1=4, r2=3, r3=5), (f"rank 1-2 (n1, n2) did not come to {SUM}",

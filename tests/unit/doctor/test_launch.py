@@ -23,6 +23,7 @@ from torchrun_hpc.schedulers.job import Job, Task
 
 DIRECT = next(mode for mode in Mode if mode.is_direct)
 OWN = ["--max-restarts=0", "--hpc-outcome=/dev/stdout"]
+OF_TWO = ["--nnodes=2", "--hpc_spares=0"]
 AT = Meeting("static", nodes=3, endpoint="10.20.0.1:29500")
 WHOLE = Part(0, {0: 0, 1: 1, 2: 2}, THREE, "10.20.0.1")
 TWO = Part(1, {0: 0, 2: 2}, ("jwb0001", "jwb0003"), "10.20.0.1")
@@ -41,7 +42,11 @@ def place_of(mode=Mode.SEVERAL_NODES, job=None, rank=2, asked=None, **changes):
     ("mode", "job", "asked", "part", "words"),
     [
         (Mode.SEVERAL_NODES, step(2), {}, WHOLE, OWN),
-        (Mode.SEVERAL_NODES, step(2), {}, TWO, OWN),  # its job says it
+        (Mode.SEVERAL_NODES, step(2), {}, TWO, [*OWN, *OF_TWO]),
+        (Mode.SEVERAL_NODES, step(2), {"hpc_spares": 1}, WHOLE,
+         [*OWN, "--nnodes=3", "--hpc_spares=0"]),
+        (Mode.SEVERAL_NODES, step(2), {"rdzv_endpoint": "h:1", "node_rank": 2}, TWO,
+         [*OWN, *OF_TWO, f"--rdzv_endpoint=10.20.0.1:{PORT}", "--node_rank=1"]),
         (Mode.SEVERAL_NODES, step(2), {"no_python": True}, WHOLE,
          [*OWN, sys.executable]),
         (Mode.ONE_NODE, None, {}, WHOLE, OWN),
@@ -50,12 +55,12 @@ def place_of(mode=Mode.SEVERAL_NODES, job=None, rank=2, asked=None, **changes):
         # As typed on each machine: another endpoint, and other ranks.
         (Mode.AS_TYPED, None, {"master_addr": "h"}, WHOLE, OWN),
         (Mode.AS_TYPED, None, {"master_addr": "h"}, TWO,
-         [*OWN, "--master_addr=10.20.0.1", f"--master_port={PORT}", "--nnodes=2",
+         [*OWN, *OF_TWO, "--master_addr=10.20.0.1", f"--master_port={PORT}",
           "--node_rank=1"]),
         (Mode.AS_TYPED, None, {"rdzv_endpoint": "h:1"}, TWO,
-         [*OWN, f"--rdzv_endpoint=10.20.0.1:{PORT}", "--nnodes=2", "--node_rank=1"]),
+         [*OWN, *OF_TWO, f"--rdzv_endpoint=10.20.0.1:{PORT}", "--node_rank=1"]),
         (Mode.AS_TYPED, None, {"rdzv_endpoint": "h:1"}, SECOND,
-         [*OWN, f"--rdzv_endpoint=[fd00::2]:{PORT}", "--nnodes=2", "--node_rank=1"]),
+         [*OWN, *OF_TWO, f"--rdzv_endpoint=[fd00::2]:{PORT}", "--node_rank=1"]),
     ],
 )  # fmt: skip
 def test_its_command_line(mode, job, asked, part, words):
@@ -126,7 +131,7 @@ def test_the_outcome(output, expected):
 
 def test_what_is_written_to_the_pipe():
     """Ranks and names of nodes are those of the job."""
-    node = SimpleNamespace(_node=5, _hosts=("n0", "n5"))
+    node = SimpleNamespace(_here=SimpleNamespace(node_rank=5, host="n5"))
     found, torch, worker = {}, make_torch(), make_worker(1, node=-1)
     everyone, inside = make_collectives()[0], make_collectives("node 1")[0]
     for message in (
