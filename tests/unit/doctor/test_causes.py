@@ -69,7 +69,7 @@ def at(**steps):
         ([reason(f"worker 0: {CLOSED}", "n0"),
           Ended(1, f"torchrun_hpc: error: HPC125 the job has failed: {BAD}")],
          (f"n1: the task ended with exit code 1: {BAD}", (1,))),
-        ([reason(f"worker 0: {CLOSED}", "n0"), Ended(1, "torchrun_hpc: HPC110 waiting")],
+        ([reason(f"worker 0: {CLOSED}", "n0"), Ended(1, "torchrun_hpc: HPC110 x")],
          (f"worker 0: {CLOSED}", ())),
         # Those that the doctor has ended have not failed.
         ([Ended(-15, is_stopped=True), Ended(1, "ValueError: 17")],
