@@ -63,9 +63,14 @@ def examined(
 
 
 def typed(
-    cluster: Cluster, folder: Path, words: str, instead: dict[str, str]
+    cluster: Cluster,
+    folder: Path,
+    words: str,
+    instead: dict[str, str],
+    lines: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Type what the page has, for the three nodes of a cluster."""
+    """Type what the page has, or its first lines, for the three nodes of a cluster."""
     small = {"srun": shlex.join(["srun", *STEP])} | instead
-    text = replaced(block("docs/doctor.md", words).text, small)
+    text = "\n".join(block("docs/doctor.md", words).text.splitlines()[:lines])
+    text = replaced(text, small)
     return cluster.run(["bash", "-ec", text], env=PRELOADED, cwd=folder)

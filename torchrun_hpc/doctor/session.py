@@ -65,8 +65,7 @@ def run(
 
     start = time.perf_counter()
     announce("the first meeting")
-    store, backend, everyone = _meet(environ, timeout)
-    write("backend", backend)
+    store, backend, everyone = _meet(environ, timeout, write)
     # For the others: at the first meeting, and before each operation.
     waits, late = [time.perf_counter() - start], [0.0, 0.0]
     device, variables = everyone.device, for_nccl(environ) if backend == "nccl" else {}
@@ -100,7 +99,9 @@ def run(
         store.wait(["all ended"])
 
 
-def _meet(environ: Mapping[str, str], timeout: timedelta) -> tuple[Any, str, World]:
+def _meet(
+    environ: Mapping[str, str], timeout: timedelta, write: Write
+) -> tuple[Any, str, World]:
     """Meet all workers; return their store, and with what they communicate."""
     # Whoever keeps the store, or comes before it, may already wait here.
     store, rank, size = next(distributed.rendezvous("env://", timeout=timeout))
@@ -108,11 +109,16 @@ def _meet(environ: Mapping[str, str], timeout: timedelta) -> tuple[Any, str, Wor
     store.add("GPUs", int(has_gpu(environ, gpus)))
     _count(store, "started", size)
     store.wait(["all started"])
-    if store.add("GPUs", 0) < size:
-        return store, "gloo", World("", rank, size, torch.device("cpu"))
-    device = torch.device("cuda", int(environ["LOCAL_RANK"]) % gpus)
-    torch.cuda.set_device(device)
-    return store, "nccl", World("", rank, size, device)
+    backend, device = "gloo", torch.device("cpu")
+    if store.add("GPUs", 0) >= size:
+        backend, device = (
+            "nccl",
+            torch.device("cuda", int(environ["LOCAL_RANK"]) % gpus),
+        )
+        torch.cuda.set_device(device)
+    if rank == 0:
+        write("backend", backend)
+    return store, backend, World("", rank, size, device)
 
 
 def _count(store: Any, event: str, size: int) -> None:

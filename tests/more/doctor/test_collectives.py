@@ -84,7 +84,9 @@ def shadow(tmp_path):
 )
 def test_a_torch_that_cannot_be_imported(shadow, text, problem):
     done = run_alone(shadow(text))
-    found = wire.decode(Torch, json.loads(done.stdout)["torch"])
+    begins, line = map(json.loads, done.stdout.splitlines())
+    assert begins == {"at": [0, -1, "the import of torch"]}
+    found = wire.decode(Torch, line["torch"])
     assert found.problem.startswith(problem)
     assert not found.version
     assert done.stderr.startswith("Traceback ")
@@ -93,7 +95,8 @@ def test_a_torch_that_cannot_be_imported(shadow, text, problem):
 
 def test_one_worker_of_a_node_says_it(shadow):
     done = run_alone(shadow("raise ImportError"), rank=1)
-    assert (done.stdout, done.returncode) == ("", 1)
+    begins = '{"at":[1,-1,"the import of torch"]}\n'
+    assert (done.stdout, done.returncode) == (begins, 1)
     assert done.stderr.startswith("Traceback ")
 
 
@@ -131,7 +134,7 @@ def test_stdout_is_what_it_was(shadow, tmp_path):
     results = tmp_path / "results"
     results.write_text("1\n")
     done = run_alone(shadow(TORCH), results=results)
-    before, line = results.read_text().splitlines()
+    before, _, line = results.read_text().splitlines()
     assert before == "1"
     found = wire.decode(Torch, json.loads(line)["torch"])
     assert found.version == "9.9"
@@ -283,11 +286,11 @@ def test_one_worker(run_forks):
     codes, lines, errors = run_forks(1, 1)
     assert (codes, errors) == ([0], "")
     kinds = [kind for kind, _ in lines]
-    assert kinds == ["torch", "at", "at", "at", "worker", "backend"]
+    assert kinds == ["at", "torch", "at", "backend", "at", "at", "worker"]
     (found,) = of_kind(lines, "torch")
     assert wire.decode(Torch, found).version == torch.__version__
-    steps = ["the first meeting", "the compute test", "the compute test"]
-    assert of_kind(lines, "at") == [[0, n, step] for n, step in enumerate(steps)]
+    steps = ["the import of torch", "the first meeting", *["the compute test"] * 2]
+    assert of_kind(lines, "at") == [[0, n, step] for n, step in enumerate(steps, -1)]
     (worker,) = workers_of(lines)
     assert (worker.rank, worker.node, worker.dtype) == (0, -1, "float32")
     assert (worker.start_late_s, worker.late_s, worker.transport) == (0, 0, "")
@@ -326,7 +329,7 @@ def test_two_workers(run_forks):
     ]
     assert own[0] == own[1]
     steps = [f"{name} of {size} B" for name, size in expected]
-    assert own[0][3:-1] == steps
+    assert own[0][4:-1] == steps
     for rank in (0, 1):
         begun = [
             lines.index(("at", [rank, n, step])) for n, step in enumerate(steps, 3)
@@ -388,7 +391,6 @@ def test_two_nodes_with_nccl(run_forks, monkeypatch):
     assert len({digest for worker in workers for digest in worker.digests}) == 1
     assert [worker.transport for worker in workers] == ["IB"] * 4
     assert len(of_kind(lines, "torch")) == 2
-    assert of_kind(lines, "backend") == ["nccl"]
     assert lines[-1] == ("backend", "nccl")
 
 

@@ -14,7 +14,6 @@ from programs import ROOT
 from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.doctor import launch, place
-from torchrun_hpc.doctor.causes import is_refused
 from torchrun_hpc.doctor.launch import Launch, Part
 from torchrun_hpc.launching.abort import Known
 from torchrun_hpc.preflight import preflight
@@ -67,21 +66,6 @@ def test_it_ends_well(start):
     assert {(row.scope, row.wrong) for row in end.rows} == {("", 0)}
     assert (end.backend, bool(end.torch.version)) == ("gloo", True)
     assert psutil.Process().num_fds() == files
-
-
-def test_its_script_fails(start):
-    end = start(*TWO, script=FAILS).run(NEVER_S)
-    cause = "worker 1 ended with exit code 1: AssertionError: bad batch 17"
-    assert (end.code, end.reason) == (1, cause)
-    assert end.torch.import_s > 0.1
-    assert not end.rows
-
-
-def test_it_is_refused(start):
-    end = start(*TWO, GLOO_SOCKET_IFNAME="none0").run(NEVER_S)
-    ((code, text, is_error),) = end.said
-    assert (code, is_error, is_refused(end)) == ("HPC054", True, True)
-    assert "none0" in text
 
 
 def test_its_limit(start, workers, monkeypatch):

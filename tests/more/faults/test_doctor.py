@@ -56,7 +56,8 @@ def examine(shaped, tmp_path):
 
 
 def test_a_healthy_cluster(shaped, tmp_path):
-    done = typed(shaped, tmp_path, "monday.json", {".doctor": f".doctor {SMALL}"})
+    words = {".doctor": f".doctor {SMALL}"}
+    done = typed(shaped, tmp_path, "monday.json", words, lines=1)
     found = examined(done, tmp_path / "monday.json")
     assert found.suspects == []
     assert found.verdict[0].startswith("Nothing suspicious on 3 nodes")
@@ -77,8 +78,7 @@ def test_a_healthy_cluster(shaped, tmp_path):
     }  # fmt: skip
     # Who waits sees how far it is, and what it costs.
     pairs = "HPC177 3 nodes: 3 pairs in 3 rounds, about "
-    assert done.stderr.count(pairs) == 2
-    assert "HPC200 compared with 3 nodes of " in done.stderr
+    assert pairs in done.stderr
 
 
 # Half the rate is in the core.
@@ -267,7 +267,7 @@ def test_a_worker_that_is_killed(shaped, tmp_path):
 # --- how it is started ------------------------------------------------------------
 
 
-def test_each_task_a_worker(juelich, tmp_path):
+def test_each_task_a_worker(juelich, no_torch, tmp_path):
     """And with the script of the job's own line, which is not run; and a page."""
     json_file, page = tmp_path / "report.json", tmp_path / "report.html"
     done = juelich.srun(
@@ -287,20 +287,19 @@ def test_each_task_a_worker(juelich, tmp_path):
     json_file.write_text(json.dumps(report))
     later = juelich.srun(
         *("-N2", "--ntasks-per-node=1"), *DOCTOR, SMALL, f"--compare={json_file}",
-        *("--rdzv_backend=etcd", "--rdzv_endpoint=127.0.0.1:2379"), env=JUELICH,
+        env=no_torch,
     )  # fmt: skip
     assert "HPC200 compared with 2 nodes of " in later.stderr
     assert "collectives: none have run here" in later.stderr
     assert "HPC194" in later.stdout
     assert "median bandwidth of the pairs" in later.stdout
-    # The launch is the job's own: what it lacks is found.
-    assert "HPC017  suspect  --rdzv_backend=etcd needs a package" in later.stdout
 
 
 @pytest.mark.parametrize("mpi", [OPENMPI_4], ids=str, indirect=True)
 def test_with_mpirun(bare, mpi, tmp_path):
     file = tmp_path / "report.json"
-    command = ["-x", "PATH", *once(mpi, 2), *DOCTOR, SMALL, f"--json={file}"]
+    forwarded = "-x", "PATH", "-x", "PET_HPC_PRELOAD=torch"
+    command = [*forwarded, *once(mpi, 2), *DOCTOR, SMALL, f"--json={file}"]
     found = examined(run(bare, mpi, *command, hosts=HOSTS), file, None)
     assert found.report["hosts"] == list(HOSTS)
     assert len(found.report["links"]) == 1
@@ -336,7 +335,8 @@ def test_alone(bare, tmp_path):
     """On a laptop; a file that cannot be written is named before it takes time."""
     file, page = tmp_path / "report.json", tmp_path / "none" / "page.html"
     command = [*DOCTOR, SMALL, f"--json={file}", f"--html={page}", "--nproc_per_node=2"]
-    found = examined(bare.run(command, host="n9", env=ENVIRON), file, 2)
+    environ = ENVIRON | {"PET_HPC_PRELOAD": "torch"}
+    found = examined(bare.run(command, host="n9", env=environ), file, 2)
     codes = re.findall(r"HPC\d+", found.done.stderr)
     assert codes == ["HPC197", "HPC177", "HPC197"]
     assert found.report["links"] == []
