@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import islice
 from pathlib import Path
 
 from torchrun_hpc import files
@@ -19,6 +20,10 @@ _MOST_ANCESTORS = 64
 # Characters of a file: many times what the hosts of the largest machine take.
 _LONGEST = 2**24
 
+# Characters that are read at once: Linux refuses to give 4 MiB of a file in /proc/sys,
+# however short it is (proc_sys_call_handler in fs/proc/proc_sysctl.c).
+_PIECE = 2**16
+
 
 def read(path: str) -> str | None:
     """Return the text of a file, or its beginning; ``None`` if it cannot be read."""
@@ -26,7 +31,8 @@ def read(path: str) -> str | None:
         with open(
             path, encoding="utf-8", errors="replace", opener=files.opened
         ) as file:
-            return file.read(_LONGEST)
+            pieces = iter(lambda: file.read(_PIECE), "")
+            return "".join(islice(pieces, _LONGEST // _PIECE))
     except (OSError, ValueError):
         return None
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
+import pytest
 from waiting import until
 
 from torchrun_hpc.host import procfs
@@ -22,6 +24,19 @@ def test_a_file_of_bytes_that_are_no_text(tmp_path):
     file = tmp_path / "nodes"
     file.write_bytes(b"jwb0001\n\xff")
     assert read(str(file)) == "jwb0001\n\ufffd"
+
+
+def test_a_long_file(tmp_path):
+    file = tmp_path / "nodes"
+    file.write_text("jwb0001\n" * 50_000)
+    assert read(str(file)) == file.read_text()
+
+
+@pytest.mark.parametrize(
+    "path", [procfs.BOOT_ID, "/proc/sys/net/ipv4/ip_local_port_range"]
+)
+def test_a_setting_of_the_kernel(path):
+    assert read(path) == Path(path).read_text()
 
 
 def test_this_process():
