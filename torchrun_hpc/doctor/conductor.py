@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Seconds: at least for a pair, of which one may wait for the other; and for a launch to
-# start and to end, besides the collectives.
+# Seconds: at least for a node to look at itself; for a pair, of which one may wait for
+# the other; and for a launch to start and to end, besides the collectives.
+_LOOK_TIMEOUT = 10.0
 _PAIR_TIMEOUT = 20.0
 _GRACE = 160.0
 _REST = 20.0  # for a launch to end everywhere that has failed on a task
@@ -77,7 +78,8 @@ class Conductor:
     def conduct(self, client: Client) -> Report:
         """Ask all tasks for all there is to know, and return the report."""
         self._client, found, tasks = client, self._found, range(self._here.task.size)
-        shown = self._ask(SHOW, None, tasks, "tasks have come", Shown)
+        limit = max(self._wishes.timeout, _LOOK_TIMEOUT)
+        shown = self._ask(SHOW, None, tasks, "tasks have come", Shown, limit)
         for task, each in sorted(shown.items()):
             self._node_of[task] = each.node_rank
             if each.node is not None:
@@ -87,7 +89,7 @@ class Conductor:
         self._measure_pairs()
         self._launch()
         client.questions.ask_all(END, lambda _: None)
-        return summary.report(found, self._here, self._wishes.timeout)
+        return summary.report(found, self._here, limit)
 
     def _ask(  # noqa: PLR0913, PLR0917 - the last one is of a launch
         self,

@@ -123,13 +123,13 @@ def _absent(
 
 def _seen_from_here(rank: int, here: Place) -> str:
     """Write whether a node that has not come is reached, on each network."""
-    world, port = here.meeting, here.tasks_meeting.ports[0]
-    if not world.hosts:
+    world, ports = here.meeting, here.tasks_meeting.ports
+    if not (world.hosts and ports):
         return ""
     texts, own = [], network.this_node()
     for name in dict.fromkeys((world.fast_hosts[rank], world.hosts[rank])):
         if known := own.addresses_of(name):
-            _, state = network.reach(str(known[0]), port, _PROBE_TIMEOUT)
+            _, state = network.reach(str(known[0]), ports[0], _PROBE_TIMEOUT)
             texts.append(f"{name} ({known[0]}) {state}")
         else:
             texts.append(f"{name} does not resolve")
