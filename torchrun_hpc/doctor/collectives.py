@@ -4,15 +4,15 @@ It is started as a job is: ``python -m torchrun_hpc [OPTIONS] -m
 torchrun_hpc.doctor.collectives MAX_BYTES TIMEOUT``, also by torchrun. The variable
 `RESULTS` names the file that all workers append their results to, or they go to stdout.
 Nothing else does. They are lines of JSON, each written at once, of 4096 bytes at most:
-so those of several workers do not mix in a pipe. In this order come:
+so those of several workers do not mix in a pipe. They are:
 
+- ``{"at": [RANK, NUMBER, TEXT]}`` from each worker, before each step. The first one is
+  the import of torch. When all wait, those that have not come have begun fewer steps.
 - ``{"torch": Torch}`` from each worker whose LOCAL_RANK is 0
-- ``{"at": [RANK, NUMBER, TEXT]}`` from each worker, before each step. When all wait,
-  those that have not come have begun fewer steps.
+- ``{"backend": NAME}`` from rank 0, when all workers have met
 - ``{"row": Collective}`` from one of the workers that have run an operation. Its scope
   is empty, or ``node`` and the rank of a node in the launch.
-- ``{"worker": Worker}`` from each worker; the node is -1.
-- ``{"backend": NAME}`` from rank 0, when all workers have written that
+- ``{"worker": Worker}`` from each worker at its end; the node is -1.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
-from torchrun_hpc.doctor.results import Torch
+from torchrun_hpc.doctor.results import RESULTS, Torch
 from torchrun_hpc.schedulers.process import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-RESULTS = "HPC_DOCTOR_RESULTS"
 
 _LONGEST = 240  # characters of a problem
 

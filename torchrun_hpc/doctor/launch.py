@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from torchrun_hpc import main as launcher
 from torchrun_hpc import wire
-from torchrun_hpc.doctor.results import Collective, Torch, Worker
+from torchrun_hpc.doctor.results import RESULTS, Collective, Torch, Worker
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.host.network import join_endpoint
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.place import Place
 
 SCRIPT = "torchrun_hpc.doctor.collectives"
-RESULTS = "HPC_DOCTOR_RESULTS"  # path of the pipe
 
 _POLL = 0.2  # seconds
 # Seconds to import torch, and to start; for the launcher to end its workers.
@@ -59,7 +58,7 @@ class Part:
 
     Attributes:
         number: How many launches were before.
-        tasks: Their ranks, and those of their nodes.
+        tasks: The rank of the node of each task, by the rank of the task.
         hosts: Names of these nodes, in the order of their ranks.
         address: Address of the first one, or its name.
     """
@@ -145,7 +144,11 @@ class Launch:
             pipe.write(wire.to_line(given))
 
     def run(self, limit: float) -> Ended:
-        """Wait for its end, or end it some time after so many seconds."""
+        """Wait for its end; end it if it takes too long.
+
+        Args:
+            limit: Seconds for the collectives, besides those to start.
+        """
         limit += _START_TIMEOUT
         end, cause, found = time.monotonic() + limit, "", dict[str, Any]()
         lines, waiting = wire.Lines(_LONGEST_LINE), select.poll()  # any file's number
@@ -179,8 +182,9 @@ class Launch:
         )
 
     def end(self, timeout: float = _END_TIMEOUT) -> None:
-        """End it: the launcher ends its workers, in so many seconds."""
-        self._is_stopped = self._process.poll() is None
+        """End it; the launcher has so many seconds to end its workers."""
+        if self._process.poll() is None:
+            self._is_stopped = True
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
@@ -227,9 +231,9 @@ def _words(here: Place, part: Part) -> list[str]:
 
 
 def _changed(here: Place, part: Part) -> Iterator[tuple[str, object]]:
-    """Yield the options of the job that are others in a launch of a part of it.
+    """Yield the options that a launch changes: for a part of the nodes, and for spares.
 
-    A spare has no worker, so that there are none.
+    A spare has no worker, and is examined like all nodes.
     """
     asked, is_part = here.asked, len(part.tasks) < here.task.size
     if is_part or "hpc_spares" in asked:

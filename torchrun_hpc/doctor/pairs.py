@@ -49,11 +49,11 @@ def disjoint(pairs: Collection[Pair]) -> list[list[Pair]]:
 
 
 def blame(bad: Collection[Pair], tried: Collection[Pair]) -> list[int]:
-    """Say which nodes explain the bad pairs: as few as possible, the worst ones first.
+    """Return the nodes that explain the bad pairs: as few as possible.
 
     Each is bad with two nodes or more, and with two thirds of its partners. Nobody is
-    to blame where that leaves bad pairs between most of the others, nor for what
-    divides the nodes into two halves: then it is something else that all have.
+    to blame if most pairs of the others are bad, too, or if the bad pairs divide the
+    nodes into two halves. Then the cause is something that all have.
 
     Args:
         bad: The bad pairs.

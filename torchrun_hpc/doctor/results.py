@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "torchrun_hpc.doctor/2"
 
+# Variable with the path of the pipe that the workers of a launch write to.
+RESULTS = "HPC_DOCTOR_RESULTS"
+
 _T = TypeVar("_T")
 
 
@@ -92,7 +95,8 @@ class Torch:
 
     Attributes:
         version: Its release; empty if it cannot be imported.
-        import_s: Seconds of the first ``import torch`` of the launch on this node.
+        import_s: Seconds of the first ``import torch`` of the launch on this node; near
+            0 if a fork server has imported it (``--hpc-preload``).
         problem: Why it cannot be imported; empty if it can.
         libraries: Releases of ``cuda``, ``nccl``, ``hip``, ``cudnn``, as far as there
             are any.

@@ -75,8 +75,8 @@ class Connection:
         on_event: See `Client`.
         segment: Bytes of TCP's segments at most; 0 for what the interface takes.
         own_failure: Why this agent cannot start, if it connects only to say that.
-        replies: By the name of a question to all nodes, a function that gets what is to
-            be known for the reply, and returns it as plain data.
+        replies: By the name of a question to all nodes, a function that returns the
+            reply as plain data. It gets what the question came with.
         end_workers: Kills the workers of this node at once.
 
     Attributes:

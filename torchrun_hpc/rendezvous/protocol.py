@@ -22,8 +22,8 @@ from an agent                 meaning
 ``report: true``              node 0 wants to report the failures of workers
 ``printed: true``             it has done so
 ``question: NUMBER``          a question to all agents, those that are still to come,
-                              too: ``what`` is asked, ``with`` what they need to know;
-                              or nothing any more
+                              too: ``what`` is asked, ``with`` what the reply needs; or
+                              nothing any more
 ``reply: [RANK, NUMBER]``     the reply to it, ``of`` its node, for the one that asks
 ``bye: true``                 it closes the connection; that is no fault
 ``heartbeat: SECONDS``        the answer to ``heartbeat``: its clock
@@ -51,7 +51,7 @@ from the coordinator          meaning
                               ``reports`` for the node that reports it
 ``report: SUMMARY``           the failures of workers; nothing if none has failed
 ``printed: true``             node 0 has reported them
-``question: [RANK, NUMBER]``  an agent asks ``what``, ``with`` what is to be known
+``question: [RANK, NUMBER]``  an agent asks ``what``, ``with`` what the reply needs
 ``replied: NUMBER``           the reply of a ``node`` to its question
 ``heartbeat: SECONDS``        to be answered by ``heartbeat``; what the last answer said
 ``answer: NUMBER``            the answer to ``ask``

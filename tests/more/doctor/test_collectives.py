@@ -20,7 +20,7 @@ from waiting import PATIENCE, until
 from torchrun_hpc import wire
 from torchrun_hpc.doctor import collectives, operations, product, session
 from torchrun_hpc.doctor.operations import World
-from torchrun_hpc.doctor.results import Collective, Torch, Worker
+from torchrun_hpc.doctor.results import RESULTS, Collective, Torch, Worker
 
 PROGRAM = (sys.executable, "-m", "torchrun_hpc.doctor.collectives", "64", "60")
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -46,7 +46,7 @@ def run_alone(folder, rank=0, results=None):
     """Run a worker, in front of whose modules there is a folder."""
     own = {**environ_of(rank, 1, 2), "PYTHONPATH": f"{folder}:{ROOT}"}
     if results:
-        own[collectives.RESULTS] = str(results)
+        own[RESULTS] = str(results)
     return subprocess.run(
         PROGRAM,
         stdin=subprocess.DEVNULL,
@@ -262,7 +262,7 @@ def run_forks(monkeypatch, tmp_path):
         pids = []
         for rank in range(nodes * local_size):
             environ = environ_of(rank, nodes, local_size, port)
-            environ[collectives.RESULTS] = str(results)
+            environ[RESULTS] = str(results)
             pids.append(fork(environ, max_bytes, prepare))
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         assert out.read_text() == ""
@@ -302,7 +302,7 @@ def test_two_workers(run_forks):
 
     def prepare(rank):
         if rank == 1:
-            until(lambda: meeting in Path(os.environ[collectives.RESULTS]).read_text())
+            until(lambda: meeting in Path(os.environ[RESULTS]).read_text())
             time.sleep(0.3)
             torch.matmul = lambda first, _: torch.full_like(first, float("nan"))
 
