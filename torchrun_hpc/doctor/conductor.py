@@ -168,17 +168,15 @@ class Conductor:
             for number, together in enumerate(wanted):
                 left = [pair for pair in together if found.hung.keys().isdisjoint(pair)]
                 turn = f"{look}/{number}"
-                for link in self._measured(turn, left, first=look == number == 0):
+                for link in self._measured(turn, left):
                     looks[link.first, link.second].append(link)
         found.links = _best(looks)
         found.steady = judgement.steadiness(looks.values())
 
-    def _measured(
-        self, name: str, together: Sequence[Pair], *, first: bool
-    ) -> Iterator[Link]:
+    def _measured(self, name: str, together: Sequence[Pair]) -> Iterator[Link]:
         """Let pairs measure; yield the links of those of which a node has replied."""
         partners = {a: b for pair in together for a, b in (pair, pair[::-1])}
-        turn = wire.encode(Turn(name, partners, all_networks=first))
+        turn = wire.encode(Turn(name, partners))
         tasks = [self._first[node] for node in partners]
         have = "nodes have measured a pair"
         seen = self._ask(MEASURE, turn, tasks, have, Side, _PAIR_TIMEOUT)
@@ -274,12 +272,5 @@ def _expected_of_collectives(max_bytes: int, nodes: Sequence[Node]) -> float:
 
 def _peer(shown: Node) -> Peer:
     """Return what the other nodes have to know of one."""
-    up = [each for each in shown.interfaces if each.is_up and each.addresses]
-    own = [each for each in up if each.name == shown.interface]
-    return Peer(
-        rank=shown.rank,
-        address=shown.address,
-        port=shown.port,
-        mtu=own[0].mtu if own else _USUAL_MTU,
-        others={each.name: each.addresses[0] for each in up if each not in own},
-    )
+    mtu = next((i.mtu for i in shown.interfaces if i.name == shown.interface), 0)
+    return Peer(shown.rank, shown.address, shown.port, mtu or _USUAL_MTU)

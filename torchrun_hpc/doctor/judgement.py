@@ -175,7 +175,6 @@ def findings(
         is_suspect = not is_noisy or 2 * len(bad) >= len(tried)
         to_do = _OF_PAIRS if is_noisy else remedy
         yield Finding(code, f"{where}: {what}", to_do, is_suspect=is_suspect)
-    yield from _networks(links, hosts)
 
 
 def _is_acquitted(
@@ -295,18 +294,3 @@ _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], st
 def _between(pairs: Iterable[Pair], hosts: Sequence[str]) -> str:
     both = [" and ".join(host(node, hosts) for node in pair) for pair in pairs]
     return f"between {listed(both)}"
-
-
-def _networks(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
-    """Yield which other networks are closed between some nodes, and open elsewhere.
-
-    One that is closed between all is so by intention, and no job needs it.
-    """
-    for network in dict.fromkeys(name for link in links for name in link.networks):
-        tried = [link for link in links if network in link.networks]
-        closed = [link for link in tried if not link.networks[network]]
-        if 0 < len(closed) < len(tried):
-            where = _between(map(_pair, closed), hosts)
-            text = f"{network} is closed {where}, and open elsewhere"
-            remedy = "this job does not use it; one that does would not start"
-            yield Finding("HPC192", text, remedy, is_suspect=False)

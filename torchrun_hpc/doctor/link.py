@@ -6,39 +6,36 @@ so that both directions are tried. Then they measure::
     first (its rank is lower)     second
     connection 1          ───────►
                           ◄───────  connection 2
-    packets               ◄──────►  packets: small ones, and ones of the size of the MTU
-    whether large ones    ◄──────►  the same, each on its own connection
-    are lost
     pings on 1            ◄──────►  pongs, with its time
     bytes on 1            ───────►
                           ◄───────  that all have come
                           ◄───────  bytes on 2
     that all have come    ───────►
 
+If no byte arrives after the small messages, packets of the size of the MTU are lost.
 Each returns what it has seen, and `merged` makes a link of both.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor.results import Link
-from torchrun_hpc.host.network import reach
 from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.proof import UnprovedError
 from torchrun_hpc.rendezvous.protocol import JOIN_REQUEST_LIMIT
 from torchrun_hpc.rendezvous.server import CoordinatorServer, listen
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torchrun_hpc.rendezvous.key import Key
 
 # The problem of a node whose system is alive, and whose doctor is not.
@@ -49,12 +46,13 @@ _NOBODY_CAME = "the other node has opened no connection"
 MOST_BYTES = 64 * 2**20
 
 # Seconds: to open a connection and be answered; until the other node, which has been
-# asked at the same time, has opened its own; for a message; of sending.
+# asked at the same time, has opened its own; for a message; for the first byte of many;
+# of sending.
 _OPEN_TIMEOUT = 2.0
 _PARTNER_TIMEOUT = 10.0
 _MESSAGE_TIMEOUT = 3.0
+_FIRST_TIMEOUT = 2.0  # TCP has sent it four times by then
 SENDING = 0.15
-_PACKET_TIMEOUT = 0.3
 
 # What may be wrong with a connection, and with what comes on it.
 _ERRORS = (OSError, ValueError, OverflowError)
@@ -63,18 +61,14 @@ _ACCEPTED = b"+"
 _PINGS, _PINGING = 200, 0.1  # at most so many, and so many seconds
 _PING = struct.Struct("!d24x")
 _CHUNK = 2**18
-_HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # of IP and UDP: bytes
-_SMALL, _LARGEST = 64, 65507  # bytes of a packet of UDP
-_PACKETS = 3  # of each size: a link may lose one
-_MTU_DISCOVER = {  # IP_MTU_DISCOVER and IPV6_MTU_DISCOVER, linux/in.h and in6.h
-    socket.AF_INET: (socket.IPPROTO_IP, 10),
-    socket.AF_INET6: (socket.IPPROTO_IPV6, 23),
-}
-_DO_NOT_FRAGMENT = 3  # IP_PMTUDISC_PROBE, linux/in.h: whatever path MTU is known
 _WINDOWS = 6  # of time, in which the bandwidth is measured
 
 # struct tcp_info of linux/tcp.h: tcpi_total_retrans and tcpi_data_segs_out.
 _INFO_SIZE, _RETRANSMITTED, _SENT = 160, 100, 156
+
+
+class _NothingComesError(Exception):
+    """Small messages arrive, and large ones do not."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +78,14 @@ class Peer:
     Attributes:
         rank: Its rank.
         address: Its address for the job.
-        port: Where it listens, for TCP and UDP.
+        port: Where it listens.
         mtu: Of the interface that has the address.
-        others: Its addresses on other interfaces, by their names.
     """
 
     rank: int
     address: str
     port: int
     mtu: int
-    others: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,7 +100,6 @@ class Side:
         lost_mtu: As in `Link`.
         latency_s: As in `Link`, seen by the first node.
         clock_s: The same.
-        networks: Whether it reaches the other on other interfaces, by name.
     """
 
     problem: str = ""
@@ -118,28 +109,24 @@ class Side:
     lost_mtu: int = 0
     latency_s: float = 0.0
     clock_s: float = 0.0
-    networks: Mapping[str, bool] = field(default_factory=dict)
 
 
 def merged(pair: tuple[int, int], first: Side, second: Side | None) -> Link:
     """Return the link that two nodes have seen; the second may have seen nothing."""
     sides = [first, second or Side(problem=first.problem or SILENT)]
     blocked = [side for side in sides if side.is_blocked]
+    lost_mtu = max(side.lost_mtu for side in sides)
     problems = [side.problem for side in (*blocked, *sides) if side.problem]
-    theirs = sides[1].networks
     return Link(
         *pair,
-        problem=next(iter(problems), ""),
+        problem="" if lost_mtu else next(iter(problems), ""),
         blocked=tuple(r for r, s in zip(pair, sides, strict=True) if s.is_blocked),
         latency_s=first.latency_s,
         forward=sides[1].rate,
         backward=first.rate,
         lost=max(side.lost for side in sides),
         clock_s=first.clock_s,
-        lost_mtu=max(side.lost_mtu for side in sides),
-        networks={
-            n: theirs[n] and ok for n, ok in first.networks.items() if n in theirs
-        },
+        lost_mtu=lost_mtu,
     )
 
 
@@ -152,12 +139,12 @@ class Links:
         nodes: How many nodes there are.
 
     Attributes:
-        port: Where it listens, for TCP and UDP.
+        port: Where it listens.
     """
 
     def __init__(self, key: Key, address: str, nodes: int) -> None:
         self._key = key
-        listening, self._packets = _opened(address)
+        listening = listen(address or None, 0)
         self.port: int = listening.getsockname()[1]
         self._arrivals = _Arrivals(nodes)
         self._loop = Loop()
@@ -170,28 +157,15 @@ class Links:
         """Listen no more."""
         self._server.close()
         self._loop.close()
-        self._packets.close()
 
-    def measure(
-        self, own: Peer, other: Peer, turn: str, *, all_networks: bool = False
-    ) -> Side:
+    def measure(self, own: Peer, other: Peer, turn: str) -> Side:
         """Measure what is between this node and another one, which does the same.
 
         Args:
             own: This node.
             other: The other one.
             turn: Names this look, the same on both.
-            all_networks: Whether to try other interfaces, too.
         """
-        found = self._measured(own, other, turn)
-        networks = {
-            name: reach(address, other.port, _OPEN_TIMEOUT)[0]
-            for name, address in other.others.items()
-            if all_networks and name in own.others
-        }
-        return replace(found, networks=networks)
-
-    def _measured(self, own: Peer, other: Peer, turn: str) -> Side:
         try:
             mine = self._open(own, other, turn)
         except _ERRORS as error:
@@ -199,7 +173,10 @@ class Links:
         with mine:
             try:
                 with self._arrivals.wait(other.rank, turn) as theirs:
-                    return self._figures(own, other, mine, theirs, turn)
+                    is_first = own.rank < other.rank
+                    return _figures(is_first=is_first, mine=mine, theirs=theirs)
+            except _NothingComesError:
+                return Side(lost_mtu=min(own.mtu, other.mtu))
             except _ERRORS as error:
                 return Side(_reason(error))
 
@@ -226,46 +203,6 @@ class Links:
             raise
         opened.settimeout(_MESSAGE_TIMEOUT)
         return opened
-
-    def _figures(
-        self,
-        own: Peer,
-        other: Peer,
-        mine: socket.socket,
-        theirs: socket.socket,
-        turn: str,
-    ) -> Side:
-        """Measure, on the connection that this node has opened and on the other one."""
-        mtu = min(own.mtu, other.mtu)
-        is_lost = self._loses_large_packets(own, other, mtu, turn)
-        mine.sendall(bytes([is_lost]))
-        if _exactly(theirs, 1)[0] or is_lost:
-            return Side(lost_mtu=mtu)  # what TCP sends would be lost, too
-        if own.rank < other.rank:
-            latency_s, clock_s = _ping(mine)
-            lost = _send(mine)
-            rate = _receive(theirs)
-            return Side(rate=rate, lost=lost, latency_s=latency_s, clock_s=clock_s)
-        _pong(theirs)
-        rate = _receive(theirs)
-        return Side(rate=rate, lost=_send(mine))
-
-    def _loses_large_packets(self, own: Peer, other: Peer, mtu: int, turn: str) -> bool:
-        """Return whether small packets arrive here, and none of the size of the MTU."""
-        packets = self._packets
-        size = min(mtu - _HEADERS[packets.family], _LARGEST)
-        for length in (_SMALL, size) * _PACKETS:
-            with contextlib.suppress(OSError):  # too long for this interface
-                data = f"{own.rank} {turn} ".encode().ljust(length)
-                packets.sendto(data, (other.address, other.port))
-        tag, seen = f"{other.rank} {turn} ".encode(), set[int]()
-        end = time.monotonic() + _PACKET_TIMEOUT
-        while size not in seen and (left := end - time.monotonic()) > 0:
-            packets.settimeout(left)
-            with contextlib.suppress(OSError):
-                data = packets.recv(2**16)
-                seen |= {len(data)} if data.startswith(tag) else set()
-        return bool(seen) and size not in seen
 
 
 class _Arrivals:
@@ -329,19 +266,6 @@ class _Arrivals:
     came_unproved = disconnected = tick = ignore
 
 
-def _opened(address: str) -> tuple[socket.socket, socket.socket]:
-    """Open a port for TCP and UDP."""
-    while True:
-        listening = listen(address or None, 0)
-        packets = socket.socket(listening.family, socket.SOCK_DGRAM)
-        packets.setsockopt(*_MTU_DISCOVER[packets.family], _DO_NOT_FRAGMENT)
-        with contextlib.suppress(OSError):  # another program has this one for UDP
-            packets.bind(listening.getsockname()[:2])
-            return listening, packets
-        listening.close()
-        packets.close()
-
-
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer, or nothing more"
@@ -367,6 +291,18 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("the other node has closed the connection")
         data += part
     return data
+
+
+def _figures(*, is_first: bool, mine: socket.socket, theirs: socket.socket) -> Side:
+    """Measure, on the connection that this node has opened and on the other one."""
+    if is_first:
+        latency_s, clock_s = _ping(mine)
+        lost = _send(mine)
+        rate = _receive(theirs)
+        return Side(rate=rate, lost=lost, latency_s=latency_s, clock_s=clock_s)
+    _pong(theirs)
+    rate = _receive(theirs)
+    return Side(rate=rate, lost=_send(mine))
 
 
 # --- latency and clock ------------------------------------------------------------
@@ -419,7 +355,16 @@ def _receive(connection: socket.socket) -> float:
 
     It is the median of some windows of time: the first one is TCP's slow start, and in
     any other one a busy machine may have had something else to do.
+
+    Raises:
+        _NothingComesError: Not even the first byte has come.
     """
+    connection.settimeout(_FIRST_TIMEOUT)
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except TimeoutError:
+        raise _NothingComesError from None
+    connection.settimeout(_MESSAGE_TIMEOUT)
     buffer, total, start = bytearray(_CHUNK), 0, time.monotonic()
     marks = [(start, 0)]
     while size := connection.recv_into(buffer):

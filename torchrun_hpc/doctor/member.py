@@ -45,12 +45,10 @@ class Turn:
     Attributes:
         name: Names this turn.
         partners: The rank of the other node, by that of each.
-        all_networks: Whether to try other interfaces, too.
     """
 
     name: str
     partners: Mapping[int, int]
-    all_networks: bool = False
 
 
 class Member:
@@ -120,10 +118,7 @@ class Member:
         if self._links is None or rank not in turn.partners:
             return None
         own, other = self._peers[rank], self._peers[turn.partners[rank]]
-        seen = self._links.measure(
-            own, other, turn.name, all_networks=turn.all_networks
-        )
-        return wire.encode(seen)
+        return wire.encode(self._links.measure(own, other, turn.name))
 
     def _run(self, about: Any) -> Any:
         """Launch the collectives, if this task takes part."""

@@ -189,8 +189,6 @@ class Link:
         clock_s: Seconds that the second one's clock is ahead of the first one's.
         lost_mtu: Bytes of a packet that the interface allows, and that did not arrive;
             0 if it did.
-        networks: Whether the two reach each other on other interfaces, by name: each
-            the other one.
         looks: How often they were looked at; the figures are the best ones.
     """
 
@@ -204,7 +202,6 @@ class Link:
     lost: float = 0.0
     clock_s: float = 0.0
     lost_mtu: int = 0
-    networks: Mapping[str, bool] = field(default_factory=dict)
     looks: int = 1
 
 

@@ -83,7 +83,7 @@ def verdict(report: Report) -> str:
 
 
 def pair_lines(report: Report) -> list[str]:
-    """Summarize the pairs, and name the other networks that are closed between all."""
+    """Summarize the pairs."""
     hosts, links, measured = report.hosts, report.links, ways(report.links)
     pairs = count(len(hosts) * (len(hosts) - 1) // 2, "pair")
     lines = [f"{len(measured) // 2} of {pairs} measured"] if links else []
@@ -92,12 +92,6 @@ def pair_lines(report: Report) -> list[str]:
         known, bad = write(getattr(usual(links), what)), write(getattr(way, what))
         where = f"from {host(way.sender, hosts)} to {host(way.receiver, hosts)}"
         lines.append(f"{what}: {known} is usual, worst {bad} {where}")
-    tried = dict.fromkeys(name for link in links for name in link.networks)
-    closed = [x for x in tried if not any(link.networks.get(x) for link in links)]
-    if closed:
-        own = ", ".join(sorted({node.interface for node in report.nodes} - {""}))
-        names = f"{', '.join(closed)}; jobs use {own or 'another network'}"
-        lines.append(f"closed between all nodes, as many networks are: {names}")
     return lines
 
 

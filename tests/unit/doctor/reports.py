@@ -209,7 +209,6 @@ def hostile_report():
         for name in [HOSTILE[node.rank]]
     ]
     links = [make_link(0, 1, problem=HOSTILE[2]), *report.links[1:]]
-    links[1] = replace(links[1], networks=dict.fromkeys(HOSTILE, False))
     return replace(
         report,
         **dict.fromkeys(

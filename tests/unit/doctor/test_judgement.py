@@ -195,23 +195,6 @@ def test_a_firewall_in_one_direction_is_told():
     assert finding.text == text
 
 
-@pytest.mark.parametrize(
-    ("states", "expected"),
-    [
-        ([False, False], []),  # so it is meant
-        ([True, True], []),
-        ([True, False], ["eth0 is closed between n2 and n3, and open elsewhere"]),
-    ],
-)
-def test_another_network(states, expected):
-    pairs = zip([(0, 1), (2, 3)], states, strict=True)
-    links = [link(*pair, networks={"eth0": is_open}) for pair, is_open in pairs]
-    findings = [*judgement.findings(links, HOSTS)]
-    assert [finding.text for finding in findings] == expected
-    codes = [f.code for f in findings if not f.is_suspect]
-    assert codes == ["HPC192"] * len(expected)
-
-
 def test_only_what_may_be_noise_is_looked_at_again():
     links = [
         link(0, 1), link(0, 2, **HALF), link(1, 2, **LATE), link(0, 3, **LARGE),

@@ -19,8 +19,8 @@ PEERS_OF_ALL = [Peer(rank, f"10.20.0.{rank}", 4000 + rank, 1500) for rank in ran
 class Links:
     """It knows what it was told to measure."""
 
-    def measure(self, *pair, all_networks):
-        self.asked = (*pair, all_networks)
+    def measure(self, *asked):
+        self.asked = asked
         return Side(rate=5.0)
 
 
@@ -44,10 +44,10 @@ def meet(member):
 def test_it_measures_with_its_partner(member):
     meet(member)
     partners = {1: 3, 3: 1, 0: 2, 2: 0}
-    side = ask(member, MEASURE, Turn("0/0", partners, all_networks=True))
+    side = ask(member, MEASURE, Turn("0/0", partners))
     assert wire.decode(Side, side) == Side(rate=5.0)
     own, other = PEERS_OF_ALL[1], PEERS_OF_ALL[3]
-    assert member._links.asked == (own, other, "0/0", True)
+    assert member._links.asked == (own, other, "0/0")
 
 
 def test_what_it_takes_no_part_in(member):

@@ -141,17 +141,6 @@ def test_the_worst_pairs():
     ]
 
 
-def test_networks_that_are_closed_between_all():
-    first = {"eth0": False, "eth1": False, "eth2": True}
-    report = changed(make_report(3), "links", 0, networks=first)
-    report = changed(report, "links", 1, networks=first | {"eth1": True})
-    assert lines_of(report).count(
-        "closed between all nodes, as many networks are: eth0; jobs use ib0"
-    )
-    report = changed(report, "links", 1, networks={})
-    assert text.pair_lines(report)[-1].endswith(": eth0, eth1; jobs use ib0")
-
-
 def test_the_largest_size_of_the_slowest_node():
     found = [line.split()[:3] for line in lines_of(make_report(3))[-8:]]
     operations = sorted(reports.OPERATIONS)
