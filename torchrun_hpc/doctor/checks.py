@@ -28,7 +28,6 @@ _NEVER, _MINORITY, _ALWAYS = 0.0, 0.5, 1.0
 _MOST_ALIKE = 3  # findings of a kind
 _OF_SITES = {"Read-only file system", "Permission denied", "No such file or directory"}
 _FABRIC = re.compile("ib|hsn")  # interfaces of networks that lock memory
-NO_TORCH = "torch cannot be imported"  # the launcher says so, too
 _RESOLVERS = {
     "silent": "the name server does not answer",
     "down": "no name server can be reached",
@@ -53,18 +52,17 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
     """Yield what is wrong with nodes; `hosts` are the names of all, by rank."""
     yield from differences.findings(nodes, hosts)
     for code, check in _CHECKS.items():
-        seen = [n for n in nodes if n.torch] if check is _imports else nodes
         kinds = defaultdict[tuple[str, float], dict[str, list[int]]](dict)
-        for node in seen:
+        for node in nodes:
             for text, remedy, share in check(node, nodes):
                 kinds[remedy, share].setdefault(text, []).append(node.rank)
         for (remedy, share), texts in kinds.items():
             for text, ranks in _merged(texts).items():
                 where, blamed = fold_ranks(ranks, hosts), tuple(ranks)
-                if len(ranks) == len(seen) > 1:
-                    every = "all" if len(seen) == len(hosts) else f"{len(seen)} of"
+                if len(ranks) == len(nodes) > 1:
+                    every = "all" if len(nodes) == len(hosts) else f"{len(nodes)} of"
                     where, blamed = f"{every} {len(hosts)} nodes", ()
-                is_suspect = len(ranks) <= share * len(seen)
+                is_suspect = len(ranks) <= share * len(nodes)
                 yield Finding(code, f"{where}: {text}", remedy, blamed, is_suspect)
 
 
@@ -117,13 +115,10 @@ def _folders(node: Node, _nodes: object) -> Iterator[_Fault]:
 
 
 def _imports(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
-    torch, every = node.torch, [each.torch for each in nodes if each.torch]
-    usual = median([each.import_s for each in every if not each.problem] or [0])
-    if torch and torch.problem:
-        remedy = "python -c 'import torch' on this node shows all of the error"
-        yield _Fault(f"{NO_TORCH}: {torch.problem}", remedy)
-    elif torch and torch.import_s > max(3 * usual, usual + 5):
-        took = f"{torch.import_s:.0f} s, and {usual:.0f} s is usual"
+    seconds = [each.torch.import_s for each in nodes if each.torch]
+    own, usual = node.torch.import_s if node.torch else 0, median(seconds or [0])
+    if own > max(3 * usual, usual + 5):
+        took = f"{own:.0f} s, and {usual:.0f} s is usual"
         remedy = "it reads files slowly, or for the first time: examine it again"
         yield _Fault(f"importing torch took {took}", remedy, _NEVER)
 

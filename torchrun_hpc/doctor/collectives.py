@@ -24,16 +24,11 @@ import sys
 import time
 import traceback
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor.results import RESULTS, Torch
 from torchrun_hpc.schedulers.process import environment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_LONGEST = 240  # characters of a problem
 
 
 def main() -> None:
@@ -47,7 +42,9 @@ def main() -> None:
             os.write(output, wire.to_line({kind: value}))
 
         write("at", [int(environ["RANK"]), -1, "the import of torch"])
-        _import_torch(write if environ["LOCAL_RANK"] == "0" else lambda *_: None)
+        found = _import_torch()
+        if environ["LOCAL_RANK"] == "0":
+            write("torch", wire.encode(found))
         from torchrun_hpc.doctor import session  # noqa: PLC0415 - imports torch
 
         timeout = timedelta(seconds=float(sys.argv[2]))
@@ -61,25 +58,18 @@ def main() -> None:
     os._exit(code)  # at a usual end, threads of NCCL and gloo may wait for others
 
 
-def _import_torch(write: Callable[[str, Any], None]) -> None:
-    """Import torch, and write what is found; raise what the import has raised."""
-    start, found = time.perf_counter(), Torch()
-    try:
-        torch = importlib.import_module("torch")
-        import_s = time.perf_counter() - start
-        known = {"cuda": torch.version.cuda, "hip": torch.version.hip}
-        with contextlib.suppress(AttributeError, RuntimeError):  # a torch for CPUs
-            known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-            known["cudnn"] = torch.backends.cudnn.version()
-        known = {name: str(release) for name, release in known.items() if release}
-        gpus = torch.cuda.device_count()
-        found = Torch(str(torch.__version__), import_s, "", known, gpus)
-    except BaseException as error:
-        problem = wire.printable(f"{type(error).__name__}: {error}", _LONGEST)
-        found = Torch(problem=problem)
-        raise
-    finally:
-        write("torch", wire.encode(found))
+def _import_torch() -> Torch:
+    """Import torch; return what is found."""
+    start = time.perf_counter()
+    torch = importlib.import_module("torch")
+    import_s = time.perf_counter() - start
+    known = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    with contextlib.suppress(AttributeError, RuntimeError):  # a torch for CPUs
+        known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        known["cudnn"] = torch.backends.cudnn.version()
+    known = {name: str(release) for name, release in known.items() if release}
+    gpus = torch.cuda.device_count()
+    return Torch(str(torch.__version__), import_s, known, gpus)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
 _SLOW = 0.75  # of the median
 _NORM = 1e-3  # share by which a norm may differ: each device rounds as it does
-# Seconds that a worker may be late, so many times the median, and when that is.
-_LATE, _START = (0.05, 3.0, "before operations"), (3.0, 2.0, "at the start")
+_LATE_S, _LATE = 0.05, 3.0  # seconds that a worker may be late; times the median
 
 _OUT = "leave the node out, and tell the administrator"
 _BUSY = "see what else runs there, and its temperature; or leave the node out"
-_FILES = "examine it again: it may read the files of torch for the first time"
 _NCCL = "unset NCCL_IB_DISABLE and NCCL_NET; NCCL_DEBUG=INFO shows what NCCL lacks"
 
 
@@ -50,8 +48,7 @@ def findings(
         nodes: What the nodes show of themselves, by rank.
         hosts: Names of all nodes of the job, by rank.
     """
-    kinds = ((code, *each) for code, checks in _CHECKS.items() for each in checks)
-    for code, check, is_suspect, remedy in kinds:
+    for code, check, remedy in _CHECKS:
         groups = defaultdict[tuple[int, ...], list[_Fault]](list)
         for fault in check(workers, nodes):
             groups[(fault.worker.node,) if fault.is_known else ()].append(fault)
@@ -60,7 +57,7 @@ def findings(
             where = fold_ranks(sorted({fault.worker.node for fault in faults}), hosts)
             worst = max(faults, key=lambda fault: fault.severity)
             text = f"rank{'s'[: len(faults) - 1]} {ranks} ({where}): {worst.text}"
-            yield Finding(code, text, remedy, blamed, is_suspect)
+            yield Finding(code, text, remedy, blamed)
 
 
 def _wrong(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_Fault]:
@@ -105,14 +102,12 @@ def _slow(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
             yield _Fault(worker, text, -own)
 
 
-def _late(
-    late: Mapping[Worker, float], least: float, times: float, when: str
-) -> Iterator[_Fault]:
-    most = max(least, times * median_low([*late.values()] or [0]))
-    for worker, seconds in late.items():
-        if seconds > most:
-            text = f"the others wait {seconds:.2f} s for it {when}"
-            yield _Fault(worker, text, seconds)
+def _late(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
+    usual = median_low([worker.late_s for worker in workers] or [0])
+    for worker in workers:
+        if worker.late_s > max(_LATE_S, _LATE * usual):
+            text = f"the others wait {worker.late_s:.2f} s for it before operations"
+            yield _Fault(worker, text, worker.late_s)
 
 
 def _sockets(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_Fault]:
@@ -124,12 +119,10 @@ def _sockets(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_
         yield _Fault(worker, text, is_known=2 * len(found) < len(workers))
 
 
-# By code: the check, whether it is suspect, and the remedy.
-_CHECKS: Mapping[str, Sequence[tuple[Callable[..., Iterator[_Fault]], bool, str]]] = {
-    "HPC242": [(_sockets, True, _NCCL)],
-    "HPC243": [(_wrong, True, _OUT), (_slow, True, _BUSY)],
-    "HPC244": [
-        (lambda ws, _: _late({w: w.late_s for w in ws}, *_LATE), True, _BUSY),
-        (lambda ws, _: _late({w: w.start_late_s for w in ws}, *_START), False, _FILES),
-    ],
-}
+# What is checked, and the remedy.
+_CHECKS: Sequence[tuple[str, Callable[..., Iterator[_Fault]], str]] = (
+    ("HPC242", _sockets, _NCCL),
+    ("HPC243", _wrong, _OUT),
+    ("HPC243", _slow, _BUSY),
+    ("HPC244", _late, _BUSY),
+)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchrun_hpc import waiting, wire
-from torchrun_hpc.doctor import causes, checks, judgement, pairs, summary
+from torchrun_hpc.doctor import causes, judgement, pairs, summary
 from torchrun_hpc.doctor.launch import Ended, Part
 from torchrun_hpc.doctor.link import MOST_BYTES, SENDING, Peer, Side, merged
 from torchrun_hpc.doctor.member import (
@@ -22,7 +22,7 @@ from torchrun_hpc.doctor.member import (
     Shown,
     Turn,
 )
-from torchrun_hpc.doctor.results import Link, Torch
+from torchrun_hpc.doctor.results import Link
 from torchrun_hpc.doctor.units import size
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.rendezvous.errors import JobFailedError
@@ -150,7 +150,7 @@ class Conductor:
         """Let all nodes measure, and those pairs again that are doubtful."""
         found = self._found
         nodes = [node for node in found.nodes.values() if node.address and node.port]
-        wanted = pairs.rounds([node.rank for node in nodes])
+        wanted = every = pairs.rounds([node.rank for node in nodes])
         looks = defaultdict[Any, list[Link]](list)
         if wanted:
             traffic = size(sum(map(_expected, nodes)) * len(wanted))
@@ -164,7 +164,8 @@ class Conductor:
         for look in range(_LOOKS):
             if look:
                 doubtful = judgement.doubtful(_best(looks))
-                wanted = pairs.disjoint(doubtful)[:_TURNS_AGAIN]
+                again = [[p for p in together if p in doubtful] for together in every]
+                wanted = [*filter(None, again)][:_TURNS_AGAIN]
             for number, together in enumerate(wanted):
                 left = [pair for pair in together if found.hung.keys().isdisjoint(pair)]
                 turn = f"{look}/{number}"
@@ -228,19 +229,17 @@ class Conductor:
 
     def _keep(self, rank: int, end: Ended) -> None:
         """Keep what a launch has found on a task of a node."""
-        found, torch = self._found, end.torch
+        found = self._found
         found.rows += end.rows
         found.workers += end.workers
         found.backend = end.backend or found.backend
         for code, text, is_error in end.said:
             own = text.removeprefix(f"on {self._hosts[rank]}: ")
-            if own.startswith(checks.NO_TORCH):
-                torch = Torch(problem=own.removeprefix(f"{checks.NO_TORCH} by "))
-            elif causes.is_refused(end) or not is_error:
+            if causes.is_refused(end) or not is_error:
                 ranks = found.said.setdefault((code, own, is_error), [])
                 ranks += [rank] * (rank not in ranks)
-        if torch is not None and rank in found.nodes:
-            found.nodes[rank] = replace(found.nodes[rank], torch=torch)
+        if end.torch is not None and rank in found.nodes:
+            found.nodes[rank] = replace(found.nodes[rank], torch=end.torch)
 
     @property
     def _hosts(self) -> list[str]:

@@ -86,9 +86,9 @@ def _is_near(value: str | float, usual: str | float) -> bool:
 
 
 def _software(node: Node) -> Traits:
-    torch, without = torch_of(node), {"nccl plugin": "none", "libfabric": "none"}
+    torch = torch_of(node)
     known = {"torch": torch.version, **torch.libraries} if torch else {}
-    return {**without, **node.versions, **known, "kernel": ""}  # see _system()
+    return {**node.versions, **known, "kernel": ""}  # see _system()
 
 
 def _machine(node: Node) -> Traits:

@@ -15,7 +15,6 @@ import tempfile
 import time
 from functools import partial
 from ipaddress import ip_address
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 _LIMIT = 5.0  # seconds
 _RESOLVER_S = 1.0  # seconds that the resolver has: a Python must start, and ask
 _LONGEST = 500  # characters of a variable
-
-# Files in LD_LIBRARY_PATH; their real names have the version.
-_PLUGINS = {"nccl plugin": "lib[nr]ccl-net*.so*", "libfabric": "libfabric.so.*"}
 
 # None that may be secret: the UUIDs of libfabric keep other users out.
 _VARIABLES = re.compile(
@@ -71,7 +67,6 @@ def examine(
         | {
             "resolver": partial(_resolver, network),
             "gpus": nvml.gpus,
-            "plugins": partial(_plugins, environ),
         }
     )
     known = {name: found["name", name] for name in names if ("name", name) in found}
@@ -116,7 +111,6 @@ def examine(
             "python": platform.python_version(),
             "torchrun_hpc": __version__,
             "kernel": platform.release(),
-            **found.get("plugins", {}),
         },
         variables={
             name: value[:_LONGEST]
@@ -176,14 +170,3 @@ def _folder(path: str) -> Folder:
     except OSError as error:
         problem = error.strerror or type(error).__name__
     return Folder(path[:_LONGEST], free, size, problem)
-
-
-def _plugins(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the files that NCCL would find first in LD_LIBRARY_PATH."""
-    folders = environ.get("LD_LIBRARY_PATH", "").split(":")
-    return {
-        name: file.resolve().name
-        for folder in filter(None, reversed(folders))
-        for name, pattern in _PLUGINS.items()
-        for file in sorted(Path(folder).glob(pattern), reverse=True)
-    }

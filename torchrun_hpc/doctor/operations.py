@@ -151,8 +151,8 @@ def wait(world: World) -> float:
     return time.perf_counter() - start
 
 
-def lateness(world: World, waits: Sequence[float]) -> list[float]:
-    """Return how long the others waited for this rank, each time: their median.
+def lateness(world: World, waits: Sequence[float]) -> float:
+    """Return the seconds that the others waited for this rank: the median of all times.
 
     Args:
         world: The workers, two at least.
@@ -163,8 +163,7 @@ def lateness(world: World, waits: Sequence[float]) -> list[float]:
     distributed.all_gather(others, own)
     del others[world.rank]
     medians = torch.stack(others).cpu().quantile(0.5, dim=0)
-    found: list[float] = (medians - own.cpu()).clamp(min=0).tolist()
-    return found
+    return float((medians - own.cpu()).clamp(min=0).quantile(0.5))
 
 
 def _of_all(world: World, value: float, reduction: Any) -> float:

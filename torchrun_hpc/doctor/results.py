@@ -94,10 +94,9 @@ class Torch:
     """Torch on a node, as a process sees it that has imported it.
 
     Attributes:
-        version: Its release; empty if it cannot be imported.
+        version: Its release; empty if only the launcher has imported it.
         import_s: Seconds of the first ``import torch`` of the launch on this node; near
             0 if a fork server has imported it (``--hpc-preload``).
-        problem: Why it cannot be imported; empty if it can.
         libraries: Releases of ``cuda``, ``nccl``, ``hip``, ``cudnn``, as far as there
             are any.
         gpus: How many GPUs it sees.
@@ -105,7 +104,6 @@ class Torch:
 
     version: str = ""
     import_s: float = 0.0
-    problem: str = ""
     libraries: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
 
@@ -137,8 +135,7 @@ class Node:
         cores: How many CPUs the machine has.
         gpus: GPUs that NVML knows.
         driver: Release of the GPUs' driver; empty without.
-        versions: Of ``python``, ``torchrun_hpc``, the kernel, and libfabric's plugin
-            for NCCL.
+        versions: Of ``python``, ``torchrun_hpc`` and the ``kernel``.
         variables: Those that matter, which somebody has set.
         local_ports: The first and the last port that the system gives to connections
             (``net.ipv4.ip_local_port_range``); 0 and 0 if not known.
@@ -247,8 +244,7 @@ class Worker:
         digests: The first 16 digits of the SHA-256 of the product, in each test.
         norm: Frobenius norm of the first test's product; 0 if that is not finite.
         wrong: Elements that are not finite, of both tests.
-        start_late_s: Seconds that the others waited for it at their first meeting.
-        late_s: The same before an operation: the median of all.
+        late_s: Seconds that the others waited for it before an operation: the median.
         transport: What NCCL sends by, such as ``IB`` or ``Socket``; empty with gloo, or
             if that is not known.
     """
@@ -261,7 +257,6 @@ class Worker:
     digests: tuple[str, ...]
     norm: float
     wrong: int
-    start_late_s: float
     late_s: float
     transport: str
 

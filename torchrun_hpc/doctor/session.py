@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ _GLOO_REST = 0.2  # seconds
 # NCCL's src/init.cc writes this, from 2.14 to 2.28. A plugin's name may have spaces.
 _NETWORK = re.compile(r"NCCL INFO Using network (.*\S)")
 _LONGEST = 80  # characters of such a name
-_DEBUG, _FILE, _ALGORITHM = "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_ALGO"
+_DEBUG, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_FILE"
 
 
 def run(
@@ -63,11 +62,9 @@ def run(
         announce(f"{operation} {world.scope}".rstrip())
         waits.append(operations.wait(world))
 
-    start = time.perf_counter()
     announce("the first meeting")
     store, backend, everyone = _meet(environ, timeout, write)
-    # For the others: at the first meeting, and before each operation.
-    waits, late = [time.perf_counter() - start], [0.0, 0.0]
+    waits, late_s = list[float](), 0.0
     device, variables = everyone.device, for_nccl(environ) if backend == "nccl" else {}
     tests = [compute()]
     for world in worlds(environ, store, backend, everyone):
@@ -81,17 +78,15 @@ def run(
                 if world.rank == 0:
                     write("row", wire.encode(row))
         if not world.scope:
-            late = operations.lateness(world, waits)
-            variables.pop(_ALGORITHM, None)
+            late_s = operations.lateness(world, waits)
         if backend == "gloo":
             time.sleep(_GLOO_REST)
         distributed.destroy_process_group()
     tests.append(compute())
     flops, digests, norms, wrong = zip(*tests, strict=True)
-    lates = late[0], statistics.median(late[1:])
     network = transport(procfs.read(variables.get(_FILE, "")) or "")
     worker = Worker(
-        rank, -1, *kind(device), flops, digests, norms[0], sum(wrong), *lates, network
+        rank, -1, *kind(device), flops, digests, norms[0], sum(wrong), late_s, network
     )
     write("worker", wire.encode(worker))
     _count(store, "ended", everyone.size)
@@ -160,9 +155,6 @@ def for_nccl(environ: Mapping[str, str]) -> dict[str, str]:
         os.dup2(log, 1)  # NCCL before 2.24 also writes its version to stdout
         found = {_DEBUG: "INFO", f"{_DEBUG}_SUBSYS": "INIT,NET"}
         found[_FILE] = f"/proc/self/fd/{log}"
-    # A tree of two nodes sends less between them than it seems: nccl-tests#196.
-    if environ["GROUP_WORLD_SIZE"] == "2" and not environ.get(_ALGORITHM):
-        found[_ALGORITHM] = "Ring"
     return found
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _PROBED = 10  # nodes that have not come
 _PROBE_TIMEOUT = 2.0  # seconds
+_NO_TORCH = "HPC018"  # of the launcher
 _UNHEARD = "see what it has printed; if nothing, the launcher has not started it there"
 
 
@@ -139,9 +140,10 @@ def _seen_from_here(rank: int, here: Place) -> str:
 def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
     """Yield what the launcher itself has said, with the nodes that it was said on.
 
-    It blames none: another node would not cure what is set.
+    It blames those without torch: another node would not cure what is set.
     """
     for (code, text, is_refusal), ranks in found.said.items():
         is_of_all = len(ranks) == len(hosts)
         where = "" if is_of_all else f"on {fold_ranks(sorted(ranks), hosts)}: "
-        yield Finding(code, where + text, is_suspect=is_refusal)
+        blamed = () if is_of_all or code != _NO_TORCH else tuple(sorted(ranks))
+        yield Finding(code, where + text, nodes=blamed, is_suspect=is_refusal)

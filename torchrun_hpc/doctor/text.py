@@ -139,7 +139,7 @@ def _described(node: Node) -> Row:
     torch = node.torch
     return {
         "import": f"{torch.import_s:.1f} s" if torch else "",
-        "torch": torch.version or "fails" * bool(torch.problem) if torch else "",
+        "torch": torch.version if torch else "",
         "GPUs": str(max(len(node.gpus), torch.gpus if torch else 0)),
         "address": node.address,
         "interface": node.interface,

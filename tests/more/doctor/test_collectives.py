@@ -15,7 +15,7 @@ import torch
 from loopback import HERE
 from ports import own_port
 from programs import ROOT
-from waiting import PATIENCE, until
+from waiting import PATIENCE
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor import collectives, operations, product, session
@@ -74,42 +74,17 @@ def shadow(tmp_path):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (
-            "raise ImportError('libcudart.so.13: cannot open\\nshared object')",
-            "ImportError: libcudart.so.13: cannot open shared object",
-        ),
+        ("raise ImportError('libcudart.so.13: cannot open')", "ImportError: libcudart"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("version = None", "AttributeError: "),
     ],
 )
 def test_a_torch_that_cannot_be_imported(shadow, text, problem):
     done = run_alone(shadow(text))
-    begins, line = map(json.loads, done.stdout.splitlines())
-    assert begins == {"at": [0, -1, "the import of torch"]}
-    found = wire.decode(Torch, line["torch"])
-    assert found.problem.startswith(problem)
-    assert not found.version
-    assert done.stderr.startswith("Traceback ")
-    assert done.returncode == 1
-
-
-def test_one_worker_of_a_node_says_it(shadow):
-    done = run_alone(shadow("raise ImportError"), rank=1)
-    begins = '{"at":[1,-1,"the import of torch"]}\n'
+    begins = '{"at":[0,-1,"the import of torch"]}\n'
     assert (done.stdout, done.returncode) == (begins, 1)
     assert done.stderr.startswith("Traceback ")
-
-
-def test_a_line_goes_into_a_pipe_at_once(monkeypatch):
-    def fail(_):
-        raise ImportError("\N{SKULL}" * 1000)
-
-    monkeypatch.setattr(collectives.importlib, "import_module", fail)
-    written = []
-    with pytest.raises(ImportError):
-        collectives._import_torch(lambda *line: written.append(line))
-    (line,) = written
-    assert len(wire.to_line(dict([line]))) < 4096
+    assert done.stderr.splitlines()[-1].startswith(problem)
 
 
 TORCH = """\
@@ -192,18 +167,16 @@ def test_who_runs_them(backend, nodes, local_size, expected):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "environ", "expected"),
+    ("environ", "expected"),
     [
-        (1, {}, {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"}),
-        (3, {"NCCL_DEBUG": "WARN"}, set()),
-        (3, {"NCCL_DEBUG_FILE": "nccl.%p"}, set()),
-        (2, {"NCCL_DEBUG": "INFO"}, {"NCCL_ALGO"}),
-        (2, {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Tree"}, set()),
+        ({}, {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"}),
+        ({"NCCL_DEBUG": "WARN"}, set()),
+        ({"NCCL_DEBUG_FILE": "nccl.%p"}, set()),
     ],
 )
-def test_what_nccl_is_told(monkeypatch, nodes, environ, expected):
+def test_what_nccl_is_told(monkeypatch, environ, expected):
     monkeypatch.setattr(session.os, "dup2", lambda *_: None)
-    found = session.for_nccl(environ_of(0, nodes, 1) | environ)
+    found = session.for_nccl(environ)
     assert {*found} == expected
     if "NCCL_DEBUG_FILE" in found:
         os.close(int(found["NCCL_DEBUG_FILE"].rpartition("/")[2]))
@@ -293,26 +266,27 @@ def test_one_worker(run_forks):
     assert of_kind(lines, "at") == [[0, n, step] for n, step in enumerate(steps, -1)]
     (worker,) = workers_of(lines)
     assert (worker.rank, worker.node, worker.dtype) == (0, -1, "float32")
-    assert (worker.start_late_s, worker.late_s, worker.transport) == (0, 0, "")
+    assert (worker.late_s, worker.transport) == (0, "")
     assert of_kind(lines, "backend") == ["gloo"]
 
 
-def test_two_workers(run_forks):
+def test_two_workers(run_forks, monkeypatch):
     """Of a node; the second one comes late, and its CPU is broken."""
 
     def prepare(rank):
         if rank == 1:
-            until(lambda: meeting in Path(os.environ[RESULTS]).read_text())
-            time.sleep(0.3)
+            monkeypatch.setattr(operations, "wait", wait_late)
             torch.matmul = lambda first, _: torch.full_like(first, float("nan"))
 
-    meeting = '{"at":[0,0,"the first meeting"]}\n'
+    def wait_late(world, wait=operations.wait):
+        time.sleep(0.05)
+        return wait(world)
+
     codes, lines, errors = run_forks(1, 2, "100", prepare)
     assert (codes, errors) == ([0, 0], "")
     first, second = workers_of(lines)
-    assert (first.start_late_s, first.wrong) == (0, 0)
-    assert second.start_late_s > 0.2
-    assert second.late_s < 0.2
+    assert first.wrong == 0
+    assert first.late_s < 0.03 < second.late_s
     assert first.norm == pytest.approx(1039.0411)
     assert (second.norm, second.wrong) == (0, 2 * 512**2)
     assert {*first.digests}.isdisjoint(second.digests)
@@ -357,7 +331,6 @@ def test_two_nodes_with_nccl(run_forks, monkeypatch):
         assert backend == "nccl"
         is_first = not os.environ.get("WAS_HERE")
         os.environ["WAS_HERE"] = "1"
-        assert (os.environ.get("NCCL_ALGO") == "Ring") == is_first
         assert os.environ["NCCL_DEBUG"] == "INFO"
         if is_first:
             log = f"{BEGIN}Bootstrap : Using ib0\n{BEGIN}Using network IB\n"

@@ -47,7 +47,7 @@ def make_gpu(**changes):
 
 def make_torch(**changes):
     libraries = {"cuda": "13.0", "nccl": "2.28.3"}
-    return replace(Torch("2.13.0", 4.0, "", libraries, gpus=4), **changes)
+    return replace(Torch("2.13.0", 4.0, libraries, gpus=4), **changes)
 
 
 def make_node(rank=0, **changes):
@@ -113,7 +113,6 @@ def make_worker(rank=0, **changes):
         digests=("5ca1e", "5ca1e"),
         norm=1234.5,
         wrong=0,
-        start_late_s=0.1,
         late_s=0.0001,
         transport="IB",
     )

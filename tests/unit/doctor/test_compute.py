@@ -42,7 +42,6 @@ ONE = {
     "HPC243 the norm of its product is 1240, and 1234.5 usual": FAR,
     "HPC243 120.00 TFLOP/s at best, and 250.00 TFLOP/s is the median": SLOW,
     "HPC244 the others wait 0.06 s for it before operations": {"late_s": 0.06},
-    "HPC244 the others wait 3.20 s for it at the start": {"start_late_s": 3.2},
 }
 
 
@@ -52,7 +51,7 @@ def test_one_worker(said):
     (finding,) = findings(make_workers(16, {5: ONE[said]}))
     assert (finding.code, finding.text) == (code, f"rank 5 (jwb0002): {text}")
     assert (finding.nodes, bool(finding.remedy)) == ((1,), True)
-    assert finding.is_suspect is not text.endswith("at the start")
+    assert finding.is_suspect
 
 
 NOTHING = {
@@ -61,7 +60,7 @@ NOTHING = {
     "no rates": {"flops": ()},
     "another device": OTHER,
     "another type": {"dtype": "float32", "digests": ("f", "f")},
-    "a little late": {"late_s": 0.04, "start_late_s": 2.9},
+    "a little late": {"late_s": 0.04},
     "unknown transport": {"transport": ""},
 }
 
@@ -99,10 +98,9 @@ def test_of_two_nobody_knows_whose_is_right(changes, said):
     assert finding[2] == ()
 
 
-@pytest.mark.parametrize("field", ["late_s", "start_late_s"])
-def test_what_is_usual_is_not_late(field):
-    assert found(make_workers(8, {rank: {field: 4.0} for rank in range(8)})) == []
-    two = make_workers(2, {1: {field: 4.0}})
+def test_what_is_usual_is_not_late():
+    assert found(make_workers(8, {rank: {"late_s": 4.0} for rank in range(8)})) == []
+    two = make_workers(2, {1: {"late_s": 4.0}})
     assert [code for code, _, _ in found(two)] == ["HPC244"]
 
 

@@ -46,7 +46,6 @@ def variables(**values):
 # What is not as usual on node 2 of 16; how it is there, and how it is usually.
 SUSPECT = {
     "python": (versions("3.11.7"), "3.11.7", "3.12.3"),
-    "libfabric": (node_with("versions", libfabric="1.25.0"), "1.25.0", "none"),
     "torch": (node_with("torch", version="2.12.0"), "2.12.0", "2.13.0"),
     "nccl": (node_with("torch", libraries={"nccl": "2.27.1"}), "2.27.1", "2.28.3"),
     "number of GPUs that torch sees": (node_with("torch", gpus=0), "0", "4"),

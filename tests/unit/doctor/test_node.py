@@ -208,25 +208,10 @@ def test_a_file_system_that_hangs(monkeypatch, only_first):
 # --- versions, variables, CPUs --------------------------------------------------------
 
 
-def test_plugins(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
-    for file in ("libfabric.so.1", "libnccl-net.so"):
-        (second / file).touch()
-    (first / "libfabric.so.1.25.0").touch()
-    (first / "libfabric.so.1").symlink_to("libfabric.so.1.25.0")
-    path = f":{tmp_path}/missing:{first}:{second}:"
-    found = examined(environ={"LD_LIBRARY_PATH": path}).versions
-    assert found["libfabric"] == "libfabric.so.1.25.0"
-    assert found["nccl plugin"] == "libnccl-net.so"
+def test_versions():
+    found = examined().versions
+    assert set(found) == {"python", "torchrun_hpc", "kernel"}
     assert found["torchrun_hpc"] == __version__
-
-
-def test_no_plugins():
-    for path in ("", ":", "/missing", "/proc/self/environ"):
-        found = examined(environ={"LD_LIBRARY_PATH": path}).versions
-        assert set(found) == {"python", "torchrun_hpc", "kernel"}, path
 
 
 SHOWN = """
