@@ -3,8 +3,8 @@
 It is started as a job is: ``python -m torchrun_hpc [OPTIONS] -m
 torchrun_hpc.doctor.collectives MAX_BYTES TIMEOUT``, also by torchrun. The variable
 `RESULTS` names the file that all workers append their results to, or they go to stdout.
-Nothing else does. They are lines of JSON, each written at once, of 4096 bytes at most:
-so those of several workers do not mix in a pipe. They are:
+Nothing else does. They are lines of JSON, each written at once, so that those of
+several workers do not mix. They are:
 
 - ``{"at": [RANK, NUMBER, TEXT]}`` from each worker, before each step. The first one is
   the import of torch. When all wait, those that have not come have begun fewer steps.

@@ -2,7 +2,7 @@
 
 The doctor starts this module as a process, which becomes the launcher: it gets the
 launcher's arguments, and the job as a line of JSON on stdin, because only one process
-can ask a process manager for it. The workers write what they find to a pipe of the
+can ask a process manager for it. The workers write what they find to a file of the
 doctor, see `collectives`.
 """
 
@@ -13,17 +13,16 @@ import importlib
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import main as launcher
-from torchrun_hpc import wire
+from torchrun_hpc import waiting, wire
 from torchrun_hpc.doctor.results import RESULTS, Collective, Torch, Worker
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 SCRIPT = "torchrun_hpc.doctor.collectives"
 
-_POLL = 0.2  # seconds
 # Seconds to import torch, and to start; for the launcher to end its workers.
 _START_TIMEOUT = 120.0
 _END_TIMEOUT = 15.0
@@ -90,7 +88,6 @@ class Ended:
         workers: Those that have come to their end.
         rows: Results of collectives.
         backend: What has run them.
-        is_stopped: Whether the doctor has ended it.
     """
 
     code: int
@@ -103,7 +100,6 @@ class Ended:
     workers: tuple[Worker, ...] = ()
     rows: tuple[Collective, ...] = ()
     backend: str = ""
-    is_stopped: bool = False
 
 
 # --- in the doctor ----------------------------------------------------------------
@@ -119,18 +115,7 @@ class Launch:
     """
 
     def __init__(self, here: Place, part: Part, arguments: Sequence[str]) -> None:
-        self._here, self._is_stopped = here, False
-        self._reader, self._writer = os.pipe()
-        self._output, self._errors = map(os.memfd_create, ("stdout", "stderr"))
-        results = f"/proc/{os.getpid()}/fd/{self._writer}"
-        words = [*_words(here, part), *arguments]
-        self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", __name__, *words],
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=self._errors,
-            env={**process.environment(), RESULTS: results},
-        )
+        self._here = here
         job = _job_of(here, part)
         # A fork server has to import torch itself, with the workers' variables.
         is_first = not (here.mode.is_direct or here.asked.hpc_preload)
@@ -139,9 +124,17 @@ class Launch:
             "job": job and wire.encode(job),
             "imports_torch": is_first,
         }
-        pipe = cast("IO[bytes]", self._process.stdin)
-        with contextlib.suppress(BrokenPipeError), pipe:
-            pipe.write(wire.to_line(given))
+        self._files = [os.memfd_create(x) for x in ("given", "results", "out", "err")]
+        stdin, results, output, errors = self._files
+        os.pwrite(stdin, wire.to_line(given), 0)
+        path = f"/proc/{os.getpid()}/fd/{results}"
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", __name__, *_words(here, part), *arguments],
+            stdin=stdin,
+            stdout=output,
+            stderr=errors,
+            env={**process.environment(), RESULTS: path},
+        )
 
     def run(self, limit: float) -> Ended:
         """Wait for its end; end it if it takes too long.
@@ -150,41 +143,32 @@ class Launch:
             limit: Seconds for the collectives, besides those to start.
         """
         limit += _START_TIMEOUT
-        end, cause, found = time.monotonic() + limit, "", dict[str, Any]()
-        lines, waiting = wire.Lines(_LONGEST_LINE), select.poll()  # any file's number
-        waiting.register(self._reader, select.POLLIN)
+        cause, found = "", dict[str, Any]()
+        _, results, output, errors = self._files
         try:
-            while True:
-                has_ended = self._process.poll() is not None
-                if waiting.poll(_POLL * 1000):
-                    for message in lines.feed(os.read(self._reader, _LONGEST_LINE)):
-                        self._keep(found, message)
-                elif has_ended:
-                    break
-                elif not cause and time.monotonic() > end:
-                    cause = f"no end within {limit:.0f} s"
-                    self.end()
-            code, errors = self._process.returncode, end_of(self._errors)
-            output = end_of(self._output).decode(errors="replace")
+            if not waiting.until(lambda: self._process.poll() is not None, limit):
+                cause = f"no end within {limit:.0f} s"
+                self.end()
+            code, said = self._process.returncode, end_of(errors)
+            reason, blamed = _outcome(end_of(output).decode(errors="replace"))
+            lines = os.pread(results, os.fstat(results).st_size, 0)
+            for message in wire.Lines(_LONGEST_LINE).feed(lines):
+                self._keep(found, message)
         finally:
-            for number in (self._reader, self._writer, self._output, self._errors):
+            for number in self._files:
                 os.close(number)
-        reason, blamed = _outcome("" if self._is_stopped else output)
-        said = _SAID.findall(errors.decode(errors="replace"))
+        texts = _SAID.findall(said.decode(errors="replace"))
         return Ended(
             code=code,
-            is_stopped=self._is_stopped,
-            cause=cause or last_words(errors, code).cause,
+            cause=cause or last_words(said, code).cause,
             reason=reason,
             blamed=blamed,
-            said=tuple((each, text, kind == "error") for kind, each, text in said),
+            said=tuple((each, text, kind == "error") for kind, each, text in texts),
             **found,
         )
 
     def end(self, timeout: float = _END_TIMEOUT) -> None:
         """End it; the launcher has so many seconds to end its workers."""
-        if self._process.poll() is None:
-            self._is_stopped = True
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "torchrun_hpc.doctor/2"
 
-# Variable with the path of the pipe that the workers of a launch write to.
+# Variable with the path of the file that the workers of a launch write to.
 RESULTS = "HPC_DOCTOR_RESULTS"
 
 _T = TypeVar("_T")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -70,10 +69,15 @@ def test_it_ends_well(start):
 
 def test_its_limit(start, workers, monkeypatch):
     """Which has passed when all workers have come."""
-    clock = SimpleNamespace(monotonic=lambda: 1000.0 * (len(workers()) == 2))
-    monkeypatch.setattr(launch, "time", clock)
+
+    def until_both_have_come(*_):
+        until(lambda: len(workers()) == 2)
+        return False
+
+    monkeypatch.setattr(launch.waiting, "until", until_both_have_come)
     end = start(*TWO, script=HANGS).run(99)
-    assert (end.cause, end.reason) == ("no end within 219 s", "")
+    assert end.cause == "no end within 219 s"
+    assert "received SIGTERM" in end.reason
     assert not any(map(psutil.pid_exists, workers()))
 
 

@@ -71,9 +71,6 @@ def at(**steps):
          (f"n1: the task ended with exit code 1: {BAD}", (1,))),
         ([reason(f"worker 0: {CLOSED}", "n0"), Ended(1, "torchrun_hpc: HPC110 x")],
          (f"worker 0: {CLOSED}", ())),
-        # Those that the doctor has ended have not failed.
-        ([Ended(-15, is_stopped=True), Ended(1, "ValueError: 17")],
-         ("n1: the task ended with exit code 1: ValueError: 17", (1,))),
         # A worker, or a launcher, hangs in the import of torch.
         ([*at(r0=0, r1=0), replace(LATE, at={2: (-1, "the import")})],
          (f"rank 2 (n2) did not come to {SUM}", (2,))),

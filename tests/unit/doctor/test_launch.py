@@ -129,7 +129,7 @@ def test_the_outcome(output, expected):
     assert launch._outcome(output) == expected
 
 
-def test_what_is_written_to_the_pipe():
+def test_what_the_workers_write():
     """Ranks and names of nodes are those of the job."""
     node = SimpleNamespace(_here=SimpleNamespace(node_rank=5, host="n5"))
     found, torch, worker = {}, make_torch(), make_worker(1, node=-1)
