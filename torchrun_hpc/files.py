@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -73,11 +75,33 @@ def write(path: Path, text: str) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
         return
-    # Nobody can have put a link there: the name is random, and "x" follows none.
-    new = path.parent / f".torchrun_hpc.{os.urandom(8).hex()}"
-    try:
+    with _beside(path) as new:
         with new.open("x", encoding="utf-8") as file:
             file.write(text)
         new.replace(path)
+
+
+def check(path: Path) -> None:
+    """Check whether `write` can write a file, which is left as it is.
+
+    Raises:
+        OSError: It cannot.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not is_of_system(path):
+        with _beside(path) as new:
+            new.touch(exist_ok=False)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Yield a name for a new file in the same folder, which is removed in the end.
+
+    Nobody can have put a link there: the name is random, and no link is followed.
+    """
+    new = path.parent / f".torchrun_hpc.{os.urandom(8).hex()}"
+    try:
+        yield new
     finally:
         new.unlink(missing_ok=True)

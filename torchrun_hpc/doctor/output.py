@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import sys
 import threading
 from pathlib import Path
@@ -47,7 +45,7 @@ class Output(NamedTuple):
         for file in (self.json, self.html):
             if file not in ("", STDOUT):
                 try:
-                    _check(Path(file))
+                    files.check(Path(file))
                 except OSError as error:
                     tell(_unwritable(file, error, "; the report is printed anyway"))
 
@@ -87,20 +85,3 @@ def _unwritable(file: str, error: Exception, more: str = "") -> Message:
     known = getattr(error, "strerror", None)
     reason = known or f"{type(error).__name__}: {error}"
     return Message("HPC197", f"{file} cannot be written: {reason}{more}")
-
-
-def _check(path: Path) -> None:
-    """Check whether a file can be written; it is not opened, nor made.
-
-    Raises:
-        OSError: It cannot.
-    """
-    number, folder = 0, path.parent
-    if path.is_dir():
-        number = errno.EISDIR
-    elif not folder.is_dir():
-        number = errno.ENOENT
-    elif not os.access(path if files.is_of_system(path) else folder, os.W_OK):
-        number = errno.EACCES
-    if number:
-        raise OSError(number, os.strerror(number))

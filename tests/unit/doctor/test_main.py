@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 
@@ -126,14 +125,6 @@ def test_an_earlier_report(tmp_path):
     link.symlink_to(file)
     for each in (file, link):
         assert command._earlier(str(each)) == make_report()
-
-
-def test_a_page_without_the_library_for_pictures(capsys, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda n: None if n == "matplotlib" else find(n)
-    )
-    assert "HPC196 --html draws with matplotlib" in wrong(capsys, "--html=page.html")
 
 
 def test_a_program_gets_the_code_of_a_fault(monkeypatch):

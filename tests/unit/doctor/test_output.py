@@ -20,6 +20,7 @@ from torchrun_hpc.doctor.output import Output
 REPORT = json.loads(json.dumps(wire.encode(make_report())))
 
 FOLDER, NONE = "Is a directory", "No such file or directory"
+NO_FOLDER = "Not a directory"
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def folder(tmp_path):
         ("/dev/null", None),
         ("", FOLDER),
         ("none/file", NONE),
-        ("old/file", NONE),
+        ("old/file", NO_FOLDER),
         ("link out", None),  # it is replaced
         ("/dev/stdout", None),
     ],
