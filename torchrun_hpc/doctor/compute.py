@@ -48,7 +48,7 @@ def findings(
         nodes: What the nodes show of themselves, by rank.
         hosts: Names of all nodes of the job, by rank.
     """
-    for code, check, remedy in _CHECKS:
+    for check, (code, remedy) in _CHECKS.items():
         groups = defaultdict[tuple[int, ...], list[_Fault]](list)
         for fault in check(workers, nodes):
             groups[(fault.worker.node,) if fault.is_known else ()].append(fault)
@@ -119,10 +119,11 @@ def _sockets(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_
         yield _Fault(worker, text, is_known=2 * len(found) < len(workers))
 
 
-# What is checked, and the remedy.
-_CHECKS: Sequence[tuple[str, Callable[..., Iterator[_Fault]], str]] = (
-    ("HPC242", _sockets, _NCCL),
-    ("HPC243", _wrong, _OUT),
-    ("HPC243", _slow, _BUSY),
-    ("HPC244", _late, _BUSY),
-)
+_WRONG = "HPC243"
+# By what is checked: the code, and the remedy.
+_CHECKS: Mapping[Callable[..., Iterator[_Fault]], tuple[str, str]] = {
+    _sockets: ("HPC242", _NCCL),
+    _wrong: (_WRONG, _OUT),
+    _slow: (_WRONG, _BUSY),
+    _late: ("HPC244", _BUSY),
+}

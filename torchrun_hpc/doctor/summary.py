@@ -11,6 +11,7 @@ from torchrun_hpc import __version__
 from torchrun_hpc.doctor import checks, compute, judgement
 from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, worst_first
 from torchrun_hpc.host import network
+from torchrun_hpc.launching.starters import NO_TORCH
 from torchrun_hpc.names import fold_ranks, host, ranges
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 _PROBED = 10  # nodes that have not come
 _PROBE_TIMEOUT = 2.0  # seconds
-_NO_TORCH = "HPC018"  # of the launcher
 _UNHEARD = "see what it has printed; if nothing, the launcher has not started it there"
 
 
@@ -145,5 +145,5 @@ def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
     for (code, text, is_refusal), ranks in found.said.items():
         is_of_all = len(ranks) == len(hosts)
         where = "" if is_of_all else f"on {fold_ranks(sorted(ranks), hosts)}: "
-        blamed = () if is_of_all or code != _NO_TORCH else tuple(sorted(ranks))
+        blamed = () if is_of_all or code != NO_TORCH else tuple(sorted(ranks))
         yield Finding(code, where + text, nodes=blamed, is_suspect=is_refusal)

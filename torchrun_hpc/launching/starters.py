@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.preflight import Preflight
 
+NO_TORCH = "HPC018"
+
 
 def starter_of(
     inputs: Inputs,
@@ -117,7 +119,7 @@ def import_torch() -> None:
         import torch  # noqa: F401, PLC0415
     except Exception as error:  # noqa: BLE001 - a library of its own may be missing
         raise LaunchError(
-            "HPC018",
+            NO_TORCH,
             f"torch cannot be imported by {sys.executable}: {error}. Load the module, "
             "or activate the environment, that has it",
         ) from None
