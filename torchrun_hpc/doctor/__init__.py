@@ -85,16 +85,16 @@ def examine(
         The report on task 0; ``None`` on the others.
 
     Raises:
-        LaunchError: A launch would be refused, and the nodes cannot meet; its ``code``
-            is in the documentation.
+        LaunchError: An argument is wrong, or a launch would be refused and the nodes
+            cannot meet; its ``code`` is in the documentation.
         NotMetError: This node has not met the others; it has a report of its own node.
     """
     # The pipeline, which no import of this package needs.
     from torchrun_hpc.doctor import examination, place  # noqa: PLC0415
     from torchrun_hpc.launching.abort import Known  # noqa: PLC0415
 
-    wishes = place.Wishes(max_bytes, timeout)
     try:
+        wishes = place.Wishes(max_bytes, timeout)
         return examination.examine(argv, wishes, tell, Known())
     except LaunchError as fault:
         raise EmbeddedLaunchError(fault.code, str(fault)) from None

@@ -124,8 +124,5 @@ def _why(error: Exception, here: Place, timeout: float) -> Message:
     failure = error.failure if isinstance(error, JobFailedError) else None
     if failure is not None and failure.kind is not Kind.COORDINATOR:
         return report.failed(failure, where)
-    text = (
-        f"node {where.coordinator} does not answer any more, so that this is all "
-        "there is"
-    )
+    text = f"node {where.coordinator} does not answer any more: only this node was seen"
     return Message("HPC198", text)

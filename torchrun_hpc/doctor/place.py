@@ -6,8 +6,9 @@ The stages up to the plan are those of a launch.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import network
@@ -40,16 +41,28 @@ COMMAND = "python -m torchrun_hpc.doctor"
 TIMEOUT = 60.0  # seconds, unless the user passes another limit
 
 
-class Wishes(NamedTuple):
+@dataclass(frozen=True)
+class Wishes:
     """What the user can choose.
 
     Attributes:
         max_bytes: The largest size of the collectives.
         timeout: Seconds for the nodes to come, and for any progress of theirs.
+
+    Raises:
+        LaunchError: A value is wrong.
     """
 
     max_bytes: int = 16 * 2**20
     timeout: float = TIMEOUT
+
+    def __post_init__(self) -> None:
+        size, seconds = self.max_bytes, self.timeout
+        if not isinstance(size, int) or size < 8:  # noqa: PLR2004 - two elements
+            text = f"--max-bytes={size}: pass 8 bytes or more: 512K, 16M, 1G"
+            raise wrong_line(text)
+        if isinstance(seconds, str) or not 0 < seconds < math.inf:
+            raise wrong_line(f"--timeout={seconds}: pass seconds, such as 300")
 
     @property
     def limit(self) -> float:

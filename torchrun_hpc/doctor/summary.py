@@ -145,5 +145,6 @@ def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
     for (code, text, is_refusal), ranks in found.said.items():
         is_of_all = len(ranks) == len(hosts)
         where = "" if is_of_all else f"on {fold_ranks(sorted(ranks), hosts)}: "
-        blamed = () if is_of_all or code != NO_TORCH else tuple(sorted(ranks))
+        is_their_fault = where and text.startswith(NO_TORCH)
+        blamed = tuple(sorted(ranks)) if is_their_fault else ()
         yield Finding(code, where + text, nodes=blamed, is_suspect=is_refusal)

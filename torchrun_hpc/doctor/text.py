@@ -77,7 +77,7 @@ def verdict(report: Report) -> str:
         where = f"{fold_ranks(blamed, hosts)} ({len(blamed)} of {every})"
         return f"Suspicious: {where}.{cause}"
     if exit_code(report):
-        return f"Suspicious: {every}, of which no single one is to blame."
+        return f"Suspicious: see the findings. No node of {len(hosts)} is to blame."
     advice = f"; {number} piece{'s'[: number - 1]} of advice" * bool(number)
     return f"Nothing suspicious on {every}{advice}."
 
@@ -86,7 +86,7 @@ def pair_lines(report: Report) -> list[str]:
     """Summarize the pairs."""
     hosts, links, measured = report.hosts, report.links, ways(report.links)
     pairs = count(len(hosts) * (len(hosts) - 1) // 2, "pair")
-    lines = [f"{len(measured) // 2} of {pairs} measured"] if links else []
+    lines = [f"{len(measured) // 2} of {pairs} measured"] if len(hosts) > 1 else []
     for what, (write, worst, _) in _FIGURES.items() if measured else ():
         way = worst(measured, key=attrgetter(what))
         known, bad = write(getattr(usual(links), what)), write(getattr(way, what))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.preflight import Preflight
 
-NO_TORCH = "HPC018"
+NO_TORCH = "torch cannot be imported"
 
 
 def starter_of(
@@ -119,8 +119,8 @@ def import_torch() -> None:
         import torch  # noqa: F401, PLC0415
     except Exception as error:  # noqa: BLE001 - a library of its own may be missing
         raise LaunchError(
-            NO_TORCH,
-            f"torch cannot be imported by {sys.executable}: {error}. Load the module, "
+            "HPC018",
+            f"{NO_TORCH} by {sys.executable}: {error}. Load the module, "
             "or activate the environment, that has it",
         ) from None
     from torchrun_hpc.torch_compat import capabilities  # noqa: PLC0415

@@ -49,8 +49,8 @@ def test_sizes(capsys):
     [
         (["--timeout=abc"], "--timeout=abc: pass seconds"),
         (["--timeout=nan"], "--timeout=nan: pass seconds"),
-        (["--timeout=0"], "--timeout=0: pass seconds"),
-        (["--timeout=-3"], "--timeout=-3: pass seconds"),
+        (["--timeout=0"], "--timeout=0.0: pass seconds"),
+        (["--timeout=-3"], "--timeout=-3.0: pass seconds"),
         (["--json"], "argument --json: expected one argument"),
         (["--json="], "argument --json: no file"),
         (["--compare", ""], "argument --compare: no file"),
@@ -131,6 +131,14 @@ def test_a_program_gets_the_code_of_a_fault(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
     with pytest.raises(LaunchError, match=r"HPC054 .*none0"):
         doctor.examine()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_bytes": "64K"}, {"max_bytes": 0}, {"timeout": "1"}, {"timeout": 0}]
+)
+def test_a_program_may_not_pass_everything_either(wrong):
+    with pytest.raises(LaunchError, match=r"HPC010 --(max-bytes|timeout)=.*: pass "):
+        doctor.examine(**wrong)
 
 
 # --- what a person, or a program, gets ------------------------------------------------

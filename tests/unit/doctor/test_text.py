@@ -40,7 +40,8 @@ def test_a_report_without_measurements_can_be_read():
         "0 of 2 nodes examined in 14.2 s, site jsc, launch 123456.0", "",
         "node     findings  latency  sends  receives",
         "jwb0001  -         -        -      -",
-        "jwb0002  -         -        -      -",
+        "jwb0002  -         -        -      -", "",
+        "0 of 1 pair measured",
     ]  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def test_a_terminal_gets_nothing_to_act_on():
          ["Suspicious: jwb0002, jwb0003 (2 of 3 nodes). Look for what they share."]),
         ({"slow": [2], "hosts": ("", "", "")}, ["Suspicious: node 2 (1 of 3 nodes)."]),
         ({"findings": (reports.finding("HPC191", ""),)},
-         ["Suspicious: 3 nodes, of which no single one is to blame."]),
+         ["Suspicious: see the findings. No node of 3 is to blame."]),
     ],
 )  # fmt: skip
 def test_the_verdict_comes_first(changes, verdict):
