@@ -140,11 +140,13 @@ def _seen_from_here(rank: int, here: Place) -> str:
 def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
     """Yield what the launcher itself has said, with the nodes that it was said on.
 
-    It blames those without torch: another node would not cure what is set.
+    It blames those without torch, if others have it. Another node would not cure what is
+    set.
     """
+    is_on_others = any(node.torch for node in found.nodes.values())
     for (code, text, is_refusal), ranks in found.said.items():
         is_of_all = len(ranks) == len(hosts)
         where = "" if is_of_all else f"on {fold_ranks(sorted(ranks), hosts)}: "
-        is_their_fault = where and text.startswith(NO_TORCH)
+        is_their_fault = is_on_others and where and text.startswith(NO_TORCH)
         blamed = tuple(sorted(ranks)) if is_their_fault else ()
         yield Finding(code, where + text, nodes=blamed, is_suspect=is_refusal)

@@ -77,7 +77,8 @@ def verdict(report: Report) -> str:
         where = f"{fold_ranks(blamed, hosts)} ({len(blamed)} of {every})"
         return f"Suspicious: {where}.{cause}"
     if exit_code(report):
-        return f"Suspicious: see the findings. No node of {len(hosts)} is to blame."
+        none = " No single node is to blame." * (len(hosts) > 1)
+        return f"Suspicious: see the findings.{none}"
     advice = f"; {number} piece{'s'[: number - 1]} of advice" * bool(number)
     return f"Nothing suspicious on {every}{advice}."
 

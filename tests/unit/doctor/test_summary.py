@@ -103,3 +103,11 @@ def test_what_the_launcher_says(text, ranks, where, is_refusal):
     expected = finding("HPC054", f"{where}{text}", is_suspect=is_refusal)
     blamed = ranks if where and "torch" in text else []
     assert found == replace(expected, nodes=tuple(blamed), remedy="")
+
+
+def test_a_torch_that_no_node_has_is_no_fault_of_some():
+    """Who hears of it first says nothing."""
+    nodes = [make_node(rank, torch=None) for rank in range(3)]
+    said = {("HPC018", "torch cannot be imported by x", True): [0, 1]}
+    (found,) = report_of(said=said, nodes=nodes).findings
+    assert found.nodes == ()
