@@ -140,8 +140,8 @@ def _seen_from_here(rank: int, here: Place) -> str:
 def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
     """Yield what the launcher itself has said, with the nodes that it was said on.
 
-    It blames those without torch, if others have it. Another node would not cure what is
-    set.
+    It blames those without torch, if others have it. Another node would not cure what
+    is set.
     """
     is_on_others = any(node.torch for node in found.nodes.values())
     for (code, text, is_refusal), ranks in found.said.items():

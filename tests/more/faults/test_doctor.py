@@ -10,10 +10,13 @@ import links
 import pytest
 import torch
 from commands import ENVIRON, HOSTS, JUELICH, NODES, SCRIPTS, lines
-from examinations import DOCTOR, MBITS, PRELOADED, SMALL, STEP, examined, typed
+from doctor.reports import make_report
+from examinations import DOCTOR, MBITS, PRELOADED, SMALL, STEP, examined
 from launchers import OPENMPI_4, once, run, type_on_each
 from steps import Step
 from waiting import NEVER_S
+
+from torchrun_hpc import wire
 
 HALF = MBITS // 2
 HANGS = str(SCRIPTS / "hangs.py")
@@ -55,33 +58,11 @@ def examine(shaped, tmp_path):
 # --- links ------------------------------------------------------------------------
 
 
-def test_a_healthy_cluster(shaped, tmp_path):
-    words = {".doctor": f".doctor {SMALL}"}
-    done = typed(shaped, tmp_path, "monday.json", words, lines=1)
-    found = examined(done, tmp_path / "monday.json")
-    assert found.suspects == []
-    assert found.verdict[0].startswith("Nothing suspicious on 3 nodes")
-    report = found.report
-    assert report["hosts"] == list(shaped.names)
-    assert [(x["first"], x["second"]) for x in report["links"]] == [
-        (0, 1), (0, 2), (1, 2),
-    ]  # fmt: skip
-    for link in report["links"]:
-        assert 85 < min(link["forward"], link["backward"]) * 8e-6 * 100 / MBITS < 105
-        assert (link["lost_mtu"], link["problem"]) == (0, "")
-        assert abs(link["clock_s"]) < 0.1
-    assert {node["interface"] for node in report["nodes"]} == {"ib0"}
-    assert report["backend"] == "gloo"
-    assert {row["operation"]: row["wrong"] for row in report["collectives"]} == {
-        "all_reduce": 0, "all_gather": 0, "reduce_scatter": 0, "broadcast": 0,
-    }  # fmt: skip
-    # Who waits sees how far it is, and what it costs.
-    pairs = "HPC177 3 nodes: 3 pairs in 3 rounds, about "
-    assert pairs in done.stderr
-
-
-# Half the rate is in the core.
 LINKS = {
+    "half the rate": (
+        lambda cluster: links.throttled(cluster, "jwb0002", HALF),
+        *("HPC191", [1], r"jwb0002, with 2 of 2 nodes: 4\d Mbit/s, and 9\d Mbit/s"),
+    ),
     "what it sends": (
         lambda cluster: links.throttled(cluster, "jwb0003", HALF, egress_only=True),
         *("HPC191", [2], r"jwb0003, with 2 of 2 nodes: 4\d Mbit/s"),
@@ -266,32 +247,24 @@ def test_a_worker_that_is_killed(shaped, tmp_path):
 # --- how it is started ------------------------------------------------------------
 
 
-def test_each_task_a_worker(juelich, no_torch, tmp_path):
-    """And with the script of the job's own line, which is not run; and a page."""
+def test_each_task_a_worker(juelich, tmp_path):
+    """And with the script of the job's own line, which is not run; and all files."""
     json_file, page = tmp_path / "report.json", tmp_path / "report.html"
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(wire.encode(make_report(2))))  # on faster links
     done = juelich.srun(
-        *("-N2", "--ntasks-per-node=2"),
+        *("-N2", "-n3", "--distribution=block"),
         *DOCTOR, "--max-bytes=64K", f"--json={json_file}", f"--html={page}",
-        "main.py", "--epochs=3", env=JUELICH,
+        f"--compare={earlier}", "main.py", "--epochs=3", env=JUELICH,
     )  # fmt: skip
     found = examined(done, json_file, None)
-    assert [node["workers"] for node in found.report["nodes"]] == [2, 2]
+    assert [node["workers"] for node in found.report["nodes"]] == [2, 1]
     assert {row["wrong"] for row in found.report["collectives"]} == {0}
-    assert "with 4 workers" in done.stderr
+    assert "with 3 workers" in done.stderr
     assert page.read_text().count("<i style=") == 2
-    # The next one is compared with it.
-    report = found.report
-    for link in report["links"]:
-        link["forward"], link["backward"] = 1e12, 1e12
-    json_file.write_text(json.dumps(report))
-    later = juelich.srun(
-        *("-N2", "--ntasks-per-node=1"), *DOCTOR, SMALL, f"--compare={json_file}",
-        env=no_torch,
-    )  # fmt: skip
-    assert "HPC200 compared with 2 nodes of " in later.stderr
-    assert "collectives: none have run here" in later.stderr
-    assert "HPC194" in later.stdout
-    assert "median bandwidth of the pairs" in later.stdout
+    assert "HPC200 compared with 2 nodes of " in done.stderr
+    assert "collectives: 8 workers of nccl there and 3 workers of gloo" in done.stderr
+    assert "median bandwidth of the pairs" in found.text("HPC194")
 
 
 @pytest.mark.parametrize("mpi", [OPENMPI_4], ids=str, indirect=True)
