@@ -67,7 +67,7 @@ def _failures(
             is_of_others = bool(_OF_OTHERS.search(end.reason))
             yield is_of_others, 1, end.reason, tuple(sorted(about))
         elif end.code > 0 and not own:
-            yield True, 3, f"{host(node, hosts)}: {own or ending(end.code)}", ()
+            yield True, 3, f"{host(node, hosts)}: {ending(end.code)}", ()
         elif end.code:
             text = ": ".join(filter(None, (ending(end.code), own)))
             is_of_others = bool(_OF_OTHERS.search(own))

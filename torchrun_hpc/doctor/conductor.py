@@ -138,7 +138,7 @@ class Conductor:
         """Let all nodes measure, and those pairs again that are doubtful."""
         found = self._found
         nodes = [node for node in found.nodes.values() if node.address and node.port]
-        wanted = every = pairs.rounds([node.rank for node in nodes])
+        wanted = pairs.rounds([node.rank for node in nodes])
         looks = defaultdict[Any, list[Link]](list)
         if wanted:
             traffic = size(sum(map(_expected, nodes)) * len(wanted))
@@ -152,8 +152,7 @@ class Conductor:
         for look in range(_LOOKS):
             if look:
                 doubtful = judgement.doubtful(_best(looks))
-                again = [[p for p in together if p in doubtful] for together in every]
-                wanted = [*filter(None, again)][:_TURNS_AGAIN]
+                wanted = pairs.disjoint(doubtful)[:_TURNS_AGAIN]
             for number, together in enumerate(wanted):
                 left = [pair for pair in together if found.hung.keys().isdisjoint(pair)]
                 turn = f"{look}/{number}"

@@ -108,9 +108,10 @@ def doubtful(links: Sequence[Link]) -> list[Pair]:
     Up to four nodes, one bad pair makes all pairs doubtful: they show the noise.
     """
     than = usual(links)
-    bad = [_pair(link) for link in links if _is_bad(link, than)]
+    # A process that pauses for a moment looks as if large packets were lost.
+    bad = [_pair(link) for link in links if _is_bad(link, than) or link.lost_mtu]
     is_few = len({node for link in links for node in _pair(link)}) <= _FEW
-    return [_pair(x) for x in links if is_measured(x)] if bad and is_few else bad
+    return [_pair(x) for x in links if not x.problem] if bad and is_few else bad
 
 
 def best_of(*looks: Link) -> Link:

@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -149,7 +150,9 @@ class Launch:
             if not waiting.until(lambda: self._process.poll() is not None, limit):
                 cause = f"no end within {limit:.0f} s"
                 self.end()
-            code, said = self._process.returncode, end_of(errors)
+            code, said = self._process.poll(), end_of(errors)
+            if code is None:  # the kernel has not ended it yet
+                code = -signal.SIGKILL
             reason, blamed = _outcome(end_of(output).decode(errors="replace"))
             lines = os.pread(results, os.fstat(results).st_size, 0)
             for message in wire.Lines(_LONGEST_LINE).feed(lines):
@@ -173,6 +176,8 @@ class Launch:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
         self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
 
     def _keep(self, found: dict[str, Any], message: Mapping[str, Any]) -> None:
         """Keep what a worker has found, or the launcher."""

@@ -36,6 +36,18 @@ def rounds(nodes: Sequence[int]) -> list[list[Pair]]:
     return found
 
 
+def disjoint(pairs: Collection[Pair]) -> list[list[Pair]]:
+    """Put pairs into rounds in which no node is twice."""
+    found: list[list[Pair]] = []
+    for pair in sorted(pairs):
+        free = (x for x in found if {*pair}.isdisjoint(itertools.chain(*x)))
+        chosen = next(free, [])
+        if not chosen:
+            found.append(chosen)
+        chosen.append(pair)
+    return found
+
+
 def blame(bad: Collection[Pair], tried: Collection[Pair]) -> list[int]:
     """Return the nodes that explain the bad pairs: as few as possible.
 

@@ -61,7 +61,7 @@ class Wishes:
         if not isinstance(size, int) or size < 8:  # noqa: PLR2004 - two elements
             text = f"--max-bytes={size}: pass 8 bytes or more: 512K, 16M, 1G"
             raise wrong_line(text)
-        if isinstance(seconds, str) or not 0 < seconds < math.inf:
+        if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
             raise wrong_line(f"--timeout={seconds}: pass seconds, such as 300")
 
     @property

@@ -77,7 +77,7 @@ def verdict(report: Report) -> str:
         where = f"{fold_ranks(blamed, hosts)} ({len(blamed)} of {every})"
         return f"Suspicious: {where}.{cause}"
     if exit_code(report):
-        none = " No single node is to blame." * (len(hosts) > 1)
+        none = " They name no single node." * (len(hosts) > 1)
         return f"Suspicious: see the findings.{none}"
     advice = f"; {number} piece{'s'[: number - 1]} of advice" * bool(number)
     return f"Nothing suspicious on {every}{advice}."

@@ -81,6 +81,23 @@ def test_its_limit(start, workers, monkeypatch):
     assert not any(map(psutil.pid_exists, workers()))
 
 
+def test_a_launcher_that_does_not_end(start, workers, monkeypatch):
+    """As one whose workers the kernel does not end: it is killed, and reported."""
+
+    def stop(*_):
+        until(lambda: len(workers()) == 1)
+        launcher.suspend()
+        return False
+
+    started = start(script=HANGS)
+    launcher = psutil.Process(started._process.pid)
+    monkeypatch.setattr(launch.waiting, "until", stop)
+    monkeypatch.setattr(Launch.end, "__defaults__", (0.1,))
+    end = started.run(99)
+    assert (end.code, end.cause) == (-signal.SIGKILL, "no end within 219 s")
+    until(lambda: not any(map(psutil.pid_exists, workers())))
+
+
 ALONE = """\
 import sys
 from torchrun_hpc.doctor import launch, place

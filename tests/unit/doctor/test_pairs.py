@@ -41,6 +41,15 @@ def test_of_more_each_meets_30_others_at_least(number):
     assert {met.count(node) for node in range(number)} <= {30, 31}
 
 
+@given(st.sets(st.tuples(st.integers(0, 9), st.integers(10, 19))))
+def test_pairs_are_put_into_rounds_in_which_no_node_is_twice(wanted):
+    rounds = pairs.disjoint(wanted)
+    assert sorted(itertools.chain(*rounds)) == sorted(wanted)
+    for together in rounds:
+        seen = [*itertools.chain(*together)]
+        assert len(seen) == len(set(seen))
+
+
 def every(*nodes):
     return [*itertools.combinations(nodes, 2)]
 
