@@ -141,8 +141,8 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     },
     "docs/doctor.md": {
         "--nproc_per_node=gpu":
-            "tests/core/test_doctor.py::test_a_link_with_half_the_rate",
-        "monday.json": "tests/more/faults/test_doctor.py::test_a_healthy_cluster",
+            "tests/more/faults/test_doctor.py::test_a_link_with_half_the_rate",
+        "monday.json": "tests/core/test_doctor.py::test_a_healthy_cluster",
     },
     "docs/dry-run.md": {
         "--hpc-dry-run": "tests/core/test_dry_run.py::test_table",

@@ -62,15 +62,16 @@ def examined(
     return Examined(json.loads(file.read_text()), done)
 
 
-def typed(
+def typed(  # noqa: PLR0913, PLR0917 - the last two have defaults
     cluster: Cluster,
     folder: Path,
     words: str,
     instead: dict[str, str],
     lines: int | None = None,
+    env: dict[str, str] = PRELOADED,
 ) -> subprocess.CompletedProcess[str]:
     """Type what the page has, or its first lines, for the three nodes of a cluster."""
     small = {"srun": shlex.join(["srun", *STEP])} | instead
     text = "\n".join(block("docs/doctor.md", words).text.splitlines()[:lines])
     text = replaced(text, small)
-    return cluster.run(["bash", "-ec", text], env=PRELOADED, cwd=folder)
+    return cluster.run(["bash", "-ec", text], env=env, cwd=folder)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from commands import ENVIRON, HOSTS, JUELICH, NODES, SCRIPTS, lines
 from doctor.reports import make_report
-from examinations import DOCTOR, MBITS, PRELOADED, SMALL, STEP, examined
+from examinations import DOCTOR, MBITS, PRELOADED, SMALL, STEP, examined, typed
 from launchers import OPENMPI_4, once, run, type_on_each
 from steps import Step
 from waiting import NEVER_S
@@ -59,10 +59,6 @@ def examine(shaped, tmp_path):
 
 
 LINKS = {
-    "half the rate": (
-        lambda cluster: links.throttled(cluster, "jwb0002", HALF),
-        *("HPC191", [1], r"jwb0002, with 2 of 2 nodes: 4\d Mbit/s, and 9\d Mbit/s"),
-    ),
     "what it sends": (
         lambda cluster: links.throttled(cluster, "jwb0003", HALF, egress_only=True),
         *("HPC191", [2], r"jwb0003, with 2 of 2 nodes: 4\d Mbit/s"),
@@ -85,6 +81,18 @@ LINKS = {
         *("HPC190", [], "jwb0002 cannot open a connection to jwb0003, no answer"),
     ),
 }
+
+
+def test_a_link_with_half_the_rate(shaped, no_torch, tmp_path):
+    """As the page has it."""
+    words = {"=gpu": f"=1 {SMALL} --json=file"}
+    with links.throttled(shaped, "jwb0002", HALF):
+        done = typed(shaped, tmp_path, "=gpu", words, env=no_torch)
+    found = examined(done, tmp_path / "file", 1)
+    assert besides_torch(found) == [("HPC191", [1])]
+    text = r"jwb0002, with 2 of 2 nodes: 4\d Mbit/s, and 9\d Mbit/s"
+    assert re.search(text, found.text("HPC191")), found.text("HPC191")
+    assert found.verdict[1:] == ["    --exclude=jwb0002"]
 
 
 @pytest.mark.parametrize("fault", LINKS)
