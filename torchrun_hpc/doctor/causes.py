@@ -66,8 +66,8 @@ def _failures(
             about = {n for n in nodes.values() if hosts[n] in end.blamed}
             is_of_others = bool(_OF_OTHERS.search(end.reason))
             yield is_of_others, 1, end.reason, tuple(sorted(about))
-        elif end.code > 0 and not own:
-            yield True, 3, f"{host(node, hosts)}: {ending(end.code)}", ()
+        elif end.is_stopped or (end.code > 0 and not own):
+            yield True, 3, f"{host(node, hosts)}: {own or ending(end.code)}", ()
         elif end.code:
             text = ": ".join(filter(None, (ending(end.code), own)))
             is_of_others = bool(_OF_OTHERS.search(own))

@@ -18,6 +18,7 @@ from torchrun_hpc.doctor.member import (
     MEASURE,
     PEERS,
     SHOW,
+    STOP,
     Shown,
     Turn,
 )
@@ -42,6 +43,7 @@ _T = TypeVar("_T")
 _LOOK_TIMEOUT = 10.0
 _PAIR_TIMEOUT = 20.0
 _GRACE = 160.0
+_REST = 20.0  # for a launch to end everywhere that has failed on a task
 
 _LOOKS = 3  # at a pair that is doubtful
 _TURNS_AGAIN = 4  # with pairs that are doubtful: a bad node has many
@@ -118,7 +120,17 @@ class Conductor:
             def are_all() -> bool:
                 return asked <= replies.keys() or client.failure is not None
 
-            waiting.until(are_all, max(self._wishes.timeout, least), report)
+            def has_failed() -> bool:
+                return what == LAUNCH and any(
+                    isinstance(each, dict) and each.get("code")
+                    for each in [*replies.values()]
+                )
+
+            limit = max(self._wishes.timeout, least)
+            waiting.until(lambda: are_all() or has_failed(), limit, report)
+            if has_failed() and not waiting.until(are_all, _REST):
+                client.questions.ask_all(STOP, lambda _: None)
+                waiting.until(are_all, _REST)
             if client.failure is not None:
                 raise JobFailedError(client.failure)
 

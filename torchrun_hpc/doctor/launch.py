@@ -89,6 +89,7 @@ class Ended:
         workers: Those that have come to their end.
         rows: Results of collectives.
         backend: What has run them.
+        is_stopped: Whether the doctor has ended it.
     """
 
     code: int
@@ -101,6 +102,7 @@ class Ended:
     workers: tuple[Worker, ...] = ()
     rows: tuple[Collective, ...] = ()
     backend: str = ""
+    is_stopped: bool = False
 
 
 # --- in the doctor ----------------------------------------------------------------
@@ -116,7 +118,7 @@ class Launch:
     """
 
     def __init__(self, here: Place, part: Part, arguments: Sequence[str]) -> None:
-        self._here = here
+        self._here, self._is_stopped = here, False
         job = _job_of(here, part)
         # A fork server has to import torch itself, with the workers' variables.
         is_first = not (here.mode.is_direct or here.asked.hpc_preload)
@@ -153,7 +155,8 @@ class Launch:
             code, said = self._process.poll(), end_of(errors)
             if code is None:  # the kernel has not ended it yet
                 code = -signal.SIGKILL
-            reason, blamed = _outcome(end_of(output).decode(errors="replace"))
+            text = "" if self._is_stopped else end_of(output).decode(errors="replace")
+            reason, blamed = _outcome(text)
             lines = os.pread(results, os.fstat(results).st_size, 0)
             for message in wire.Lines(_LONGEST_LINE).feed(lines):
                 self._keep(found, message)
@@ -163,6 +166,7 @@ class Launch:
         texts = _SAID.findall(said.decode(errors="replace"))
         return Ended(
             code=code,
+            is_stopped=self._is_stopped,
             cause=cause or last_words(said, code).cause,
             reason=reason,
             blamed=blamed,
@@ -172,6 +176,8 @@ class Launch:
 
     def end(self, timeout: float = _END_TIMEOUT) -> None:
         """End it; the launcher has so many seconds to end its workers."""
+        if self._process.poll() is None:
+            self._is_stopped = True
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)

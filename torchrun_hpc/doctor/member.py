@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.key import Key
 
 # The questions.
-SHOW, PEERS, MEASURE, LAUNCH, END = "show", "peers", "measure", "launch", "end"
+SHOW, PEERS, MEASURE, END = "show", "peers", "measure", "end"
+LAUNCH, STOP = "launch", "stop"
 
 _AT_ONCE = 0.5  # seconds for a launcher whose user waits
 
@@ -75,6 +76,7 @@ class Member:
             PEERS: self._meet,
             MEASURE: self._measure,
             LAUNCH: self._run,
+            STOP: self._stop,
             END: lambda _: self.ended.set(),
         }
         self.key: Key
@@ -130,3 +132,7 @@ class Member:
         except (OSError, ValueError) as error:  # no process; or an odd line
             end = Ended(1, cause=f"{type(error).__name__}: {error}")
         return wire.encode(results.printable(end))
+
+    def _stop(self, _: object) -> Any:
+        if self._launch is not None:
+            self._launch.end()

@@ -10,9 +10,11 @@ from doctor.reports import make_interface, make_node
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrun_hpc import wire
 from torchrun_hpc.doctor import causes, conductor, link
 from torchrun_hpc.doctor.launch import Ended
 from torchrun_hpc.doctor.link import MOST_BYTES, Peer
+from torchrun_hpc.doctor.member import LAUNCH
 from torchrun_hpc.doctor.place import Wishes
 from torchrun_hpc.doctor.results import Torch
 from torchrun_hpc.schedulers.job import Task
@@ -71,6 +73,9 @@ def at(**steps):
          (f"n1: the task ended with exit code 1: {BAD}", (1,))),
         ([reason(f"worker 0: {CLOSED}", "n0"), Ended(1, "torchrun_hpc: HPC110 x")],
          (f"worker 0: {CLOSED}", ())),
+        # Those that the doctor has ended have not failed.
+        ([Ended(-15, is_stopped=True), Ended(1, "ValueError: 17")],
+         ("n1: the task ended with exit code 1: ValueError: 17", (1,))),
         # A worker, or a launcher, hangs in the import of torch.
         ([*at(r0=0, r1=0), replace(LATE, at={2: (-1, "the import")})],
          (f"rank 2 (n2) did not come to {SUM}", (2,))),
@@ -158,6 +163,33 @@ def test_a_node_has_time_to_wait_for_the_other_one(monkeypatch):
         limits[0] > link._PARTNER_TIMEOUT + link._OPEN_TIMEOUT + link._MESSAGE_TIMEOUT
     )
     assert zero._found.hung == dict.fromkeys((0, 1), "during the measurements")
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "limits"),
+    [(1, ["launch", "stop"], [220, 20, 20]), (0, ["launch"], [220])],
+)
+def test_a_launch_that_fails_on_a_task_is_ended_elsewhere(
+    monkeypatch, code, asked, limits
+):
+    """Here the other task replies nothing, as if its doctor had been killed."""
+    seen, waited, replies = [], [], {0: wire.encode(Ended(code))}
+
+    def until(condition, limit, *_):
+        waited.append(limit)
+        return condition()
+
+    def ask_all(what, wait, *_):
+        seen.append(what)
+        wait(replies if what == LAUNCH else {})
+        return replies
+
+    monkeypatch.setattr(conductor.waiting, "until", until)
+    zero = conductor.Conductor(SimpleNamespace(task=Task(0, 2)), Wishes(), print)
+    asking = SimpleNamespace(ask_all=ask_all)
+    zero._client = SimpleNamespace(questions=asking, failure=None)
+    assert zero._ask(LAUNCH, None, [0, 1], "", Ended, 220) == {0: Ended(code)}
+    assert (seen, waited) == (asked, limits)
 
 
 # --- what task 0 knows of a node ------------------------------------------------------
