@@ -88,7 +88,7 @@ class Conductor:
         found.missing = sorted({*tasks} - shown.keys())
         self._measure_pairs()
         self._launch()
-        client.questions.ask_all(END, lambda _: None)
+        client.questions.ask_all(END, lambda _: None, found.missing)
         return summary.report(found, self._here, limit)
 
     def _ask(  # noqa: PLR0913, PLR0917 - the last one is of a launch
@@ -111,11 +111,12 @@ class Conductor:
             least: Seconds to wait at least.
         """
         asked, client = {*tasks}, self._client
+        limit = max(self._wishes.timeout, least)
 
         def wait(replies: Mapping[int, Any]) -> None:
             def report(waited: float) -> None:
-                done = len(asked & replies.keys())
-                self._progress(f"{done} of {len(asked)} {have} after {waited:.0f} s")
+                done = f"{len(asked & replies.keys())} of {len(asked)} {have}"
+                self._progress(f"{done} after {waited:.0f} s of at most {limit:.0f} s")
 
             def are_all() -> bool:
                 return asked <= replies.keys() or client.failure is not None
@@ -126,7 +127,6 @@ class Conductor:
                     for each in [*replies.values()]
                 )
 
-            limit = max(self._wishes.timeout, least)
             waiting.until(lambda: are_all() or has_failed(), limit, report)
             if has_failed() and not waiting.until(are_all, _REST):
                 client.questions.ask_all(STOP, lambda _: None)

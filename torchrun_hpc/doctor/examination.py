@@ -92,14 +92,16 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
         if here.task.rank == 0:
             return conductor.conduct(client)
         client.until(member.ended.is_set)
+        if not member.was_late:
+            return None
+        why = _seen_alone("the examination began before this node came")
     except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
-        found = summary.Found(nodes={here.node_rank: member.look()})
-        alone = summary.report(found, here, wishes.timeout)
-        raise NotMetError(_why(error, here, wishes.timeout), alone) from None
+        why = _why(error, here, wishes.timeout)
     finally:
         member.close()
         connection.close()
-    return None
+    found = summary.Found(nodes={here.node_rank: member.look()})
+    raise NotMetError(why, summary.report(found, here, wishes.timeout))
 
 
 def _settings(here: Place, timeout: float) -> Settings:
@@ -124,5 +126,8 @@ def _why(error: Exception, here: Place, timeout: float) -> Message:
     failure = error.failure if isinstance(error, JobFailedError) else None
     if failure is not None and failure.kind is not Kind.COORDINATOR:
         return report.failed(failure, where)
-    text = f"node {where.coordinator} does not answer any more: only this node was seen"
-    return Message("HPC198", text)
+    return _seen_alone(f"node {where.coordinator} does not answer any more")
+
+
+def _seen_alone(why: str) -> Message:
+    return Message("HPC198", f"{why}: only this node was seen")

@@ -63,6 +63,7 @@ class Member:
         here: Where it is.
         wishes: What the user chose.
         ended: Set when there are no more questions.
+        was_late: Whether it came too late to be asked any other.
         key: This node's key, which is set before there are any.
         replies: See `Connection`.
     """
@@ -71,13 +72,14 @@ class Member:
         self.here = here
         self.wishes = wishes
         self.ended = threading.Event()
+        self.was_late = False
         self.replies = {
             SHOW: self._show,
             PEERS: self._meet,
             MEASURE: self._measure,
             LAUNCH: self._run,
             STOP: self._stop,
-            END: lambda _: self.ended.set(),
+            END: self._end,
         }
         self.key: Key
         self._environ = environ
@@ -136,3 +138,7 @@ class Member:
     def _stop(self, _: object) -> Any:
         if self._launch is not None:
             self._launch.end()
+
+    def _end(self, missing: Any) -> Any:
+        self.was_late = self.here.task.rank in wire.decode(tuple[int, ...], missing)
+        self.ended.set()

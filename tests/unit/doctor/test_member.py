@@ -9,7 +9,16 @@ import pytest
 from torchrun_hpc import wire
 from torchrun_hpc.doctor.launch import Part
 from torchrun_hpc.doctor.link import Peer, Side
-from torchrun_hpc.doctor.member import LAUNCH, MEASURE, PEERS, SHOW, Member, Shown, Turn
+from torchrun_hpc.doctor.member import (
+    END,
+    LAUNCH,
+    MEASURE,
+    PEERS,
+    SHOW,
+    Member,
+    Shown,
+    Turn,
+)
 from torchrun_hpc.doctor.place import Wishes
 from torchrun_hpc.schedulers.job import Task
 
@@ -57,6 +66,12 @@ def test_what_it_takes_no_part_in(member):
     assert ask(member, LAUNCH, part) is None
     member._links = None
     assert ask(member, MEASURE, Turn("0/0", {1: 3, 3: 1})) is None
+
+
+@pytest.mark.parametrize(("missing", "was_late"), [([], False), ([0, 2], True)])
+def test_it_knows_at_the_end_whether_it_came_in_time(missing, was_late, member):
+    member.replies[END](missing)
+    assert (member.ended.is_set(), member.was_late) == (True, was_late)
 
 
 def test_the_second_task_of_a_node_shows_where_it_is(member):
