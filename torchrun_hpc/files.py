@@ -84,6 +84,8 @@ def write(path: Path, text: str) -> None:
 def check(path: Path) -> None:
     """Check whether `write` can write a file, which is left as it is.
 
+    In /dev and /proc nothing is tried.
+
     Raises:
         OSError: It cannot.
     """

@@ -92,8 +92,11 @@ def examine(
     # The pipeline, which no import of this package needs.
     from torchrun_hpc.doctor import examination, place  # noqa: PLC0415
     from torchrun_hpc.launching.abort import Known  # noqa: PLC0415
+    from torchrun_hpc.options.arguments import wrong_line  # noqa: PLC0415
 
     try:
+        if isinstance(argv, str):
+            raise wrong_line(f"argv={argv!r}: pass a list of words")
         wishes = place.Wishes(max_bytes, timeout)
         return examination.examine(argv, wishes, tell, Known())
     except LaunchError as fault:

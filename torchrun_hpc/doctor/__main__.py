@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 def _file(name: str) -> str:
     if name:
         return name
-    raise argparse.ArgumentTypeError("no file: a variable that is not set?")
+    raise argparse.ArgumentTypeError("the name is empty: pass a file")
 
 
 def _bytes(size: str) -> int | str:
@@ -109,8 +109,9 @@ def _bytes(size: str) -> int | str:
 
 
 def _seconds(timeout: str) -> float | str:
-    with contextlib.suppress(ValueError):
-        return float(timeout)
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(timeout)
     return timeout
 
 
@@ -121,7 +122,7 @@ def _output(args: argparse.Namespace) -> Output:
         LaunchError: That is not possible.
     """
     if STDOUT in (args.html, args.compare):
-        raise wrong_line("--html=- or --compare=-: pass a file; only --json=- has none")
+        raise wrong_line("--html and --compare need a file: only --json can be -")
     if args.json is not None and args.json == args.html:
         raise wrong_line(f"--json={args.json} --html={args.html}: pass two files")
     return Output(args.json or "", args.html or "", args.quiet)

@@ -206,7 +206,7 @@ def of_collectives(
             wrong = count(row.wrong, "wrong element")
             what = f"{row.operation} of {size(row.size)} {row.scope}".rstrip()
             found.append((f"{what}: {wrong} of {row.count}", ()))
-    remedy = "see the other findings, and add --hpc-debug to the job's own line"
+    remedy = "add --hpc-debug to the job's own line, and see any other finding here"
     for text, nodes in found[:_SHOWN]:
         yield Finding("HPC193", f"torch's collectives: {text}", remedy, tuple(nodes))
 

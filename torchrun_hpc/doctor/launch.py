@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,10 +128,12 @@ class Launch:
             "job": job and wire.encode(job),
             "imports_torch": is_first,
         }
-        self._files = [os.memfd_create(x) for x in ("given", "results", "out", "err")]
+        # Objects, which close themselves if there is no process in the end.
+        names = "given", "results", "stdout", "stderr"
+        self._files = [FileIO(os.memfd_create(name), "r+") for name in names]
         stdin, results, output, errors = self._files
-        os.pwrite(stdin, wire.to_line(given), 0)
-        path = f"/proc/{os.getpid()}/fd/{results}"
+        os.pwrite(stdin.fileno(), wire.to_line(given), 0)
+        path = f"/proc/{os.getpid()}/fd/{results.fileno()}"
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", __name__, *_words(here, part), *arguments],
             stdin=stdin,
@@ -152,17 +155,16 @@ class Launch:
             if not waiting.until(lambda: self._process.poll() is not None, limit):
                 cause = f"no end within {limit:.0f} s"
                 self.end()
-            code, said = self._process.poll(), end_of(errors)
+            code, said = self._process.poll(), end_of(errors.fileno())
             if code is None:  # the kernel has not ended it yet
                 code = -signal.SIGKILL
-            text = "" if self._is_stopped else end_of(output).decode(errors="replace")
-            reason, blamed = _outcome(text)
-            lines = os.pread(results, os.fstat(results).st_size, 0)
-            for message in wire.Lines(_LONGEST_LINE).feed(lines):
+            told = b"" if self._is_stopped else end_of(output.fileno())
+            reason, blamed = _outcome(told.decode(errors="replace"))
+            for message in wire.Lines(_LONGEST_LINE).feed(results.read()):
                 self._keep(found, message)
         finally:
-            for number in self._files:
-                os.close(number)
+            for file in self._files:
+                file.close()
         texts = _SAID.findall(said.decode(errors="replace"))
         return Ended(
             code=code,

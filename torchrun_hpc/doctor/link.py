@@ -46,12 +46,12 @@ _NOBODY_CAME = "the other node has opened no connection"
 MOST_BYTES = 64 * 2**20
 
 # Seconds: to open a connection and be answered; until the other node, which has been
-# asked at the same time, has opened its own; for a message; for the first byte of many;
-# of sending.
+# asked at the same time, has opened its own; for a message; for the first byte of many,
+# which TCP has sent four times by then; of sending.
 _OPEN_TIMEOUT = 2.0
 _PARTNER_TIMEOUT = 10.0
 _MESSAGE_TIMEOUT = 3.0
-_FIRST_TIMEOUT = 2.0  # TCP has sent it four times by then
+_FIRST_TIMEOUT = 2.0
 SENDING = 0.15
 
 # What may be wrong with a connection, and with what comes on it.

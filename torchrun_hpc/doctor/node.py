@@ -64,10 +64,7 @@ def examine(
     found = _ask(
         {("name", name): partial(_resolve, name, network) for name in names}
         | {("folder", path): partial(_folder, path) for path in folders}
-        | {
-            "resolver": partial(_resolver, network),
-            "gpus": nvml.gpus,
-        }
+        | {"resolver": partial(_resolver, network), "gpus": nvml.gpus}
     )
     known = {name: found["name", name] for name in names if ("name", name) in found}
     slowest = max((seconds for _, seconds in known.values()), default=0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc import files, wire
-from torchrun_hpc.doctor import text
+from torchrun_hpc.doctor import page, text
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.reporting import console, streams
 
@@ -28,7 +28,7 @@ class Output(NamedTuple):
 
     Attributes:
         json: A file for programs, or `STDOUT`; empty without.
-        html: A file with pictures; empty without.
+        html: A file for a browser; empty without.
         is_quiet: Whether a person gets the verdict only.
     """
 
@@ -61,11 +61,11 @@ class Output(NamedTuple):
             # All nodes have gone: there is nobody to be informed of a fault.
             console.write(Message(fault.code, str(fault)), "error")
             done = False
-        for file, content in ((self.json, _as_json), (self.html, _as_page)):
+        for file, content in ((self.json, _as_json), (self.html, page.write)):
             if file not in ("", STDOUT):
                 try:
                     files.write(Path(file), content(report))
-                except Exception as error:  # noqa: BLE001 - a library may be broken
+                except OSError as error:
                     console.write(_unwritable(file, error), "error")
                     done = False
         return done
@@ -75,13 +75,5 @@ def _as_json(report: Report) -> str:
     return json.dumps(wire.encode(report), indent=1) + "\n"
 
 
-def _as_page(report: Report) -> str:
-    from torchrun_hpc.doctor import page  # noqa: PLC0415 - slow to import
-
-    return page.write(report)
-
-
-def _unwritable(file: str, error: Exception, more: str = "") -> Message:
-    known = getattr(error, "strerror", None)
-    reason = known or f"{type(error).__name__}: {error}"
-    return Message("HPC197", f"{file} cannot be written: {reason}{more}")
+def _unwritable(file: str, error: OSError, more: str = "") -> Message:
+    return Message("HPC197", f"{file} cannot be written: {error.strerror}{more}")

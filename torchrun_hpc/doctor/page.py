@@ -9,7 +9,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.doctor import text
-from torchrun_hpc.doctor.judgement import usual, ways
+from torchrun_hpc.doctor.judgement import is_measured, usual
 from torchrun_hpc.doctor.results import exclude, exit_code, printable
 from torchrun_hpc.doctor.units import duration, rate
 from torchrun_hpc.names import host
@@ -17,7 +17,8 @@ from torchrun_hpc.names import host
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.doctor.results import Report
+    from torchrun_hpc.doctor.judgement import Usual
+    from torchrun_hpc.doctor.results import Link, Report
 
 
 def write(report: Report) -> str:
@@ -27,6 +28,7 @@ def write(report: Report) -> str:
         {"code": f.code, "kind": f.kind, "finding": f.text, "remedy": f.remedy}
         for f in report.findings
     ]
+    lines = text.pair_lines(report)
     page = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     return Template(page).substitute(
         title=escape(text.title(report)),
@@ -37,9 +39,9 @@ def write(report: Report) -> str:
         exclude=escape(exclude(report)),
         findings=_table(findings),
         nodes=_table(text.node_rows(report)),
-        pairs="" if report.links else 'hidden=""',
-        lines=_lines(text.pair_lines(report)),
-        ways=_ways(report),
+        pairs="" if lines else 'hidden=""',
+        lines=_lines(lines),
+        squares=_squares(report),
         workers=_lines(text.worker_lines(report)),
         collectives=_table(text.collective_rows(report.collectives)),
     )
@@ -65,26 +67,32 @@ def _table(rows: Sequence[text.Row]) -> str:
     return f"<table>\n{line('th', head)}{body}</table>"
 
 
-def _ways(report: Report) -> str:
-    """Draw the ways from each node to its partners, as squares with a colour.
+def _squares(report: Report) -> str:
+    """Draw the pairs of each node as a row of squares, which are red if they are bad.
 
-    Half the usual rate, or three times the usual latency, is wholly red. So a bad node
-    is a red row, however many nodes there are: each has 31 partners at most.
+    So a bad node is a red row. Each node has 31 partners at most.
     """
     hosts, than = report.hosts, usual(report.links)
     rows = defaultdict[int, dict[int, str]](dict)
     for link in report.links:
-        rows[link.first][link.second] = rows[link.second][link.first] = "<i></i>"
-    for way in ways(report.links):
-        slow, late = way.bandwidth / than.bandwidth, way.latency / than.latency
-        bad = min(max(2 * (1 - slow), (late - 1) / 2, 0), 1)
-        figures = f"{rate(way.bandwidth)}, {duration(way.latency)}"
-        words = escape(f"to {host(way.receiver, hosts)}: {figures}")
-        square = f'<i style="--bad: {bad:.0%}" title="{words}"></i>'
-        rows[way.sender][way.receiver] = square
+        one, other, square = link.first, link.second, "<i></i>"
+        if is_measured(link):
+            words = (
+                f"{host(one, hosts)} to {host(other, hosts)}: {rate(link.forward)}, "
+                f"back: {rate(link.backward)}, latency: {duration(link.latency_s)}"
+            )
+            bad = f"--bad: {_badness(link, than):.2f}"
+            square = f'<i style="{bad}" title="{escape(words)}"></i>'
+        rows[one][other] = rows[other][one] = square
     lines = [
         f"<tr><td>{escape(host(node, hosts))}</td>"
         f"<td>{''.join(row[other] for other in sorted(row))}</td></tr>"
         for node, row in sorted(rows.items())
     ]
     return "\n".join(["<table>", *lines, "</table>"])
+
+
+def _badness(link: Link, than: Usual) -> float:
+    """Return 1 for half the usual rate or three times the usual latency; 0 if usual."""
+    slow = min(link.forward, link.backward) / than.bandwidth
+    return min(max(2 * (1 - slow), (link.latency_s / than.latency - 1) / 2, 0), 1)

@@ -6,7 +6,6 @@ The stages up to the plan are those of a launch.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
 COMMAND = "python -m torchrun_hpc.doctor"
 
+DAY = 86400
 TIMEOUT = 60.0  # seconds, unless the user passes another limit
 
 
@@ -59,10 +59,11 @@ class Wishes:
     def __post_init__(self) -> None:
         size, seconds = self.max_bytes, self.timeout
         if not isinstance(size, int) or size < 8:  # noqa: PLR2004 - two elements
-            text = f"--max-bytes={size}: pass 8 bytes or more: 512K, 16M, 1G"
+            known = "the command also takes 512K, 16M, 1G"
+            raise wrong_line(f"--max-bytes={size}: pass 8 bytes or more; {known}")
+        if not isinstance(seconds, int | float) or not 0 < seconds <= DAY:
+            text = f"--timeout={seconds}: pass up to {DAY} seconds, such as 300"
             raise wrong_line(text)
-        if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-            raise wrong_line(f"--timeout={seconds}: pass seconds, such as 300")
 
     @property
     def limit(self) -> float:

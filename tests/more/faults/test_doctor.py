@@ -262,7 +262,7 @@ def test_each_task_a_worker(juelich, tmp_path):
     earlier.write_text(json.dumps(wire.encode(make_report(2))))  # on faster links
     done = juelich.srun(
         *("-N2", "-n3", "--distribution=block"),
-        *DOCTOR, "--max-bytes=64K", f"--json={json_file}", f"--html={page}",
+        *DOCTOR, SMALL, f"--json={json_file}", f"--html={page}",
         f"--compare={earlier}", "main.py", "--epochs=3", env=JUELICH,
     )  # fmt: skip
     found = examined(done, json_file, None)

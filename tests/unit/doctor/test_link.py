@@ -112,10 +112,18 @@ def test_more_files_than_select_takes(nodes):
         resource.setrlimit(resource.RLIMIT_NOFILE, (low, high))
 
 
-def test_large_packets_that_are_lost(nodes, limit):
-    """Small messages arrive, and then no byte of the first node."""
+@pytest.mark.parametrize("silent", [1, 2])
+def test_large_packets_that_are_lost(nodes, silent, limit):
+    """Small messages arrive, and then no byte of one of the two."""
+    send, calls = link._send, itertools.count(1)
+
+    def lose(connection):
+        if next(calls) == silent:
+            return link._exactly(connection, 1)
+        return send(connection)
+
     limit(FIRST, SOON)
-    limit("_send", lambda connection: link._exactly(connection, 1))
+    limit("_send", lose)
     assert measure(nodes) == Link(0, 1, lost_mtu=MTU)
 
 

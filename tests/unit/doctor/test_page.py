@@ -67,7 +67,7 @@ def test_names_are_only_text(pages):
     names, found = {*reports.HOSTILE[:2]}, pages["hostile"]
     assert names <= {*found.text_of("td")}
     titles = [words["title"] for tag, words in found.tags if "title" in words]
-    assert any(each.startswith(f"to {reports.HOSTILE[1]}: ") for each in titles)
+    assert any(f" to {reports.HOSTILE[2]}: " in each for each in titles)
     assert found.html.replace("\n", "").isprintable()
 
 
@@ -92,53 +92,59 @@ def test_the_verdict_comes_first(pages):
         ], name  # fmt: skip
 
 
-def test_without_pairs_there_is_no_section_of_them(pages):
+def test_one_node_has_no_section_of_pairs(pages):
     hidden = {
         name: [attributes for tag, attributes in found.tags if tag == "section"]
         for name, found in pages.items()
     }
-    assert hidden["nothing measured"] == [{"hidden": ""}]
-    assert hidden["3 nodes, 1 slow"] == [{}]
+    assert hidden["1 node"] == [{"hidden": ""}]
+    assert hidden["3 nodes, 1 slow"] == hidden["nothing measured"] == [{}]
+    assert "0 of 1 pair measured" in pages["nothing measured"].text_of("p")
 
 
 def test_all_nodes_and_all_collectives_are_there(pages):
     report, cells = REPORTS["128 nodes, 40 slow"], pages["128 nodes, 40 slow"].html
     assert all(f"<td>{host}</td>" in cells for host in report.hosts)
     rows = sum(map(len, (report.findings, report.hosts, report.collectives)))
-    assert cells.count("<tr>") == rows + 3 + 127  # titles, and the ways of each node
+    assert cells.count("<tr>") == rows + 3 + 127  # titles, and the pairs of each node
 
 
 def squares_of(links):
     """Return the squares of each node: how bad each is, and what the pointer shows."""
     report = make_report(3, links=links)
     found = re.findall("<td>(jwb[0-9]+)</td><td>(<i.*)</td>", page.write(report))
-    square = re.compile('<i(?: style="--bad: ([0-9]+)%" title="([^"]*)")?></i>')
+    square = re.compile('<i(?: style="--bad: ([0-9.]+)" title="([^"]*)")?></i>')
     return {name: square.findall(row) for name, row in found}
 
 
-def test_the_ways_of_a_node_are_a_row_of_squares():
-    slow = {"forward": 6e9, "latency_s": 3e-3}  # at a quarter of the usual rate
-    fast = make_link(0, 1, forward=24e9)
+def test_the_pairs_of_a_node_are_a_row_of_squares():
+    slow = {"forward": 24e9, "backward": 6e9, "latency_s": 3e-3}
+    fast = make_link(0, 1, forward=24e9, backward=24e9)
     links = fast, make_link(0, 2, **slow), make_link(1, 2, problem="x")
     first, second, third = squares_of(links).values()
-    assert first == [
-        ("0", "to jwb0002: 192.00 Gbit/s, 31 us"),  # the usual rate of few nodes
-        ("100", "to jwb0003: 48.00 Gbit/s, 3.0 ms"),
-    ]
-    assert second[1] == ("", "")
-    assert [bad for bad, _ in third] == ["100", ""]
+    good = (
+        "0.00",
+        ("jwb0001 to jwb0002: 192.00 Gbit/s, back: 192.00 Gbit/s, latency: 31 us"),
+    )
+    bad = (
+        "1.00",
+        ("jwb0001 to jwb0003: 192.00 Gbit/s, back: 48.00 Gbit/s, latency: 3.0 ms"),
+    )
+    assert (first, second, third) == ([good, bad], [good, ("", "")], [bad, ("", "")])
 
 
 @pytest.mark.parametrize(
     ("changes", "bad"),
     [
-        ({"forward": 18e9}, "50"),
-        ({"forward": 24e9}, "0"),
-        ({"forward": 24e9, "latency_s": 62e-6}, "50"),
+        ({"forward": 18e9}, "0.50"),
+        ({"backward": 18e9}, "0.50"),
+        ({}, "0.00"),
+        ({"latency_s": 62e-6}, "0.50"),
     ],
 )
 def test_how_red_a_square_is(changes, bad):
-    links = make_link(0, 1), make_link(0, 2, **changes), make_link(1, 2)
+    usual = {"forward": 24e9, "backward": 24e9}
+    links = make_link(0, 1), make_link(0, 2, **usual | changes), make_link(1, 2)
     assert squares_of(links)["jwb0001"][1][0] == bad
 
 
