@@ -80,7 +80,7 @@ def _merged(texts: dict[str, list[int]]) -> dict[str, list[int]]:
 
 def _names(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
     if not node.address and len(nodes) > 1:
-        text = "no interface of it has an address for the job: no pair was measured"
+        text = "no interface has an address for the job: no pair was measured"
         to_do = "give a container the host's network, and pass no address of loopback"
         yield _Fault(text, to_do, _NEVER)
     remedy = "correct /etc/hosts on this node, or what its name server has"

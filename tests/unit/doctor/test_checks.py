@@ -87,7 +87,7 @@ ADVICE = {
     "HPC182 it sends to jwb0001i from 10.10.0.3, and its address is 10.20.0.3": {
         "routes": {"jwb0001i": "10.10.0.3"}
     },
-    "HPC182 no interface of it has an address for the job: no pair was measured": {
+    "HPC182 no interface has an address for the job: no pair was measured": {
         "address": ""
     },
     "HPC182 it sends to jwb0001i from nowhere, and its address is 10.20.0.3": {
