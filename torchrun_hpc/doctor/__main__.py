@@ -47,14 +47,21 @@ def _run(argv: Sequence[str]) -> int:
         args, words = _parsed(argv)
         output = _output(args)
         wishes = Wishes(args.max_bytes, args.timeout)
-        earlier = _earlier(args.compare) if args.compare else None
         tell = console.write if not args.quiet else lambda _: None
-        first = partial(output.start_check, tell)
+        earlier, is_first = None, False
+
+        def begin() -> None:
+            nonlocal earlier, is_first
+            is_first = True
+            earlier = _earlier(args.compare) if args.compare else None
+            output.start_check(tell)
+
         try:
-            report = examine(words, wishes, tell, known, argv, first)
+            report = examine(words, wishes, tell, known, argv, begin)
         except NotMetError as error:
             console.write(error.message, "error", finding_lines(error.report.findings))
-            return 1
+            # mpirun ends all tasks with the first one that fails. Task 0 may report it.
+            return int(is_first or not error.report.scheduler)
     if report is None:
         return 0
     if earlier is not None:
@@ -129,7 +136,7 @@ def _output(args: argparse.Namespace) -> Output:
 
 
 def _earlier(file: str) -> Report:
-    """Read the report of an earlier examination.
+    """Read the report of an earlier examination, which task 0 alone has to have.
 
     The user has named the file to be read, so links are followed; but it has to be a
     regular file, of limited size.
@@ -147,7 +154,7 @@ def _earlier(file: str) -> Report:
     except WireError:
         pass
     text = f"--compare={file} cannot be read: {problem}"
-    raise LaunchError("HPC195", text, everywhere=True)
+    raise LaunchError("HPC195", text)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from itertools import chain
@@ -28,10 +29,6 @@ _NEVER, _MINORITY, _ALWAYS = 0.0, 0.5, 1.0
 _MOST_ALIKE = 3  # findings of a kind
 _OF_SITES = {"Read-only file system", "Permission denied", "No such file or directory"}
 _FABRIC = re.compile("ib|hsn")  # interfaces of networks that lock memory
-_RESOLVERS = {
-    "silent": "the name server does not answer",
-    "down": "no name server can be reached",
-}
 # By the names of limits: the least, its unit, and what is wrong with less.
 _LEAST = {
     "files": (4096, 1, "files may be open (ulimit -Hn): node 0 needs one per worker"),
@@ -161,18 +158,19 @@ def _gpus(node: Node, _nodes: object) -> Iterator[_Fault]:
         text = f"{most} on GPU {ranges(taken)}, by no process that is known"
         remedy = "GPUs must be free: end what nvidia-smi shows, or leave the node out"
         yield _Fault(text, remedy, share)
-    if node.wants_gpus and torch and not torch.gpus:
-        remedy = "ask for GPUs, and use a torch that is built for them"
-        yield _Fault("--nproc_per_node=gpu, and torch sees no GPU", remedy)
-    elif seen < len(gpus):
+    if seen < len(gpus):
         text = f"torch sees {seen} of {count(len(gpus), 'GPU')}"
         remedy = "ask for all, unset CUDA_VISIBLE_DEVICES, or use a torch for the GPUs"
         yield _Fault(text, remedy, _NEVER)
 
 
-def _ports(node: Node, _nodes: object) -> Iterator[_Fault]:
-    first, last = node.local_ports
-    parts = spans(node.reserved_ports)
+def _ports(node: Node, _nodes: object) -> Sequence[_Fault]:
+    return _of_ports(*node.local_ports, node.reserved_ports)
+
+
+@functools.cache  # nearly all nodes have the same
+def _of_ports(first: int, last: int, reserved_ports: str) -> list[_Fault]:
+    parts, found = spans(reserved_ports), list[_Fault]()
     reserved = [port for port in PORTS if any(port in part for part in parts)]
     own = f"the launcher's ports ({PORTS[0]} to {PORTS[-1]})"
     if any(first <= port <= last for port in {*PORTS}.difference(reserved)):
@@ -181,18 +179,18 @@ def _ports(node: Node, _nodes: object) -> Iterator[_Fault]:
             'ask the administrator for sysctl -w net.ipv4.ip_local_port_range="32768 '
             f'60999", or net.ipv4.ip_local_reserved_ports={PORTS[0]}-{PORTS[-1]}'
         )
-        yield _Fault(f"{text}: another program may have one", remedy, _NEVER)
+        found += [_Fault(f"{text}: another program may have one", remedy, _NEVER)]
     if 0 < len(reserved) < len(PORTS):  # all are reserved for the launcher
         text = f"{ranges(reserved)} of {own} are reserved: a service may take one"
         remedy = "if the launcher finds a port taken: --rdzv_endpoint=HOST:PORT"
-        yield _Fault(text, remedy, _NEVER)
+        found += [_Fault(text, remedy, _NEVER)]
+    return found
 
 
 def _resolvers(node: Node, _nodes: object) -> Iterator[_Fault]:
-    slow = "resolving the names of nodes takes more than 1 s"
-    if text := _RESOLVERS.get(node.resolver, slow if node.resolver_s > 1 else ""):
+    if node.resolver_s > 1:
         remedy = "tell the administrator if other programs are slow: training is not"
-        yield _Fault(text, remedy, _NEVER)
+        yield _Fault("resolving the names of nodes takes more than 1 s", remedy, _NEVER)
 
 
 _CHECKS = {

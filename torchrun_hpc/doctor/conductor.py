@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.doctor import causes, judgement, pairs, summary
 from torchrun_hpc.doctor.launch import Ended, Part
-from torchrun_hpc.doctor.link import MOST_BYTES, SENDING, Peer, Side, merged
+from torchrun_hpc.doctor.link import MOST_BYTES, SENDING, Peer, merged
 from torchrun_hpc.doctor.member import (
     END,
     LAUNCH,
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Seconds: at least for a node to look at itself; for a pair, of which one may wait for
-# the other; and for a launch to start and to end, besides the collectives.
-_LOOK_TIMEOUT = 10.0
+# Seconds: for a pair, of which one may wait for the other; and for a launch to start
+# and to end, besides the collectives.
 _PAIR_TIMEOUT = 20.0
 _GRACE = 160.0
 _REST = 20.0  # for a launch to end everywhere that has failed on a task
@@ -78,8 +77,7 @@ class Conductor:
     def conduct(self, client: Client) -> Report:
         """Ask all tasks for all there is to know, and return the report."""
         self._client, found, tasks = client, self._found, range(self._here.task.size)
-        limit = max(self._wishes.timeout, _LOOK_TIMEOUT)
-        shown = self._ask(SHOW, None, tasks, "tasks have come", Shown, limit)
+        shown = self._ask(SHOW, None, tasks, "tasks have come", Shown)
         for task, each in sorted(shown.items()):
             self._node_of[task] = each.node_rank
             if each.node is not None:
@@ -89,7 +87,7 @@ class Conductor:
         self._measure_pairs()
         self._launch()
         client.questions.ask_all(END, lambda _: None, found.missing)
-        return summary.report(found, self._here, limit)
+        return summary.report(found, self._here, self._wishes.patience)
 
     def _ask(  # noqa: PLR0913, PLR0917 - the last one is of a launch
         self,
@@ -111,7 +109,7 @@ class Conductor:
             least: Seconds to wait at least.
         """
         asked, client = {*tasks}, self._client
-        limit = max(self._wishes.timeout, least)
+        limit = max(self._wishes.patience, least)
 
         def wait(replies: Mapping[int, Any]) -> None:
             def report(waited: float) -> None:
@@ -174,18 +172,18 @@ class Conductor:
         found.steady = judgement.steadiness(looks.values())
 
     def _measured(self, name: str, together: Sequence[Pair]) -> Iterator[Link]:
-        """Let pairs measure; yield the links of those of which a node has replied."""
+        """Let pairs measure; yield the links of those that have both replied."""
         partners = {a: b for pair in together for a, b in (pair, pair[::-1])}
         turn = wire.encode(Turn(name, partners))
         tasks = [self._first[node] for node in partners]
         have = "nodes have measured a pair"
-        seen = self._ask(MEASURE, turn, tasks, have, Side, _PAIR_TIMEOUT)
-        sides = {self._node_of[task]: side for task, side in seen.items()}
-        hung = partners.keys() - sides.keys()
+        seen = self._ask(MEASURE, turn, tasks, have, Link, _PAIR_TIMEOUT)
+        halves = {self._node_of[task]: half for task, half in seen.items()}
+        hung = partners.keys() - halves.keys()
         self._found.hung |= dict.fromkeys(sorted(hung), "during the measurements")
         for one, other in together:
-            if one in sides:
-                yield merged((one, other), sides[one], sides.get(other))
+            if hung.isdisjoint((one, other)):
+                yield merged(halves[one], halves[other])
 
     # --- torch's collectives ------------------------------------------------------
 
@@ -214,7 +212,8 @@ class Conductor:
     def _run(self, tasks: Mapping[int, int], number: int) -> dict[int, Ended]:
         """Let these tasks launch; return how that has ended, by task as they reply."""
         nodes = [self._found.nodes[rank] for rank in sorted({*tasks.values()})]
-        workers = sum(node.workers for node in nodes)
+        is_direct = self._here.mode.is_direct
+        workers = len(tasks) if is_direct else sum(node.workers for node in nodes)
         hosts = tuple(node.host for node in nodes)
         part = wire.encode(
             Part(number, tasks, hosts, nodes[0].address or nodes[0].host)
@@ -237,8 +236,9 @@ class Conductor:
             if causes.is_refused(end) or not is_error:
                 ranks = found.said.setdefault((code, own, is_error), [])
                 ranks += [rank] * (rank not in ranks)
-        if end.torch is not None and rank in found.nodes:
-            found.nodes[rank] = replace(found.nodes[rank], torch=end.torch)
+        node = found.nodes[rank]
+        if end.torch is not None:
+            found.nodes[rank] = replace(node, torch=end.torch.after(node.torch))
 
     @property
     def _hosts(self) -> list[str]:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.launching.abort import Known
 
 # Seconds of an examination: a coordinator on task 0 gives up nobody for being silent,
-# because task 0 has a limit for each wait. Whoever is silent for so long at least is
-# given up elsewhere: the coordinator by others, and task 0 by a coordinator.
+# because task 0 has a limit for each wait. Others give up the coordinator if it is
+# silent for so long at least. One on another node gives up any node.
 _LONGEST = 3600
 _SILENCE = 15
 
@@ -68,6 +68,7 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
         if seen.job is not None and seen.job.pmi_is_open:
             pmi.finalize(seen.environ)  # the launcher has no way to it
         here = place.find(seen, argv, known)
+        known.meeting = here.tasks_meeting
     if here.task.rank == 0:
         on_first()
     member = Member(here, wishes, seen.environ)
@@ -80,7 +81,7 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
     conductor = Conductor(here, wishes, tell)  # it knows when all began
     connection = Connection(
         here.tasks_meeting,
-        _settings(here, wishes.timeout),
+        _settings(here, wishes.patience),
         seen.environ,
         hear,
         segment=_SEGMENT,
@@ -88,20 +89,20 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
     )
     member.key = connection.key
     try:
-        client = connection.open(wishes.timeout)
+        client = connection.open(wishes.patience)
         if here.task.rank == 0:
             return conductor.conduct(client)
         client.until(member.ended.is_set)
         if not member.was_late:
             return None
-        why = _seen_alone("the examination began before this node came")
+        why = _seen_alone("the others have not waited for this node")
     except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
-        why = _why(error, here, wishes.timeout)
+        why = _why(error, here, wishes.patience)
     finally:
         member.close()
         connection.close()
     found = summary.Found(nodes={here.node_rank: member.look()})
-    raise NotMetError(why, summary.report(found, here, wishes.timeout))
+    raise NotMetError(why, summary.report(found, here, wishes.patience))
 
 
 def _settings(here: Place, timeout: float) -> Settings:

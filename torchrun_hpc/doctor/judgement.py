@@ -9,6 +9,7 @@ best partner.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from statistics import median, median_high, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,11 +63,14 @@ class Way(NamedTuple):
 def usual(links: Sequence[Link]) -> Usual:
     """Return what is usual; nothing is bad compared with what was not measured."""
     measured = [*filter(is_measured, links)]
-    nodes = {node for link in measured for node in _pair(link)}
-    is_few = len(nodes) <= _FEW
+    of_node: dict[int, list[Link]] = defaultdict(list)
+    for link in measured:
+        for node in _pair(link):
+            of_node[node].append(link)
+    is_few = len(of_node) <= _FEW
 
     def of_nodes(value: Callable[[Link], float], best: Any) -> list[float]:
-        partners = [[value(x) for x in measured if n in _pair(x)] for n in nodes]
+        partners = [[*map(value, own)] for own in of_node.values()]
         return [best(own) if is_few else median(own) for own in partners] or [0.0]
 
     fastest = (lambda link: max(link.forward, link.backward)) if is_few else _slowest

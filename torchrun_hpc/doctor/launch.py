@@ -32,7 +32,7 @@ from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.planning.endpoints import port_of
 from torchrun_hpc.reporting.console import PREFIX
 from torchrun_hpc.schedulers import process
-from torchrun_hpc.schedulers.job import Job
+from torchrun_hpc.schedulers.job import Job, Task
 from torchrun_hpc.worker.parent import end_with_parent
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ _LONGEST_LINE = 2**16
 
 # What the launcher says, but for the failure of the job, which is in the outcome.
 _SAID = re.compile(rf"{PREFIX}(error|warning): (HPC(?!125)\d+) (.*)")
-_OUTCOME = '{\n  "outcome": '
 
 
 @dataclass(frozen=True)
@@ -129,17 +128,19 @@ class Launch:
             "imports_torch": is_first,
         }
         # Objects, which close themselves if there is no process in the end.
-        names = "given", "results", "stdout", "stderr"
+        names = "given", "results", "outcome", "stderr"
         self._files = [FileIO(os.memfd_create(name), "r+") for name in names]
-        stdin, results, output, errors = self._files
+        paths = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in self._files]
+        stdin, *_, errors = self._files
+        _, results, outcome, _ = paths
         os.pwrite(stdin.fileno(), wire.to_line(given), 0)
-        path = f"/proc/{os.getpid()}/fd/{results.fileno()}"
+        words = _words(here, part, outcome)
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", __name__, *_words(here, part), *arguments],
+            [sys.executable, "-m", __name__, *words, *arguments],
             stdin=stdin,
-            stdout=output,
+            stdout=subprocess.DEVNULL,
             stderr=errors,
-            env={**process.environment(), RESULTS: path},
+            env={**process.environment(), RESULTS: results},
         )
 
     def run(self, limit: float) -> Ended:
@@ -150,7 +151,7 @@ class Launch:
         """
         limit += _START_TIMEOUT
         cause, found = "", dict[str, Any]()
-        _, results, output, errors = self._files
+        _, results, outcome, errors = self._files
         try:
             if not waiting.until(lambda: self._process.poll() is not None, limit):
                 cause = f"no end within {limit:.0f} s"
@@ -158,8 +159,7 @@ class Launch:
             code, said = self._process.poll(), end_of(errors.fileno())
             if code is None:  # the kernel has not ended it yet
                 code = -signal.SIGKILL
-            told = b"" if self._is_stopped else end_of(output.fileno())
-            reason, blamed = _outcome(told.decode(errors="replace"))
+            reason, blamed = _outcome(b"" if self._is_stopped else outcome.read())
             for message in wire.Lines(_LONGEST_LINE).feed(results.read()):
                 self._keep(found, message)
         finally:
@@ -193,9 +193,7 @@ class Launch:
             case {"import_s": float(seconds)}:
                 found["torch"] = Torch(import_s=seconds)
             case {"torch": torch}:
-                new, known = wire.decode(Torch, torch), found.get("torch", Torch())
-                slowest = max(new.import_s, known.import_s)
-                found["torch"] = replace(new, import_s=slowest)
+                found["torch"] = wire.decode(Torch, torch).after(found.get("torch"))
             case {"worker": each}:
                 worker = replace(wire.decode(Worker, each), node=self._here.node_rank)
                 found["workers"] = (*found.get("workers", ()), worker)
@@ -209,20 +207,19 @@ class Launch:
                 found["backend"] = name
 
 
-def _outcome(output: str) -> tuple[str, tuple[str, ...]]:
-    """Return why the job failed, and where, by its outcome, which is on stdout."""
-    _, mark, rest = output.rpartition(_OUTCOME)
+def _outcome(text: bytes) -> tuple[str, tuple[str, ...]]:
+    """Return why the job failed, and where, by its outcome, if there is one."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        found, _ = json.JSONDecoder().raw_decode(mark + rest)
+        found = json.loads(text)
         return str(found["reason"]), tuple(map(str, found["nodes"]))
     return "", ()
 
 
-def _words(here: Place, part: Part) -> list[str]:
+def _words(here: Place, part: Part, outcome: str) -> list[str]:
     """Return the arguments of the launcher: the job's own options, and the script."""
     words, asked = [*here.options], here.asked
     if not here.mode.is_direct:
-        words += ["--max-restarts=0", "--hpc-outcome=/dev/stdout"]
+        words += ["--max-restarts=0", f"--hpc-outcome={outcome}"]
         words += [f"--{name}={value}" for name, value in _changed(here, part)]
     return [*words, *([sys.executable] if asked.no_python else []), "-m", SCRIPT]
 
@@ -253,8 +250,10 @@ def _job_of(here: Place, part: Part) -> Job | None:
     job = here.job and replace(here.job, pmi_is_open=False)
     if job is None or len(part.tasks) == job.task.size:
         return job
-    rank = sorted(part.tasks).index(here.task.rank)
-    task = replace(job.task, rank=rank, size=len(part.tasks))
+    every = sorted(part.tasks)
+    own = [task for task in every if part.tasks[task] == here.node_rank]
+    rank = here.task.rank
+    task = Task(every.index(rank), len(every), own.index(rank), len(own))
     return replace(
         job,
         launch_id=f"{job.launch_id}.{part.number}",

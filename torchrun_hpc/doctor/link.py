@@ -13,7 +13,7 @@ so that both directions are tried. Then they measure::
     that all have come    ───────►
 
 If no byte arrives after the small messages, packets of the size of the MTU are lost.
-Each returns what it has seen, and `merged` makes a link of both.
+Each returns its half of the link, and `merged` makes a whole of both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import socket
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -88,44 +88,17 @@ class Peer:
     mtu: int
 
 
-@dataclass(frozen=True)
-class Side:
-    """What one node of a pair has seen.
-
-    Attributes:
-        problem: Why it has no figures; empty if it has.
-        is_blocked: Whether it cannot open a connection to the other.
-        rate: Bytes per second that it has received.
-        lost: Share of the segments that it had to send again.
-        lost_mtu: As in `Link`.
-        latency_s: As in `Link`, seen by the first node.
-        clock_s: The same.
-    """
-
-    problem: str = ""
-    is_blocked: bool = False
-    rate: float = 0.0
-    lost: float = 0.0
-    lost_mtu: int = 0
-    latency_s: float = 0.0
-    clock_s: float = 0.0
-
-
-def merged(pair: tuple[int, int], first: Side, second: Side | None) -> Link:
-    """Return the link that two nodes have seen; the second may have seen nothing."""
-    sides = [first, second or Side(problem=first.problem or SILENT)]
-    blocked = [side for side in sides if side.is_blocked]
-    lost_mtu = max(side.lost_mtu for side in sides)
-    problems = [side.problem for side in (*blocked, *sides) if side.problem]
-    return Link(
-        *pair,
+def merged(first: Link, second: Link) -> Link:
+    """Return a link, of which each of its two nodes has seen a half."""
+    lost_mtu = max(first.lost_mtu, second.lost_mtu)
+    halves = sorted((first, second), key=lambda half: not half.blocked)
+    problems = [half.problem for half in halves if half.problem]
+    return replace(
+        first,
         problem="" if lost_mtu else next(iter(problems), ""),
-        blocked=tuple(r for r, s in zip(pair, sides, strict=True) if s.is_blocked),
-        latency_s=first.latency_s,
-        forward=sides[1].rate,
-        backward=first.rate,
-        lost=max(side.lost for side in sides),
-        clock_s=first.clock_s,
+        blocked=first.blocked + second.blocked,
+        forward=second.forward,
+        lost=max(first.lost, second.lost),
         lost_mtu=lost_mtu,
     )
 
@@ -158,27 +131,31 @@ class Links:
         self._server.close()
         self._loop.close()
 
-    def measure(self, own: Peer, other: Peer, turn: str) -> Side:
+    def measure(self, own: Peer, other: Peer, turn: str) -> Link:
         """Measure what is between this node and another one, which does the same.
+
+        It returns the half of the link that this node sees: what it receives.
 
         Args:
             own: This node.
             other: The other one.
             turn: Names this look, the same on both.
         """
+        half = Link(min(own.rank, other.rank), max(own.rank, other.rank))
         try:
             mine = self._open(own, other, turn)
         except _ERRORS as error:
-            return Side(_reason(error), is_blocked=True)
+            return replace(half, problem=_reason(error), blocked=(own.rank,))
         with mine:
             try:
                 with self._arrivals.wait(other.rank, turn) as theirs:
-                    is_first = own.rank < other.rank
-                    return _figures(is_first=is_first, mine=mine, theirs=theirs)
+                    is_first = own.rank == half.first
+                    figures = _figures(is_first=is_first, mine=mine, theirs=theirs)
+                    return replace(half, **figures)
             except _NothingComesError:
-                return Side(lost_mtu=min(own.mtu, other.mtu))
+                return replace(half, lost_mtu=min(own.mtu, other.mtu))
             except _ERRORS as error:
-                return Side(_reason(error))
+                return replace(half, problem=_reason(error))
 
     def _open(self, own: Peer, other: Peer, turn: str) -> socket.socket:
         """Open a connection to another node, which proves that it belongs to the job.
@@ -190,7 +167,7 @@ class Links:
         opened = socket.create_connection((other.address, other.port), _OPEN_TIMEOUT)
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            request = {"rank": own.rank, "turn": turn}
+            request = {"from": [own.rank, turn]}
             steps = self._key.secret.call(opened.getpeername()[:2], request)
             opened.sendall(wire.to_line(next(steps)))
             opened.sendall(wire.to_line(steps.send(_answer(opened))))
@@ -221,15 +198,14 @@ class _Arrivals:
         self._changed = threading.Condition()
 
     def receive(self, connection: Any, message: Mapping[str, Any]) -> None:
-        """Keep a connection, the last one of each node, for whoever waits for it."""
-        rank, turn = message.get("rank"), message.get("turn")
-        if (
-            type(rank) is not int
-            or type(turn) is not str
-            or rank not in range(self.nodes)
-        ):
-            connection.abort()
-            return
+        """Keep a connection, the last one of each node, for whoever waits for it.
+
+        Raises:
+            WireError: The message is wrong; the server closes its connection.
+        """
+        rank, turn = wire.decode(tuple[int, str], message.get("from"))
+        if rank not in range(self.nodes):
+            raise wire.WireError(f"there is no node {rank}")
         kept = connection.transport.get_extra_info("socket").dup()
         connection.transport.abort()
         try:
@@ -293,16 +269,19 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def _figures(*, is_first: bool, mine: socket.socket, theirs: socket.socket) -> Side:
+def _figures(
+    *, is_first: bool, mine: socket.socket, theirs: socket.socket
+) -> dict[str, Any]:
     """Measure, on the connection that this node has opened and on the other one."""
     if is_first:
         latency_s, clock_s = _ping(mine)
         lost = _send(mine)
         rate = _receive(theirs)
-        return Side(rate=rate, lost=lost, latency_s=latency_s, clock_s=clock_s)
+        found = {"latency_s": latency_s, "clock_s": clock_s}
+        return {"backward": rate, "lost": lost, **found}
     _pong(theirs)
     rate = _receive(theirs)
-    return Side(rate=rate, lost=_send(mine))
+    return {"forward": rate, "lost": _send(mine)}
 
 
 # --- latency and clock ------------------------------------------------------------
@@ -337,7 +316,7 @@ def _send(connection: socket.socket) -> float:
     The other node confirms all of it.
     """
     chunk, sent, end = memoryview(bytes(_CHUNK)), 0, time.monotonic() + SENDING
-    while sent < MOST_BYTES and time.monotonic() < end:
+    while not sent or (sent < MOST_BYTES and time.monotonic() < end):
         sent += connection.send(chunk)
     connection.shutdown(socket.SHUT_WR)
     _exactly(connection, len(_ACCEPTED))

@@ -22,7 +22,6 @@ from torchrun_hpc import __version__
 from torchrun_hpc.doctor.results import Folder, Interface, Node
 from torchrun_hpc.host import nvml
 from torchrun_hpc.host.network import local_ports, reserved_ports
-from torchrun_hpc.host.resolver import Resolver, ResolverCheck
 from torchrun_hpc.host.topology import own_cpus
 from torchrun_hpc.names import ranges
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.host.network import Network
 
 _LIMIT = 5.0  # seconds
-_RESOLVER_S = 1.0  # seconds that the resolver has: a Python must start, and ask
 _LONGEST = 500  # characters of a variable
 
 # None that may be secret: the UUIDs of libfabric keep other users out.
@@ -64,7 +62,7 @@ def examine(
     found = _ask(
         {("name", name): partial(_resolve, name, network) for name in names}
         | {("folder", path): partial(_folder, path) for path in folders}
-        | {"resolver": partial(_resolver, network), "gpus": nvml.gpus}
+        | {"gpus": nvml.gpus}
     )
     known = {name: found["name", name] for name in names if ("name", name) in found}
     slowest = max((seconds for _, seconds in known.values()), default=0.0)
@@ -80,7 +78,6 @@ def examine(
         fast_host=here.fast_host,
         port=port,
         workers=here.workers * here.task.local_size,
-        wants_gpus=here.asked.nproc_per_node == "gpu",
         interfaces=interfaces,
         names={name: addresses for name, (addresses, _) in known.items()},
         routes={
@@ -88,7 +85,6 @@ def examine(
             for name, (addresses, _) in known.items()
             if addresses and name != here.fast_host
         },
-        resolver=found.get("resolver", Resolver.UNKNOWN).value,
         resolver_s=slowest if len(known) == len(names) else _LIMIT,
         limits={
             # The launcher raises the soft limit of open files to the hard one.
@@ -148,12 +144,6 @@ def _resolve(name: str, network: Network) -> tuple[tuple[str, ...], float]:
     """Return the addresses of a name, and the seconds that this took."""
     start = time.monotonic()
     return tuple(map(str, network.resolve(name))), time.monotonic() - start
-
-
-def _resolver(network: Network) -> Resolver:
-    check = ResolverCheck(network)
-    time.sleep(_RESOLVER_S)
-    return check.result()
 
 
 def _folder(path: str) -> Folder:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.doctor import text
 from torchrun_hpc.doctor.judgement import is_measured, usual
-from torchrun_hpc.doctor.results import exclude, exit_code, printable
+from torchrun_hpc.doctor.results import exclude, exit_code
 from torchrun_hpc.doctor.units import duration, rate
 from torchrun_hpc.names import host
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 def write(report: Report) -> str:
     """Write the page."""
-    report = printable(report)
     findings = [
         {"code": f.code, "kind": f.kind, "finding": f.text, "remedy": f.remedy}
         for f in report.findings

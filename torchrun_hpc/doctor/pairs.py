@@ -29,7 +29,7 @@ def rounds(nodes: Sequence[int]) -> list[list[Pair]]:
     places = sorted(nodes) + [-1] * (len(nodes) % 2)  # -1: a round off
     fixed, circle = places[:1], places[1:]
     found = []
-    for turn in range(min(len(circle), MOST_ROUNDS)):
+    for turn in range(min(len(circle), MOST_ROUNDS) if len(nodes) > 1 else 0):
         order = fixed + circle[turn:] + circle[:turn]
         facing = zip(order, reversed(order), strict=True)  # each pair in both orders
         found.append(sorted((a, b) for a, b in facing if 0 <= a < b))

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 COMMAND = "python -m torchrun_hpc.doctor"
 
 DAY = 86400
+_LOOK = 10.0
 TIMEOUT = 60.0  # seconds, unless the user passes another limit
 
 
@@ -64,6 +65,11 @@ class Wishes:
         if not isinstance(seconds, int | float) or not 0 < seconds <= DAY:
             text = f"--timeout={seconds}: pass up to {DAY} seconds, such as 300"
             raise wrong_line(text)
+
+    @property
+    def patience(self) -> float:
+        """Seconds for other nodes, each of which has to look at itself first."""
+        return max(_LOOK, self.timeout)
 
     @property
     def limit(self) -> float:
@@ -103,19 +109,8 @@ class Place:
     def address(self) -> str:
         """This node's address for the job; empty if it is not known."""
         where, own = self.meeting, network.this_node()
-        if where.local_address:
-            return where.local_address
-        for host in (self.fast_host, where.connect_host):
-            for known in own.addresses_of(host):
-                near = known if own.owner(known) else own.address_toward(known)
-                if near is not None:
-                    return str(near)
-        return ""
-
-    @property
-    def scheduler(self) -> str:
-        """What started the tasks, for a person; empty if nothing did."""
-        return self.job.scheduler if self.job else ""
+        near = (own.address_near(x) for x in (self.fast_host, where.connect_host))
+        return where.local_address or str(next(filter(None, near), ""))
 
     @property
     def host(self) -> str:

@@ -8,7 +8,7 @@ arrived. Ranks of nodes are those of the job.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchrun_hpc import wire
@@ -107,6 +107,13 @@ class Torch:
     libraries: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
 
+    def after(self, earlier: Torch | None) -> Torch:
+        """Return what is known of both: a second import finds the files in memory."""
+        if earlier is None:
+            return self
+        slowest = max(self.import_s, earlier.import_s)
+        return replace(self if self.version else earlier, import_s=slowest)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
@@ -120,13 +127,10 @@ class Node:
         fast_host: Its name on the job's network, by which it knows itself.
         port: Where it listens for the other nodes; 0 if it does not.
         workers: How many workers it starts.
-        wants_gpus: Whether these are to be as many as it has GPUs.
         interfaces: All interfaces but loopback.
         names: Addresses by name of a node: of this one, the first, and the next one.
         routes: By the same names: from which address it sends there; empty if it
             has no route.
-        resolver: ``answers``, ``silent``, ``down`` or ``unknown``: what becomes of
-            torch's questions for the name of an address.
         resolver_s: Seconds that it took to resolve ``names``.
         limits: Of open ``files``, ``processes``, and bytes of ``locked memory``; -1
             if there is none.
@@ -151,11 +155,9 @@ class Node:
     fast_host: str
     port: int = 0
     workers: int
-    wants_gpus: bool = False
     interfaces: tuple[Interface, ...]
     names: Mapping[str, tuple[str, ...]]
     routes: Mapping[str, str]
-    resolver: str
     resolver_s: float
     limits: Mapping[str, int]
     folders: tuple[Folder, ...]

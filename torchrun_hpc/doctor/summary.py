@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import __version__
 from torchrun_hpc.doctor import checks, compute, judgement
-from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, worst_first
+from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, printable, worst_first
 from torchrun_hpc.host import network
 from torchrun_hpc.launching.starters import NO_TORCH
 from torchrun_hpc.names import fold_ranks, host, ranges
@@ -58,7 +58,7 @@ class Found:
 
 
 def report(found: Found, here: Place, timeout: float) -> Report:
-    """Write the report.
+    """Return the report, which a terminal can print.
 
     Args:
         found: What was found.
@@ -79,21 +79,23 @@ def report(found: Found, here: Place, timeout: float) -> Report:
         *judgement.of_collectives(found.rows, found.causes),
     ]
     started = datetime.fromtimestamp(int(found.started), timezone.utc)
-    return Report(
-        schema=SCHEMA,
-        launch_id=where.launch_id,
-        site=str(where.site.value) if where.site else "",
-        scheduler=here.scheduler,
-        started=started.isoformat(),
-        seconds=time.time() - found.started,
-        torchrun_hpc=__version__,
-        backend=found.backend,
-        hosts=tuple(hosts),
-        nodes=tuple(nodes),
-        links=tuple(found.links),
-        workers=tuple(sorted(found.workers, key=lambda worker: worker.rank)),
-        collectives=tuple(found.rows),
-        findings=worst_first(findings),
+    return printable(
+        Report(
+            schema=SCHEMA,
+            launch_id=where.launch_id,
+            site=str(where.site.value) if where.site else "",
+            scheduler=here.job.scheduler if here.job else "",
+            started=started.isoformat(),
+            seconds=time.time() - found.started,
+            torchrun_hpc=__version__,
+            backend=found.backend,
+            hosts=tuple(hosts),
+            nodes=tuple(nodes),
+            links=tuple(found.links),
+            workers=tuple(sorted(found.workers, key=lambda worker: worker.rank)),
+            collectives=tuple(found.rows),
+            findings=worst_first(findings),
+        )
     )
 
 

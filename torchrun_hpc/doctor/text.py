@@ -13,7 +13,7 @@ from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.doctor.judgement import usual, ways
-from torchrun_hpc.doctor.results import exclude, exit_code, printable, suspects
+from torchrun_hpc.doctor.results import exclude, exit_code, suspects
 from torchrun_hpc.doctor.units import duration, gigabytes, rate, size, speed
 from torchrun_hpc.errors import count
 from torchrun_hpc.names import fold_ranks, host
@@ -44,7 +44,6 @@ def render(report: Report, *, is_quiet: bool = False) -> str:
         report: The report.
         is_quiet: Whether to write the verdict only.
     """
-    report = printable(report)
     nodes = [line[:_COLUMNS] for line in cells(node_rows(report))]
     blocks = [
         [verdict(report), *filter(str.strip, [f"    {exclude(report)}"])],
@@ -85,12 +84,12 @@ def verdict(report: Report) -> str:
 
 def pair_lines(report: Report) -> list[str]:
     """Summarize the pairs."""
-    hosts, links, measured = report.hosts, report.links, ways(report.links)
+    hosts, than, measured = report.hosts, usual(report.links), ways(report.links)
     pairs = count(len(hosts) * (len(hosts) - 1) // 2, "pair")
     lines = [f"{len(measured) // 2} of {pairs} measured"] if len(hosts) > 1 else []
     for what, (write, worst, _) in _FIGURES.items() if measured else ():
         way = worst(measured, key=attrgetter(what))
-        known, bad = write(getattr(usual(links), what)), write(getattr(way, what))
+        known, bad = write(getattr(than, what)), write(getattr(way, what))
         where = f"from {host(way.sender, hosts)} to {host(way.receiver, hosts)}"
         lines.append(f"{what}: {known} is usual, worst {bad} {where}")
     return lines

@@ -99,6 +99,14 @@ class Network:
         is_usable = source and _is_reachable(source) and self.owner(source)
         return source if is_usable else None
 
+    def address_near(self, host: str) -> Address | None:
+        """Return the address that this node shows to a host, which may be itself."""
+        for far in self.addresses_of(host):
+            near = far if self.owner(far) else self.address_toward(far)
+            if near is not None:
+                return near
+        return None
+
     def shares(self, address: Address) -> bool:
         """Return whether an address is in a network that this node is connected to."""
         return any(address in a.network for i in self.interfaces for a in i.addresses)

@@ -15,7 +15,6 @@ from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.values import C10D, STATIC
 from torchrun_hpc.planning import endpoints, messages, network_env, ownership
 from torchrun_hpc.planning.endpoints import C10D_PORT, LOOPBACK, STATIC_PORT
-from torchrun_hpc.planning.local_endpoint import address_near
 from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.setting import Setting
 
@@ -43,7 +42,7 @@ def meet(inputs: Inputs) -> Meeting:
     own, is_host, derived = None, True, {}
     if setting is not None:
         endpoints.check_resolves(inputs, host, setting)
-        own = address_near(inputs, host)
+        own = inputs.network.address_near(host)
         is_host = inputs.network.local_address(host) is not None
         if options.backend == C10D:
             derived = _c10d_options(inputs, own, host)

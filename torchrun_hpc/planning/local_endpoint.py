@@ -121,10 +121,10 @@ def _named_address(
     node's name, the endpoint says which network is meant.
     """
     return (
-        (address_near(inputs, host) if endpoint.node is None else None)
+        (inputs.network.address_near(host) if endpoint.node is None else None)
         or inputs.network.own_address(name)
-        or address_near(inputs, inputs.rewrite(neighbour))
-        or address_near(inputs, neighbour)
+        or inputs.network.address_near(inputs.rewrite(neighbour))
+        or inputs.network.address_near(neighbour)
     )
 
 
@@ -136,15 +136,6 @@ def _connect_host(inputs: Inputs, host: str) -> str:
     alike = [address for address in known if address.version == known[0].version]
     # torch tries all addresses of a name.
     return str(alike[0]) if len(alike) == 1 else host
-
-
-def address_near(inputs: Inputs, host: str) -> Address | None:
-    """Return the address that this node shows to a host, which may be itself."""
-    for far in inputs.network.addresses_of(host):
-        near = far if inputs.network.owner(far) else inputs.network.address_toward(far)
-        if near is not None:
-            return near
-    return None
 
 
 def _resolvable(inputs: Inputs, host: str, plain: str, warnings: list[Message]) -> str:

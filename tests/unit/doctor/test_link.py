@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import resource
@@ -15,14 +14,12 @@ from functools import partial
 from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from loopback import OTHER_PROGRAMS, Raw, key_of, other_program, together
 from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor import link
-from torchrun_hpc.doctor.link import SILENT, Links, Peer, Side, merged
+from torchrun_hpc.doctor.link import SILENT, Links, Peer, merged
 from torchrun_hpc.doctor.results import Link
 from torchrun_hpc.rendezvous.proof import UnprovedError
 from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS
@@ -62,11 +59,11 @@ def measure(nodes, turn="0/0", seen=None):
     """Let both nodes measure; return their link. `seen` is the other one, for each."""
     (first, here), (second, there) = nodes
     to_second, to_first = seen or (there, here)
-    sides = together(
+    halves = together(
         partial(first.measure, here, to_second, turn),
         partial(second.measure, there, to_first, turn),
     )
-    return merged((0, 1), *sides)
+    return merged(*halves)
 
 
 # --- figures --------------------------------------------------------------------------
@@ -152,8 +149,8 @@ def test_another_program(nodes, kind, limit):
         limit(OPEN, SOON)
     (first, here), (_, there) = nodes
     with other_program(OTHER_PROGRAMS[kind]) as port:
-        side = first.measure(here, replace(there, port=port), "0/0")
-    assert side == Side(problem, is_blocked=True)
+        half = first.measure(here, replace(there, port=port), "0/0")
+    assert half == Link(0, 1, problem, blocked=(0,))
 
 
 @pytest.mark.parametrize("hangs", [True, False])
@@ -169,12 +166,12 @@ def test_a_node_that_hangs_or_ends_in_the_middle(nodes, rank, hangs, limit):
             end.close()
         return ends
 
-    side, ends = together(partial(links.measure, own, other, "0/0"), follow)
+    half, ends = together(partial(links.measure, own, other, "0/0"), follow)
     for end in ends:
         end.close()
     problems = "no answer, or" if hangs else "has closed|reset by peer|Broken pipe"
-    assert re.search(problems, side.problem)
-    assert not side.is_blocked
+    assert re.search(problems, half.problem)
+    assert not half.blocked
 
 
 def test_an_answer_has_one_deadline(monkeypatch, limit):
@@ -216,7 +213,7 @@ def said(peer):
 @pytest.mark.parametrize("key", [b"theirs", b""])
 def test_who_has_another_key_or_none_is_no_node(nodes, connect, key):
     with pytest.raises(UnprovedError):
-        connect(key_of(key), rank=1, turn="0/0")
+        connect(key_of(key), **{"from": [1, "0/0"]})
     assert measure(nodes).problem == ""
 
 
@@ -224,8 +221,8 @@ def test_who_has_another_key_or_none_is_no_node(nodes, connect, key):
     "wrong",
     [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\n", b"\n", b"{}\n", b"x" * 5000,
      b'{"nonce":"0","request":"0","to":' + b"[" * 900 + b"]" * 900 + b"}\n",
-     *({"rank": rank, "turn": "0/0"} for rank in ("x", None, [1], True, 1.0, -1, 2)),
-     *({"rank": 1, "turn": turn} for turn in (0, None, []))],
+     *({"from": [rank, "0/0"]} for rank in ("x", None, [1], True, 1.0, -1, 2)),
+     *({"from": [1, turn]} for turn in (0, None, [])), {"from": 1}, {"to": [1, "0/0"]}],
 )  # fmt: skip
 def test_what_is_wrong_ends_its_connection_alone(nodes, connect, wrong):
     """Whether an unknown peer sends it, or another node."""
@@ -244,21 +241,21 @@ def test_idle_connections_cost_no_threads_and_keep_nobody_out(nodes, connect):
     assert measure(nodes).problem == ""
     until(lambda: threading.active_count() <= threads)
     assert [said(each) for each in idle[:100]] == [b""] * 100
-    idle[-1].prove(rank=1, turn="later")  # the newest are kept
+    idle[-1].prove(**{"from": [1, "later"]})  # the newest are kept
     assert said(idle[-1]) == b"+"
 
 
 def test_a_newer_connection_takes_the_place_of_an_older_one(nodes, connect, limit):
     """One of another turn is none of this turn."""
     (first, _), _ = nodes
-    peers = [connect(rank=1, turn=turn) for turn in ("a", "b", "b")]
+    peers = [connect(**{"from": [1, turn]}) for turn in ("a", "b", "b")]
     assert [said(each) for each in (*peers, *peers[:2])] == [b"+"] * 3 + [b""] * 2
     with first._arrivals.wait(1, "b") as kept:
         peers[2].send(b"!")
         assert kept.recv(1) == b"!"
-    assert said(connect(rank=1, turn="old")) == b"+"
+    assert said(connect(**{"from": [1, "old"]})) == b"+"
     assert measure(nodes, "new").problem == ""
-    assert said(connect(rank=1, turn="old")) == b"+"
+    assert said(connect(**{"from": [1, "old"]})) == b"+"
     limit(PARTNER, SOON)
     with pytest.raises(ConnectionError, match="has opened no connection"):
         first._arrivals.wait(1, "new")
@@ -266,38 +263,24 @@ def test_a_newer_connection_takes_the_place_of_an_older_one(nodes, connect, limi
 
 # --- what both have seen --------------------------------------------------------------
 
-REFUSED, LATE = Side("refused", is_blocked=True), Side("nobody has come")
+BY_FIRST, BY_SECOND = (Link(0, 1, "refused", blocked=(rank,)) for rank in (0, 1))
+FINE, LATE = Link(0, 1), Link(0, 1, "nobody has come")
 
 
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
-        (Side(rate=5.0, lost=0.1, latency_s=1e-5, clock_s=0.2), Side(rate=7, lost=0.3),
-         {"latency_s": 1e-5, "clock_s": 0.2, "forward": 7, "backward": 5, "lost": 0.3}),
-        (REFUSED, LATE, {"problem": "refused", "blocked": (0,)}),
-        (LATE, REFUSED, {"problem": "refused", "blocked": (1,)}),
-        (REFUSED, REFUSED, {"problem": "refused", "blocked": (0, 1)}),
-        (LATE, Side(), {"problem": LATE.problem}),
-        (Side(), LATE, {"problem": LATE.problem}),
-        (LATE, Side(lost_mtu=9000), {"lost_mtu": 9000}),
-        # The second one has told nothing.
-        (REFUSED, None, {"problem": "refused", "blocked": (0,)}),
-        (Side(), None, {"problem": SILENT}),
+        (replace(FINE, backward=5.0, lost=0.1, latency_s=1e-5, clock_s=0.2),
+         replace(FINE, forward=7.0, lost=0.3),
+         Link(0, 1, latency_s=1e-5, clock_s=0.2, forward=7.0, backward=5.0, lost=0.3)),
+        (BY_FIRST, LATE, BY_FIRST),
+        (LATE, BY_SECOND, BY_SECOND),
+        (BY_FIRST, BY_SECOND, replace(BY_FIRST, blocked=(0, 1))),
+        (LATE, FINE, LATE),
+        (FINE, LATE, LATE),
+        (LATE, replace(FINE, lost_mtu=9000), replace(FINE, lost_mtu=9000)),
+        (replace(FINE, lost_mtu=9000), LATE, replace(FINE, lost_mtu=9000)),
     ],
 )  # fmt: skip
 def test_what_both_have_seen(first, second, expected):
-    assert merged((0, 1), first, second) == Link(0, 1, **expected)
-
-
-TEXT = st.text(st.characters(categories=["L", "N"]), max_size=9)
-NUMBER = st.floats(allow_nan=False, allow_infinity=False)
-SIDE = st.builds(
-    Side, TEXT, st.booleans(), NUMBER, NUMBER, st.integers(0, 2**32), NUMBER, NUMBER,
-)  # fmt: skip
-
-
-@given(first=SIDE, second=SIDE | st.none())
-def test_any_two_sides_are_a_link(first, second):
-    for value in first, merged((0, 1), first, second):
-        read = json.loads(json.dumps(wire.encode(value)))
-        assert wire.decode(type(value), read) == value
+    assert merged(first, second) == expected

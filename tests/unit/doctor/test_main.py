@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from doctor.reports import make_report
 
 from torchrun_hpc import doctor, wire
 from torchrun_hpc.doctor import __main__ as command
-from torchrun_hpc.doctor.results import Report
+from torchrun_hpc.doctor.results import NotMetError, Report
 from torchrun_hpc.errors import LaunchError, Message
 
 REPORT = wire.encode(make_report())
@@ -120,7 +121,7 @@ def test_what_is_no_earlier_report_at_all(kind, capsys, tmp_path):
 
 
 def test_an_earlier_report(tmp_path):
-    """Also where the user has a link to the latest one."""
+    """Also if the user has a link to the latest one."""
     file, link = tmp_path / "report.json", tmp_path / "latest"
     file.write_text(json.dumps(REPORT))
     link.symlink_to(file)
@@ -148,6 +149,23 @@ def test_a_program_may_not_pass_everything_either(wrong):
     text = r"HPC010 (--max-bytes|--timeout|argv)=.*: pass "
     with pytest.raises(LaunchError, match=text):
         doctor.examine(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("is_first", "scheduler", "code"),
+    [(True, "Slurm", 1), (False, "", 1), (False, "Open MPI in Slurm", 0)],
+)
+def test_a_task_that_has_not_met_the_others(is_first, scheduler, code, monkeypatch):
+    """Mpirun would end all tasks with it. Only the first one needs an earlier report."""
+
+    def examine(*arguments):
+        if is_first:
+            arguments[-1]()
+        alone = replace(make_report(), scheduler=scheduler)
+        raise NotMetError(Message("HPC198", "only this node was seen"), alone)
+
+    monkeypatch.setattr(command, "examine", examine)
+    assert command.main([] if is_first else ["--compare=/no/report"]) == code
 
 
 # --- what a person, or a program, gets ------------------------------------------------

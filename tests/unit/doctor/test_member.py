@@ -8,7 +8,7 @@ import pytest
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor.launch import Part
-from torchrun_hpc.doctor.link import Peer, Side
+from torchrun_hpc.doctor.link import Peer
 from torchrun_hpc.doctor.member import (
     END,
     LAUNCH,
@@ -20,6 +20,7 @@ from torchrun_hpc.doctor.member import (
     Turn,
 )
 from torchrun_hpc.doctor.place import Wishes
+from torchrun_hpc.doctor.results import Link
 from torchrun_hpc.schedulers.job import Task
 
 PEERS_OF_ALL = [Peer(rank, f"10.20.0.{rank}", 4000 + rank, 1500) for rank in range(4)]
@@ -30,7 +31,7 @@ class Links:
 
     def measure(self, *asked):
         self.asked = asked
-        return Side(rate=5.0)
+        return Link(1, 3, forward=5.0)
 
 
 @pytest.fixture
@@ -53,8 +54,8 @@ def meet(member):
 def test_it_measures_with_its_partner(member):
     meet(member)
     partners = {1: 3, 3: 1, 0: 2, 2: 0}
-    side = ask(member, MEASURE, Turn("0/0", partners))
-    assert wire.decode(Side, side) == Side(rate=5.0)
+    half = ask(member, MEASURE, Turn("0/0", partners))
+    assert wire.decode(Link, half) == Link(1, 3, forward=5.0)
     own, other = PEERS_OF_ALL[1], PEERS_OF_ALL[3]
     assert member._links.asked == (own, other, "0/0")
 

@@ -18,8 +18,6 @@ from torchrun_hpc import __version__, wire
 from torchrun_hpc.doctor import node
 from torchrun_hpc.doctor.results import Gpu, Interface, Node, printable
 from torchrun_hpc.host.network import this_node
-from torchrun_hpc.host.resolver import Resolver
-from torchrun_hpc.options.options import Options
 from torchrun_hpc.schedulers.job import Task
 
 NETWORK = make_network(
@@ -35,12 +33,9 @@ NETWORK = make_network(
 
 
 @pytest.fixture(autouse=True)
-def _resolver(monkeypatch):
-    """Let nobody wait for a process that asks for a name, and no time be over."""
+def _patient(monkeypatch):
+    """Let no time be over."""
     monkeypatch.setattr(node, "_LIMIT", float(PATIENCE))
-    check = SimpleNamespace(result=lambda: Resolver.DOWN)
-    monkeypatch.setattr(node, "ResolverCheck", lambda _: check)
-    monkeypatch.setattr(node, "_RESOLVER_S", 0.0)
 
 
 @pytest.fixture
@@ -54,7 +49,7 @@ def only_first(monkeypatch):
             is_asker = threading.current_thread() is threading.main_thread()
             return next(times, float(NEVER_S)) if is_asker else 0.0
 
-        clock = SimpleNamespace(monotonic=monotonic, sleep=lambda _: None)
+        clock = SimpleNamespace(monotonic=monotonic)
         monkeypatch.setattr(node, "time", clock)
         return PATIENCE
 
@@ -69,7 +64,6 @@ def examined(names=(), network=NETWORK, environ=None, address="10.20.0.1"):
         address=address,
         workers=4,
         task=Task(),
-        asked=Options(),
         names=names,
     )
     found = node.examine(here, 40000, network, environ or {})
@@ -81,13 +75,11 @@ def examined(names=(), network=NETWORK, environ=None, address="10.20.0.1"):
 # --- all of it ------------------------------------------------------------------------
 
 
-def test_this_machine(monkeypatch):
-    """It waits for its resolver."""
-    monkeypatch.setattr(node, "_RESOLVER_S", 0.01)
+def test_this_machine():
     found = examined(["localhost"], this_node(), os.environ, "")
     assert (found.rank, found.host, found.fast_host) == (0, "n0", "n0i")
     assert (found.interface, found.port, found.workers) == ("", 40000, 4)
-    assert (found.torch, found.resolver) == (None, "down")
+    assert found.torch is None
     assert "127.0.0.1" in found.names["localhost"]
     assert found.routes == {"localhost": "127.0.0.1"}
     assert found.cores == os.cpu_count()
@@ -315,7 +307,7 @@ def test_gpus(monkeypatch, case):
 
 
 def test_a_driver_that_hangs(monkeypatch, only_first):
-    only_first(3)
+    only_first(2)
     goes_on = threading.Event()
     hangs = {"nvmlInit": lambda: goes_on.wait(NEVER_S)}
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(**NVML | hangs))

@@ -10,13 +10,14 @@ from doctor import reports
 from doctor.reports import make_link, make_report
 
 from torchrun_hpc.doctor import page
+from torchrun_hpc.doctor.results import printable
 
 REPORTS = {
     "1 node": make_report(1),
     "nothing measured": make_report(2, links=(), collectives=(), workers=()),
     "3 nodes, 1 slow": make_report(3, slow=[2]),
     "128 nodes, 40 slow": make_report(128, slow=range(40), missing=[99]),
-    "hostile": reports.hostile_report(),
+    "hostile": printable(reports.hostile_report()),
 }
 
 

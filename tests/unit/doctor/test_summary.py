@@ -20,17 +20,21 @@ from torchrun_hpc.planning.mode import Mode
 
 DIRECT = next(mode for mode in Mode if mode.is_direct)
 ALONE = {"endpoint": "10.30.0.1:25592", "interface": "eth0"}
-PLANNED = {*ALONE, "network_hint"}
+PLANNED = {*ALONE, "launch_id", "network_hint"}
 
 
 def report_of(mode=Mode.SEVERAL_NODES, **found):
     """Return the report of three nodes, as task 0 writes it."""
     changes = {name: found.pop(name) for name in PLANNED & found.keys()}
     # No names on the job's network: nobody looks for nodes of these names here.
-    plan = make_launch_plan(mode, nodes=3, launch_id="7.0", ports=(1,), **changes)
+    changes = {"launch_id": "7.0", "ports": (1,)} | changes
+    plan = make_launch_plan(mode, nodes=3, **changes)
     where = plan.meeting
     here = SimpleNamespace(
-        mode=mode, meeting=where, tasks_meeting=where, scheduler="Slurm"
+        mode=mode,
+        meeting=where,
+        tasks_meeting=where,
+        job=SimpleNamespace(scheduler="Slurm"),
     )
     nodes = found.pop("nodes", make_nodes(3))
     return summary.report(Found({n.rank: n for n in nodes}, **found), here, 60)
@@ -89,6 +93,11 @@ def test_workers_and_causes():
         "HPC243": (0,),
         "HPC193": (2,),
     }
+
+
+def test_a_terminal_gets_nothing_to_act_on():
+    report = report_of(nodes=[make_node(host="\x1b[31mred\n")], launch_id="\x07")
+    assert (report.hosts[0], report.launch_id) == (r"\x1b[31mred\n", r"\x07")
 
 
 @pytest.mark.parametrize("is_refusal", [True, False])
