@@ -156,7 +156,7 @@ def test_a_program_may_not_pass_everything_either(wrong):
     [(True, "Slurm", 1), (False, "", 1), (False, "Open MPI in Slurm", 0)],
 )
 def test_a_task_that_has_not_met_the_others(is_first, scheduler, code, monkeypatch):
-    """Mpirun would end all tasks with it. Only the first one needs an earlier report."""
+    """Mpirun would end all tasks with it. Only the first needs an earlier report."""
 
     def examine(*arguments):
         if is_first:
