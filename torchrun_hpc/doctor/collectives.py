@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import multiprocessing
 import os
 import sys
 import time
@@ -55,7 +56,10 @@ def main() -> None:
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stderr.flush()
         sys.stdout.flush()
-    os._exit(code)  # at a usual end, threads of NCCL and gloo may wait for others
+    # At a usual end, threads of NCCL and gloo may wait for others. With --run-path,
+    # torch runs this in a function, and waits for its result.
+    if code or multiprocessing.parent_process() is None:
+        os._exit(code)
 
 
 def _import_torch() -> Torch:

@@ -109,26 +109,29 @@ class Conductor:
             least: Seconds to wait at least.
         """
         asked, client = {*tasks}, self._client
-        limit = max(self._wishes.patience, least)
 
         def wait(replies: Mapping[int, Any]) -> None:
-            def report(waited: float) -> None:
-                done = f"{len(asked & replies.keys())} of {len(asked)} {have}"
-                self._progress(f"{done} after {waited:.0f} s of at most {limit:.0f} s")
+            def until(is_done: Callable[[], bool], limit: float) -> bool:
+                def report(waited: float) -> None:
+                    done = f"{len(asked & replies.keys())} of {len(asked)} {have}"
+                    after = f"after {waited:.0f} s of at most {limit:.0f} s"
+                    self._progress(f"{done} {after}")
+
+                return waiting.until(is_done, limit, report)
 
             def are_all() -> bool:
                 return asked <= replies.keys() or client.failure is not None
 
             def has_failed() -> bool:
                 return what == LAUNCH and any(
-                    isinstance(each, dict) and each.get("code")
-                    for each in [*replies.values()]
+                    each is None or (isinstance(each, dict) and each.get("code"))
+                    for each in map(replies.get, asked & replies.keys())
                 )
 
-            waiting.until(lambda: are_all() or has_failed(), limit, report)
-            if has_failed() and not waiting.until(are_all, _REST):
+            until(lambda: are_all() or has_failed(), max(self._wishes.patience, least))
+            if has_failed() and not until(are_all, _REST):
                 client.questions.ask_all(STOP, lambda _: None)
-                waiting.until(are_all, _REST)
+                until(are_all, _REST)
             if client.failure is not None:
                 raise JobFailedError(client.failure)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _BANDWIDTH = 0.75
 _LATENCY, _LATENCY_S = 3.0, 1e-4
 _LOST, _LOST_TIMES = 0.001, 5.0
+_LOST_BY_ONE = 0.002  # what is usual for a pair without another one
 _CLOCK_S = 1.0
 _FEW = 4  # nodes
 
@@ -75,7 +76,8 @@ def usual(links: Sequence[Link]) -> Usual:
 
     fastest = (lambda link: max(link.forward, link.backward)) if is_few else _slowest
     # Two nodes have nothing to be compared with but the other direction.
-    losses = of_nodes(lambda link: link.lost, min) if len(measured) > 1 else [0.0]
+    is_one = len(measured) == 1
+    losses = [_LOST_BY_ONE] if is_one else of_nodes(lambda link: link.lost, min)
     return Usual(
         bandwidth=median_high(of_nodes(fastest, max)),
         latency=median_low(of_nodes(lambda link: link.latency_s, min)),

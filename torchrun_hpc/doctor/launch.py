@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import main as launcher
 from torchrun_hpc import waiting, wire
+from torchrun_hpc.doctor import collectives
 from torchrun_hpc.doctor.results import RESULTS, Collective, Torch, Worker
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
@@ -221,6 +222,8 @@ def _words(here: Place, part: Part, outcome: str) -> list[str]:
     if not here.mode.is_direct:
         words += ["--max-restarts=0", f"--hpc-outcome={outcome}"]
         words += [f"--{name}={value}" for name, value in _changed(here, part)]
+    if asked.run_path:  # torch then takes a path, and no module
+        return [*words, collectives.__file__]
     return [*words, *([sys.executable] if asked.no_python else []), "-m", SCRIPT]
 
 

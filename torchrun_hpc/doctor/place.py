@@ -166,6 +166,7 @@ def find(seen: Preflight, argv: Sequence[str], known: Known) -> Place:
             raise
         meeting = elsewhere
     known.meeting = meeting
+    words = argv[: len(argv) - len(line.arguments)]
     task = Task(meeting.node_rank, meeting.nodes)
     if mode.is_direct and seen.job is not None:
         task = seen.job.task
@@ -179,7 +180,7 @@ def find(seen: Preflight, argv: Sequence[str], known: Known) -> Place:
         task=task,
         node_rank=meeting.node_rank if mode.is_direct else task.rank,
         hostname=seen.hostname,
-        options=tuple(argv[: len(argv) - len(line.arguments)]),
+        options=tuple(words[:-1] if words[-1:] == ["--"] else words),
         asked=options,
         workers=workers,
     )

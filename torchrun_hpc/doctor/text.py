@@ -76,8 +76,9 @@ def verdict(report: Report) -> str:
         where = f"{fold_ranks(blamed, hosts)} ({len(blamed)} of {every})"
         return f"Suspicious: {where}.{cause}"
     if exit_code(report):
-        none = " They name no single node." * (len(hosts) > 1)
-        return f"Suspicious: see the findings.{none}"
+        codes = dict.fromkeys(f.code for f in report.findings if f.is_suspect)
+        none = ", which name no single node" * (len(hosts) > 1)
+        return f"Suspicious: see {', '.join(codes)}{none}."
     advice = f"; {number} piece{'s'[: number - 1]} of advice" * bool(number)
     return f"Nothing suspicious on {every}{advice}."
 

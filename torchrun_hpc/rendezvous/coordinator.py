@@ -296,6 +296,9 @@ class Coordinator:
         """
         rounds, has_spares = self.rounds, self.settings.has_spares
         self._remove(rank)
+        for asks, question in self._questions.items():
+            _, number = question["question"]
+            self.members.send(asks, {"replied": number, "node": rank, "of": None})
         if failure is not None:
             if self._stopped:
                 self.fail(failure)

@@ -60,11 +60,12 @@ class Questions:
         wait: Callable[[dict[int, Any]], None],
         about: Any = None,
     ) -> dict[int, Any]:
-        """Ask all nodes; return their replies.
+        """Ask all nodes; return their replies, but for those that are ``None``.
 
         Args:
             what: The question: a name that all nodes know.
-            wait: Waits for enough replies; gets those that have come so far.
+            wait: Waits for enough replies; gets those that have come so far. That of a
+                node that has gone meanwhile is ``None``.
             about: What a node needs to know for its reply, as plain data.
         """
         with self._changed:  # several threads ask
@@ -77,7 +78,7 @@ class Questions:
             self._send({"question": number})
             with self._changed:
                 del self._of_nodes[number]
-        return replies
+        return {node: of for node, of in replies.items() if of is not None}
 
     def replied(self, message: Mapping[str, Any]) -> None:
         """Take note of a node's reply, unless it comes too late."""

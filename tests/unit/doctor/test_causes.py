@@ -167,13 +167,18 @@ def test_a_node_has_time_to_wait_for_the_other_one(monkeypatch):
 
 @pytest.mark.parametrize(
     ("code", "asked", "limits"),
-    [(1, ["launch", "stop"], [220, 20, 20]), (0, ["launch"], [220])],
+    [
+        (1, ["launch", "stop"], [220, 20, 20]),
+        (0, ["launch"], [220]),
+        (None, ["launch", "stop"], [220, 20, 20]),  # its doctor has gone
+    ],
 )
 def test_a_launch_that_fails_on_a_task_is_ended_elsewhere(
     monkeypatch, code, asked, limits
 ):
     """Here the other task replies nothing, as if its doctor had been killed."""
-    seen, waited, replies = [], [], {0: wire.encode(Ended(code))}
+    seen, waited, found = [], [], {} if code is None else {0: Ended(code)}
+    replies = {0: wire.encode(found.get(0))}
 
     def until(condition, limit, *_):
         waited.append(limit)
@@ -188,7 +193,7 @@ def test_a_launch_that_fails_on_a_task_is_ended_elsewhere(
     zero = conductor.Conductor(SimpleNamespace(task=Task(0, 2)), Wishes(), print)
     asking = SimpleNamespace(ask_all=ask_all)
     zero._client = SimpleNamespace(questions=asking, failure=None)
-    assert zero._ask(LAUNCH, None, [0, 1], "", Ended, 220) == {0: Ended(code)}
+    assert zero._ask(LAUNCH, None, [0, 1], "", Ended, 220) == found
     assert (seen, waited) == (asked, limits)
 
 

@@ -147,8 +147,8 @@ def test_all_that_is_wrong_with_a_node_is_one_finding():
     [
         (HALF, False),  # with nothing to compare it with
         ({"forward": 6e7}, True),  # but the other direction
-        (LOSSY, True),
-        ({"lost": 0.0005}, False),
+        ({"lost": 0.02}, True),
+        ({"lost": 0.005}, False),  # another pair would show what is usual
         (LARGE, True),
         (NONE, True),
         ({"clock_s": -60.0}, True),

@@ -12,7 +12,7 @@ from doctor.reports import make_collectives, make_torch, make_worker
 from nodes import THREE, explicit, step, tasks_at
 
 from torchrun_hpc import wire
-from torchrun_hpc.doctor import launch
+from torchrun_hpc.doctor import collectives, launch
 from torchrun_hpc.doctor.launch import SCRIPT, Launch, Part
 from torchrun_hpc.doctor.place import Place
 from torchrun_hpc.options.options import read
@@ -49,6 +49,8 @@ def place_of(mode=Mode.SEVERAL_NODES, job=None, rank=2, asked=None, **changes):
          [*OWN, *OF_TWO, f"--rdzv_endpoint=10.20.0.1:{PORT}", "--node_rank=1"]),
         (Mode.SEVERAL_NODES, step(2), {"no_python": True}, WHOLE,
          [*OWN, sys.executable]),
+        (Mode.SEVERAL_NODES, step(2), {"run_path": True}, WHOLE,
+         [*OWN, collectives.__file__]),
         (Mode.ONE_NODE, None, {}, WHOLE, OWN),
         (DIRECT, step(2), {}, WHOLE, []),  # it has no agent
         (DIRECT, step(2), {"no_python": True}, TWO, [sys.executable]),
@@ -66,7 +68,8 @@ def place_of(mode=Mode.SEVERAL_NODES, job=None, rank=2, asked=None, **changes):
 def test_its_command_line(mode, job, asked, part, words):
     here = place_of(mode, job, asked=explicit(asked))
     found = launch._words(here, part, "FILE")
-    assert found == ["--nproc_per_node=2", *words, "-m", SCRIPT]
+    script = [] if "run_path" in asked else ["-m", SCRIPT]
+    assert found == ["--nproc_per_node=2", *words, *script]
 
 
 def test_its_job_is_this_one():

@@ -428,6 +428,15 @@ def test_a_reply_to_an_agent_that_is_gone():
     assert job.send(0, **ask(8))["again"] == [asked_by(0, 8)]
 
 
+def test_who_asks_hears_of_an_agent_that_goes():
+    """It will not reply; a second one of its rank is asked again."""
+    job = Job(max_restarts=1).all_at_work()
+    job.send(1, **ask())
+    gone = {"replied": 7, "node": 2, "of": None}
+    assert job.lose(2)[1][0] == gone
+    assert asked_by(1) in job.send("again", **request_of(2, agent="second"))["again"]
+
+
 def test_an_agent_that_comes_later_is_asked_too():
     job = Job()
     job.connect(0)
