@@ -206,7 +206,7 @@ class Conductor:
             hung = {node for task, node in tasks.items() if task not in ends}
             found.hung |= dict.fromkeys(sorted(hung), "during the launch")
             text, blamed = causes.cause(ends, tasks, self._hosts)
-            if text:
+            if text and (blamed or not hung):  # otherwise, it follows from that
                 found.causes.append((text, blamed))
             lost |= {*blamed, *hung}
             if not (blamed or hung):
