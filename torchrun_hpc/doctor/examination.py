@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.results import Report
     from torchrun_hpc.launching.abort import Known
 
-# Seconds of an examination: a coordinator on task 0 gives up nobody for being silent,
-# because task 0 has a limit for each wait. Others give up the coordinator if it is
-# silent for so long at least. One on another node gives up any node.
+# Seconds. A coordinator on task 0 gives up no silent node: task 0 has a limit for each
+# wait. A coordinator elsewhere gives up a node that is silent for `_SILENCE` or longer,
+# and so does each node a silent coordinator.
 _LONGEST = 3600
 _SILENCE = 15
 

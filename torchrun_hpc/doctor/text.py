@@ -77,8 +77,8 @@ def verdict(report: Report) -> str:
         return f"Suspicious: {where}.{cause}"
     if exit_code(report):
         codes = dict.fromkeys(f.code for f in report.findings if f.is_suspect)
-        none = ", which name no single node" * (len(hosts) > 1)
-        return f"Suspicious: see {', '.join(codes)}{none}."
+        none = " No single node is named." * (len(hosts) > 1)
+        return f"Suspicious: see {', '.join(codes)}.{none}"
     advice = f"; {number} piece{'s'[: number - 1]} of advice" * bool(number)
     return f"Nothing suspicious on {every}{advice}."
 

@@ -200,13 +200,8 @@ def test_only_what_may_be_noise_is_looked_at_again():
         link(0, 1), link(0, 2, **HALF), link(1, 2, **LATE), link(0, 3, **LARGE),
         link(1, 3, **NONE), link(2, 3, **LOSSY),
     ]  # fmt: skip
-    few = [
-        (0, 1),
-        (0, 2),
-        (1, 2),
-        (0, 3),
-        (2, 3),
-    ]  # all that can be: they show the noise
+    # All that can be: they show the noise.
+    few = [(0, 1), (0, 2), (1, 2), (0, 3), (2, 3)]
     assert judgement.doubtful(links) == few
     assert judgement.doubtful([*links, link(3, 4)]) == [(0, 2), (1, 2), (0, 3), (2, 3)]
     assert judgement.doubtful([link(0, 1), link(0, 2), link(1, 2)]) == []

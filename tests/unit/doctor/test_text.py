@@ -65,7 +65,7 @@ def test_a_terminal_gets_nothing_to_act_on():
          ["Suspicious: jwb0002, jwb0003 (2 of 3 nodes). Look for what they share."]),
         ({"slow": [2], "hosts": ("", "", "")}, ["Suspicious: node 2 (1 of 3 nodes)."]),
         ({"findings": (reports.finding("HPC191", ""),)},
-         ["Suspicious: see HPC191, which name no single node."]),
+         ["Suspicious: see HPC191. No single node is named."]),
     ],
 )  # fmt: skip
 def test_the_verdict_comes_first(changes, verdict):
