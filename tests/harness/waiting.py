@@ -24,6 +24,7 @@ _PAUSE_S = 0.02
 # What the launcher prints only if something takes long: on a busy machine, any job may.
 _WAITS = re.compile(
     "torchrun_hpc: (warning: )?HPC(083|084|100|113|114|120|131|167|170) "
+    "|torchrun_hpc: HPC177 .* of at most "
 )
 
 

@@ -319,7 +319,7 @@ def test_alone(bare, tmp_path):
     files = f"--json={file}", f"--html={page}", "--timeout=1"
     command = [*DOCTOR, SMALL, *files, "--run-path", "--", "main.py"]
     found = examined(bare.run(command, host="n9", env=ENVIRON), file, 2)
-    codes = re.findall(r"HPC\d+", found.done.stderr)
+    codes = re.findall(r"HPC\d+", "".join(lines(found.done.stderr)))
     assert codes == ["HPC197", "HPC177", "HPC197"]
     assert found.report["links"] == []
     assert len(found.report["nodes"]) == 1
