@@ -15,19 +15,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Message:
-    """One sentence or two to a person, and its code.
+    """A text for the user, and its code.
 
     Attributes:
         code: ``HPC`` and three digits.
-        text: What there is to say.
+        text: The message. It ends with `to_copy` if there is a line to copy.
     """
 
     code: str
     text: str
 
     def __str__(self) -> str:
-        """Write the code in front."""
-        return f"{self.code} {self.text}"
+        """Return code and text on one line."""
+        return f"{self.code} {on_one_line(self.text)}"
+
+
+COPIED = "\n    "  # before the line to copy
+
+
+def to_copy(line: str) -> str:
+    """Return the end of a message: a line to copy, which the user sees on its own."""
+    return f"{COPIED}{line}"
+
+
+def on_one_line(text: str) -> str:
+    """Return a message on one line, for a place that has only one."""
+    return text.replace(COPIED, " ")
 
 
 class LaunchError(Exception):

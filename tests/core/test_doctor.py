@@ -30,5 +30,5 @@ def test_a_healthy_cluster(juelich, tmp_path):
         "all_reduce": 0, "all_gather": 0, "reduce_scatter": 0, "broadcast": 0,
     }  # fmt: skip
     # Who waits sees how far it is, and what it costs.
-    pairs = "HPC177 3 nodes: 3 pairs in 3 rounds, about "
+    pairs = "HPC177]: 3 nodes: 3 pairs in 3 rounds, about "
     assert pairs in done.stderr

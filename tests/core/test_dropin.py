@@ -56,7 +56,7 @@ LINES = {
         ("--nproc-per-node=2",),
         environ={"OMP_NUM_THREADS": "3"},
         workers=2,
-        warning="HPC094 OMP_NUM_THREADS=3 times 2 workers is 6 threads on 2 CPUs.",
+        warning="HPC094]: OMP_NUM_THREADS=3 times 2 workers is 6 threads on 2 CPUs.",
     ),
 }
 

@@ -23,4 +23,4 @@ def test_one_world(bare, options):
         (str(rank), "ib0", "10.20.0.1") for rank in range(4)
     ], (printed, errors)
     (line,) = own_lines(errors)
-    assert "2 nodes, 2 workers on this one, no scheduler" in line
+    assert "2 nodes, 2 workers here; no scheduler" in line

@@ -17,7 +17,7 @@ def test_an_agent_on_each_node(bare, mpi):
     ], done.stdout
     assert len({worker["TORCHELASTIC_RUN_ID"] for worker in seen}) == 1
     (line,) = own_lines(done.stderr)
-    assert "HPC001 2 nodes, 2 workers on this one" in line
+    assert "2 nodes, 2 workers here" in line
 
 
 @pytest.mark.parametrize("mpi", [MPICH_4], indirect=True, ids=str)
@@ -31,10 +31,10 @@ def test_each_task_a_worker(bare, mpi):
     ], done.stdout
     assert len({worker["MASTER_PORT"] for worker in seen}) == 1
     (line,) = own_lines(done.stderr)
-    assert "HPC001 2 nodes x 2 tasks" in line
+    assert "2 nodes x 2 tasks" in line
 
 
 @pytest.mark.parametrize("mpi", [MPICH_4], indirect=True, ids=str)
 def test_a_script_of_pbs(bare, mpi, tmp_path):
     """It starts the launcher itself, which names the line with mpiexec; that works."""
-    suggested_over_ssh(bare, mpi, PBS, f"HPC061 {LINE}", tmp_path)
+    suggested_over_ssh(bare, mpi, PBS, f"HPC061]: {LINE}", tmp_path)

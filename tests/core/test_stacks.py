@@ -71,7 +71,7 @@ def test_a_stall(juelich, tmp_path):
         assert job.end() == 0, job.output
     assert {path.suffix[1:] for path in tmp_path.glob("ended.*")} == set("012345")
 
-    assert "0: torchrun_hpc: warning: HPC171 " in job.output
+    assert "0: torchrun_hpc: warning[HPC171]: " in job.output
     assert job.output.count("HPC171") == job.output.count("rank (5") == 1, job.output
     report = job.output.partition("HPC171 ")[2].splitlines()
     assert report[0] == (

@@ -6,7 +6,7 @@ import subprocess
 
 from broken_streams import FAILS, SCRIPT, ran_in
 from side_by_side import COMMANDS, OURS, clean_environ, end_group
-from waiting import PATIENCE, until
+from waiting import PATIENCE, START, until
 
 
 def test_the_reader_goes_while_it_runs(tmp_path):
@@ -22,7 +22,7 @@ def test_the_reader_goes_while_it_runs(tmp_path):
         start_new_session=True,
     ) as process:
         try:
-            assert b"HPC001" in process.stderr.readline()
+            assert START.encode() in process.stderr.readline()
             process.stderr.close()
             until(lambda: ran_in(ran) or process.poll() is not None)
             wait.unlink()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from testbed import Batch
-from waiting import without_waits
+from waiting import OWN, without_waits
 
 if TYPE_CHECKING:
     import subprocess
@@ -170,20 +170,20 @@ def own_lines(stderr: str) -> list[str]:
 
     Lines that say who is waited for are left out: they depend on the machine's load.
     """
-    return [line for line in lines(stderr) if "torchrun_hpc: " in line]
+    return [line for line in lines(stderr) if OWN.search(line)]
 
 
 def errors(stderr: str) -> list[str]:
     """Return the launcher's error lines."""
-    return [line for line in own_lines(stderr) if "error: " in line]
+    return [line for line in own_lines(stderr) if "error[" in line]
 
 
 def warnings(stderr: str) -> list[str]:
-    """Return the launcher's warnings, without its name."""
+    """Return the launcher's warnings, from their codes on."""
     return [
-        line.partition("warning: ")[2]
+        line.partition("warning[")[2]
         for line in own_lines(stderr)
-        if "warning: " in line
+        if "warning[" in line
     ]
 
 

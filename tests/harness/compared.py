@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ports import own_port
 from side_by_side import OURS, STOCK, Launcher, bare, words_of
-from waiting import PATIENCE, without_waits
+from waiting import PATIENCE, START, without_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -354,12 +354,11 @@ def _assert_clean(which: str, line: Line, result: Result) -> None:
     assert lines == result.own_lines, (which, result.err)
     assert len(lines) == (2 if warning else 1), (which, result.err)
     count = f"{line.workers} worker{'s' if line.workers > 1 else ''}"
-    shape = f"1 node, {count}"
+    shape = f"{count} on this machine"
     if line.may_grow:
-        shape = f"1 to 2 nodes, {count} on this one"
-    start = f"torchrun_hpc: HPC001 {shape}, no scheduler"
-    assert lines[0].startswith(start), (which, lines)
-    last = f"torchrun_hpc: warning: {warning}" if warning else start
+        shape = f"1 to 2 nodes, {count} here; no scheduler; "
+    assert re.match(rf"{START}\d+\.\d+: {shape}", lines[0]), (which, lines)
+    last = f"torchrun_hpc: warning[{warning}]: " if warning else START
     assert lines[-1].startswith(last), (which, lines)
 
 
@@ -389,7 +388,7 @@ ENDINGS = {
 }
 
 
-FAILED = "torchrun_hpc: error: HPC125 the job has failed: "
+FAILED = "torchrun_hpc: error[HPC125]: the job has failed: "
 
 # What torch says of a failure.
 BOX = "ChildFailedError: "
@@ -421,12 +420,14 @@ def assert_fails_alike(name: str, launched: dict[str, Launch]) -> None:
 def _assert_report(name: str, ours: Result) -> None:
     """See that our report takes the place of torch's."""
     start, *restarts = ours.own_lines
-    assert "HPC001" in start, ours.err
+    assert START in start, ours.err
     for words in (BOX, *TORCHS_LINES, "torch/distributed/run.py"):
         assert words not in ours.err, ours.err
     if name == "second attempt":  # which of the two, is chance
         restart = r"restart 1 of all workers: worker [01] ended with exit code 5"
-        assert re.fullmatch(f"torchrun_hpc: HPC128 {restart}", *restarts), ours.err
+        assert re.fullmatch(f"torchrun_hpc: note[HPC128]: {restart}", *restarts), (
+            ours.err
+        )
         assert ours.err.splitlines() == ours.own_lines
         return
     *restarts, first, last = restarts
@@ -438,7 +439,7 @@ def _assert_report(name: str, ours: Result) -> None:
         first,
     ), ours.err
     assert last == FAILED + why + (f": {cause}" if cause else ""), ours.err
-    expected = [f"torchrun_hpc: HPC128 restart 1 of all workers: {why}"]
+    expected = [f"torchrun_hpc: note[HPC128]: restart 1 of all workers: {why}"]
     assert restarts == (expected if name == "restarts used up" else []), ours.err
     written, _, shown = ours.err.partition(f"{first}\n")
     assert shown.splitlines()[-1] == last, ours.err

@@ -75,7 +75,7 @@ def found(page: str, words: str) -> list[Block]:
 
 # Nodes of the test cluster have no GPUs, and CPUs for one worker more or less.
 TWO = {"--nproc_per_node=gpu": "--nproc_per_node=2"}
-AGENTS = "2 nodes, 2 workers on this one, "
+AGENTS = "2 nodes, 2 workers here; "
 TASKS = ("--nodes=2", "--ntasks-per-node=4")
 MACHINES = {"node1": "n9"}
 SMALL = ("--nodes=2", "--gres=gpu:2", "--cpus-per-task=1")
@@ -84,7 +84,7 @@ SPARE = TWO | {"--hpc-spares=2": "--hpc-spares=1"}
 # A line whose subject is an option: one node is enough.
 ONE = ("--nodes=1", "--ntasks-per-node=1")
 ON_ONE = "1 node, 2 workers"
-WITH_ONE = "2 nodes and 1 spare, 2 workers on this one, "
+WITH_ONE = "2 nodes and 1 spare, 2 workers here; "
 
 ON_EACH = Run(
     "machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES, hosts=("n9", "n10")
@@ -114,7 +114,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
             Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
                 hosts=("n9", "n10"),
                 line="python -m torchrun_hpc --nproc_per_node=gpu --nnodes"),
-            Run("machines", "1 node, 2 workers", 2, TWO,
+            Run("machines", "2 workers on this machine", 2, TWO,
                 line="python -m torchrun_hpc --nproc_per_node=gpu main.py"),
         ],
     },
@@ -129,7 +129,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     },
     "docs/binding.md": {
         "--hpc-bind=gpu": [
-            Run("job", ON_ONE, 2, TWO, options=ONE, prints="HPC221 .*evenly")
+            Run("job", ON_ONE, 2, TWO, options=ONE, prints="HPC221]: .*evenly")
         ]
     },
     "docs/centres.md": {
@@ -137,7 +137,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "#SBATCH": [Run("script", AGENTS, 4, TWO, options=SMALL)],
     },
     "docs/direct.md": {
-        "srun": [Run("job", "2 nodes x 4 tasks, Slurm", 8, options=TASKS)]
+        "srun": [Run("job", "2 nodes x 4 tasks; Slurm", 8, options=TASKS)]
     },
     "docs/doctor.md": {
         "--nproc_per_node=gpu":
@@ -155,7 +155,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     "docs/launchers.md": {
         "#SBATCH": [Run("script", f"{AGENTS}Slurm", 4, TWO, options=SMALL)],
         "--het-group=1": [
-            Run("job", "3 nodes, 1 worker on this one, Slurm", 3,
+            Run("job", "3 nodes, 1 worker here; Slurm", 3,
                 options=("--nodes=1", ":", "--nodes=2"))
         ],
         "mpirun & PBS_NODEFILE": [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from commands import FORMS, JUELICH, KILL, launch, own_lines
 from pages import ROOT, blocks
+from waiting import without_waits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,7 +133,7 @@ def report_of(stderr: str, folder: Path) -> list[str]:
     text = re.sub("0x[0-9a-f]{8,}", "0x00007f6b2c9d0740", text)
     found: list[str] = []
     for line in text.splitlines():
-        is_ours = line.startswith("torchrun_hpc: ") and "HPC001" not in line
+        is_ours = line.startswith("torchrun_hpc: ") and without_waits([line])
         if is_ours or (found and line.startswith("    ")):
             found.append(line)
     return found

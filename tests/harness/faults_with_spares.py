@@ -36,7 +36,7 @@ def again(job: Job, attempt: int = 1, *, lost: int, by: int = 3) -> float:
     seconds = job.wait(partial(job.trains, attempt))
     job.expected[lost] = job.hosts[by]
     assert job.places() == tuple(job.expected), job.output()
-    job.says(f"HPC207 restart {attempt} of all workers")
+    job.says(f"HPC207]: restart {attempt} of all workers")
     return seconds
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from commands import FORMS, HPC, JUELICH, ONE_TASK, SCRIPTS, own_lines
-from waiting import NEVER_S, until
+from waiting import NEVER_S, START, until
 
 from torchrun_hpc.planning import endpoints
 from torchrun_hpc.reporting.console import PREFIX
@@ -182,7 +182,7 @@ class Job:
     def lines(self) -> list[str]:
         """Return what the launcher printed since `forget`, but for the start line."""
         lines = own_lines(self.output()[self._known :])
-        return [line[line.index(PREFIX) :] for line in lines if "HPC001" not in line]
+        return [line[line.index(PREFIX) :] for line in lines if START not in line]
 
     def forget(self) -> None:
         """Leave out of `lines` what has been printed so far."""

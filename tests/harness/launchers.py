@@ -279,6 +279,6 @@ def port_is_taken(cluster: Cluster, *options: str, srun: tuple[str, ...] = ()) -
         cluster.end(holder)
     assert "n9: task 0: Exited with exit code 2" in done.stderr
     (line,) = own_lines(done.stderr)
-    assert "HPC055 on n9: port 24321 on 10.10.0.1 cannot be used" in line
+    assert "HPC055]: on n9: port 24321 on 10.10.0.1 cannot be used" in line
     assert "it is taken by python3" in line
     assert "Traceback" not in done.stderr

@@ -26,7 +26,7 @@ from typing import Any
 
 # A worker that torch spawns has no path to this folder.
 sys.path.append(str(Path(__file__).parent))
-from waiting import PATIENCE, without_waits
+from waiting import OWN, PATIENCE, without_waits
 
 ROOT = Path(__file__).parents[2]
 OURS, STOCK = "ours", "stock"
@@ -89,7 +89,7 @@ class Result:
     @property
     def own_lines(self) -> list[str]:
         """The lines that torchrun_hpc wrote, but for those that depend on load."""
-        own = (x for x in self.err.splitlines() if x.startswith("torchrun_hpc: "))
+        own = (x for x in self.err.splitlines() if OWN.match(x))
         return without_waits(own)
 
 

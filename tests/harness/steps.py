@@ -131,7 +131,7 @@ class Step:
         expected = {"held": 300, "pretended": 27, "disclosed": 0}
         assert did["garbage"] >= 11, (did, self.output)
         assert {name: did[name] for name in expected} == expected, self.output
-        assert self.output.count("HPC237 ignored 10.10.0.1, which") == 1, self.output
+        assert self.output.count("HPC237]: ignored 10.10.0.1, which") == 1, self.output
         assert not marker.exists(), self.output
         assert "Traceback" not in self.output, self.output
 

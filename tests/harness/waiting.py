@@ -21,10 +21,16 @@ PATIENCE = 400
 NEVER_S = 900
 _PAUSE_S = 0.02
 
+# How the start line begins, and every line of the launcher.
+START = "torchrun_hpc 0."
+OWN = re.compile(r"torchrun_hpc( \d[\w.]*)?: ")
+
 # What the launcher prints only if something takes long: on a busy machine, any job may.
+# And that all nodes have joined, which says how long that took.
 _WAITS = re.compile(
-    "torchrun_hpc: (warning: )?HPC(083|084|100|113|114|120|131|167|170) "
-    "|torchrun_hpc: HPC177 .* of at most "
+    r"torchrun_hpc: (note|warning)\[HPC(083|084|100|113|114|120|131|167|170)\]: "
+    r"|torchrun_hpc: note\[HPC177\]: .* of at most "
+    r"|torchrun_hpc: (all \d+|\d+ of \d+) nodes joined "
 )
 
 

@@ -7,10 +7,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from programs import load
+
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"\bHPC[0-9]{3}\b")
-PAGE = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
-HEADING = re.compile(r"^### `?(HPC[0-9]{3})\b.*\n+(?=[^#\s])", re.MULTILINE)
+WRITER = load(ROOT / "docs" / "write_messages.py")
+PARTS = WRITER.parts()
+FIELDS = {"title", "text", "cause", "fix"}
 
 
 def texts(folder):
@@ -48,11 +51,29 @@ def test_every_code_is_of_one_message():
     assert not [code for code, number in CODES.items() if number > 1]
 
 
-def test_every_code_has_one_section_that_is_not_empty():
-    found = Counter(HEADING.findall(PAGE))
-    assert {*found} - {*CODES} == set()  # sections without a message
-    assert {*CODES} - {*found} == set()  # messages without a section
-    assert set(found.values()) == {1}
+def entries():
+    return [
+        (code, entry)
+        for part in PARTS.values()
+        for code, entry in part.items()
+        if code != "intro"
+    ]
+
+
+def test_every_code_is_explained_once():
+    codes = Counter(code for code, _ in entries())
+    aliases = Counter(old for _, entry in entries() for old in entry.get("aliases", ()))
+    assert {*codes} ^ {*CODES} == set()
+    assert max((codes + aliases).values()) == 1
+    for code, entry in entries():
+        assert FIELDS <= {*entry} <= {*FIELDS, "aliases"}, code
+        assert all(entry[name].strip() for name in FIELDS), code
+        assert len(entry["title"]) <= 50, code
+
+
+def test_the_page_is_written_from_the_data():
+    page = WRITER.FILE.read_text(encoding="utf-8")
+    assert page == WRITER.text(), "python docs/write_messages.py"
 
 
 def test_no_code_that_is_gone_comes_back():
@@ -72,12 +93,6 @@ def test_every_code_is_in_a_test():
     ]
     tested = {code for text in tests for code in CODE.findall(text)}
     assert sorted(CODES.keys() - tested) == []
-
-
-def test_the_sections_of_a_part_are_in_order():
-    for part in re.split(r"^## ", PAGE, flags=re.MULTILINE):
-        codes = HEADING.findall(part)
-        assert codes == sorted(codes), part.partition("\n")[0]
 
 
 def test_every_message_is_made_with_a_code():

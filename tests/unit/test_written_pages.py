@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 from doctor.reports import hostile_report, make_report
@@ -16,7 +15,6 @@ DOCS = ROOT / "docs"
 
 PICTURES = load(DOCS / "write_pictures.py")
 REPORT = load(DOCS / "write_report.py")
-SYMPTOMS = load(DOCS / "write_symptoms.py")
 PLOTS = load(ROOT / "benchmarks" / "plots.py")
 
 
@@ -30,19 +28,6 @@ def test_readme_is_short_and_has_the_two_commands_first():
 def test_readme_shows_a_failure_as_tests_have_seen_it():
     shown = block("README.md", "HPC125")
     assert shown.text in [each.text for each in blocks("docs/failures.md")]
-
-
-def test_the_page_of_symptoms_is_written_from_the_messages():
-    page = (DOCS / "symptoms.md").read_text(encoding="utf-8")
-    assert page == SYMPTOMS.text(), "python docs/write_symptoms.py"
-
-
-def test_every_message_is_at_one_symptom():
-    page = (DOCS / "symptoms.md").read_text(encoding="utf-8")
-    places = re.findall(r"^<!-- ((?:HPC\d{3} ?)+) ?-->$", page, re.MULTILINE)
-    codes = [code for place in places for code in place.split()]
-    start_line = "HPC001"  # is no symptom
-    assert sorted([*codes, start_line]) == sorted(SYMPTOMS.described())
 
 
 @pytest.mark.parametrize(

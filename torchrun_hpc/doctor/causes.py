@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.failures.failure import ending
 from torchrun_hpc.launching.abort import WRONG_USE
 from torchrun_hpc.names import host, ranges
-from torchrun_hpc.reporting.console import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -78,7 +77,7 @@ def _failures(
 def _own_cause(end: Ended) -> str:
     """Return what a script wrote last, or why the launcher says that the job failed."""
     before, mark, told = end.cause.partition(_FAILED)
-    return told if mark else before * (not before.startswith(PREFIX))
+    return told if mark else before * (not before.startswith("torchrun_hpc"))
 
 
 def _who_did_not_come(

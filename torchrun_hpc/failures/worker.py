@@ -32,6 +32,7 @@ class Worker:
         exit_code: Returns its exit code, ``None`` while it runs.
         log: The file that its stderr goes to; empty without.
         error_file: The file in which ``@record`` describes an exception.
+        nodes: Number of nodes that have workers.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class Worker:
     exit_code: Callable[[], int | None]
     log: str = ""
     error_file: str = ""
+    nodes: int = 1
 
 
 def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:

@@ -132,7 +132,7 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
     if is_first or place.is_coordinator:
         print_once()
     limit = SHARED_LIMIT if fault.everywhere else LIMIT
-    if tell(place, f"{fault.code} {fault}", limit, wait):
+    if tell(place, str(Message(fault.code, str(fault))), limit, wait):
         print_once()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from torchrun_hpc.rendezvous.handler import (
 )
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.reporting.start_line import joined_line
 from torchrun_hpc.torch_compat import capabilities, cpp_log
 from torchrun_hpc.torch_compat.patches import (
     forward_signals,
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
+    from torchrun_hpc.failures.worker import Worker
     from torchrun_hpc.host.resolver import ResolverCheck
     from torchrun_hpc.launching.exit_status import World
     from torchrun_hpc.options.options import Options
@@ -89,6 +92,7 @@ class AgentStarter(Starter):
         self._is_quiet = is_command and not (has_logs or inputs.options.hpc_debug)
         self._observer = Observer()
         self._outcomes: Sequence[registry.Outcome] = ()
+        self._begins: float | None = time.monotonic()
 
     def plan(self, meeting: Meeting) -> LaunchPlan:
         """Ask torch what this node has, plan, and fill in the arguments of torchrun.
@@ -165,7 +169,7 @@ class AgentStarter(Starter):
         """
         args, observer, meeting = self._args, self._observer, plan.meeting
         outcome.forget(plan)
-        observer.watch.on_begin = functools.partial(outcome.begin, plan)
+        observer.watch.on_begin = functools.partial(self._begun, plan)
         world, backend = self._world(plan), args.rdzv_backend
         if meeting.is_ours:
             args.rdzv_backend = SCHEDULER
@@ -177,6 +181,17 @@ class AgentStarter(Starter):
                 yield ours
         finally:
             args.rdzv_backend = backend  # a program may launch with them once more
+
+    def _begun(self, plan: LaunchPlan, workers: Sequence[Worker]) -> None:
+        """Report what a round has begun with; the first one on stderr."""
+        outcome.begin(plan, workers)
+        since, self._begins = self._begins, None
+        meeting, first = plan.meeting, workers[0]
+        if since is None or meeting.nodes == 1:
+            return
+        if is_reporter(meeting.report_rank):
+            seconds = time.monotonic() - since
+            console.write_lines(joined_line(plan, first.nodes, first.size, seconds))
 
     def _world(self, plan: LaunchPlan) -> World:
         """Return what this launch is part of; it hears of failures of workers."""

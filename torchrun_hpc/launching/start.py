@@ -153,7 +153,7 @@ def _announce(
     is_first = is_reporter(plan.meeting.report_rank)
     warnings = [*plan.messages.warnings, *own]
     if is_first:
-        console.write(start_line(plan))
+        console.write_lines(start_line(plan))
     if is_first or plan.mode.is_direct:  # there each task is advised on its own
         warnings += [*plan.messages.advice, *shared]
     for warning in warnings:

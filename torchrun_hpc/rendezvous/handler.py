@@ -349,7 +349,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         message = messages.render({**event, "key": key}, self._meeting)
         if message is not None:
             is_warning = messages.is_warning(event, self._meeting)
-            console.write(message, "warning" if is_warning else "")
+            console.write(message, "warning" if is_warning else "note")
 
 
 def settings_of(

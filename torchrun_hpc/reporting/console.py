@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import COPIED, LaunchError
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.wire import printable
 
@@ -19,19 +19,25 @@ PREFIX = "torchrun_hpc: "
 _LONGEST = 2**16  # characters of a line: the names of thousands of nodes
 
 
-def write(message: Message, kind: str = "", details: Sequence[str] = ()) -> None:
-    """Write one line to stderr, in one piece: other nodes write to the same terminal.
-
-    Parts of it may come from the network, so nothing that a terminal would act on is
-    written. Nothing is raised if it cannot be written: a message never ends a launch.
+def write(message: Message, kind: str = "note", details: Sequence[str] = ()) -> None:
+    """Write a message to stderr, with its kind and code: ``error[HPC125]: ...``.
 
     Args:
-        message: What there is to say.
-        kind: ``error``, ``warning``, or empty.
+        message: The message.
+        kind: ``error``, ``warning``, or ``note``.
         details: Lines to follow.
     """
-    label = f"{kind}: " if kind else ""
-    lines = (f"{PREFIX}{label}{message}", *details)
+    text, *copied = message.text.split(COPIED)
+    lines = [f"    {line}" for line in copied]
+    write_lines(f"{PREFIX}{kind}[{message.code}]: {text}", *lines, *details)
+
+
+def write_lines(*lines: str) -> None:
+    """Write lines to stderr, in one piece: other nodes write to the same terminal.
+
+    Parts of them may come from the network, so nothing that a terminal would act on is
+    written. Nothing is raised if this fails: a message never ends a launch.
+    """
     written = (printable(line, _LONGEST) for line in lines)
     streams.write("".join(f"{line}\n" for line in written), sys.stderr)
 

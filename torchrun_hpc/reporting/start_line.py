@@ -1,31 +1,43 @@
-"""The one line that a clean start prints, on node 0."""
+"""The lines of a healthy start, which node 0 prints: no message, so without a code."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message, count
+from torchrun_hpc import __version__
+from torchrun_hpc.errors import count
+from torchrun_hpc.planning.messages import NO_SCHEDULER
+from torchrun_hpc.reporting.console import PREFIX
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
 
 
-def start_line(plan: LaunchPlan) -> Message:
+def start_line(plan: LaunchPlan) -> str:
     """Describe in one line what is about to start."""
-    where = plan.meeting
-    parts = [_shape(plan), plan.messages.title]
-    if where.endpoint:
-        address = where.listen[0] if where.listen else ""
-        number = f" ({address})" if address not in where.endpoint else ""
-        is_direct = plan.mode.is_direct
-        what = "each task a worker" if is_direct else f"{where.backend} rendezvous"
-        parts.append(f"{what} at {where.endpoint}{number}")
-    if where.interface:
-        parts.append(f"interface {where.interface}")
+    where, title = plan.meeting, plan.messages.title
+    is_alone = where.nodes == 1 and title == NO_SCHEDULER
+    if is_alone and not plan.mode.is_direct:
+        parts = [f"{count(plan.workers.number, 'worker')} on this machine"]
+    else:
+        parts = [_shape(plan), title]
+    if where.endpoint and where.nodes > 1:
+        is_known = where.is_ours or plan.mode.is_direct
+        what = "meeting" if is_known else f"{where.backend} rendezvous"
+        over = f" over {where.interface}" if where.interface else ""
+        parts.append(f"{what} at {where.endpoint}{over}")
     if where.site:
         parts.append(f"site {where.site.value}")
-    notes = map(str, plan.messages.notes)
-    return Message("HPC001", "; ".join([", ".join(parts), *notes]))
+    parts += [f"note[{note.code}]: {note.text}" for note in plan.messages.notes]
+    return f"torchrun_hpc {__version__}: {'; '.join(parts)}"
+
+
+def joined_line(plan: LaunchPlan, nodes: int, workers: int, seconds: float) -> str:
+    """Report that the nodes have joined, and how long that took."""
+    every = plan.meeting.active
+    who = f"all {every}" if nodes == every else f"{nodes} of {every}"
+    started = f"{count(workers, 'worker')} started"
+    return f"{PREFIX}{who} nodes joined after {seconds:.1f} s, {started}"
 
 
 def _shape(plan: LaunchPlan) -> str:
@@ -40,4 +52,4 @@ def _shape(plan: LaunchPlan) -> str:
         return f"{nodes} x {tasks}" if is_even else f"{nodes}, {tasks}"
     if 0 < where.fewest < where.active:
         nodes = f"{where.fewest} to {nodes}"
-    return f"{nodes}, {workers}" + (" on this one" if where.nodes > 1 else "")
+    return f"{nodes}, {workers}" + (" here" if where.nodes > 1 else "")

@@ -15,7 +15,7 @@ import pytest
 from commands import ENVIRON, JUELICH, WORLD, column, require
 from launchers import INTELMPI, MPICH_4, OPENMPI_4, type_on_each
 from pages import ROOT, blocks, replaced
-from waiting import PATIENCE
+from waiting import PATIENCE, START
 
 MPI = {"Open MPI 4": OPENMPI_4, "MPICH 4": MPICH_4, "Intel MPI": INTELMPI}
 RUNS = documented.runs()
@@ -59,7 +59,7 @@ def printed(run, text, folder, request):
 )
 def test_block(run, block, folder, request):
     output = printed(run, run.text(block), folder, request)
-    (line,) = re.findall("HPC001 (.*)", output)
+    (line,) = re.findall(rf"{START}\S+: (.*)", output)
     assert line.startswith(run.starts)
     assert column(output, "RANK", "WORLD_SIZE") == [
         (str(rank), str(run.workers)) for rank in range(run.workers)

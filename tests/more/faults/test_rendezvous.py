@@ -16,6 +16,7 @@ from commands import (
     own_lines,
 )
 from steps import LATE, Step
+from waiting import START
 
 STEADY = str(SCRIPTS / "steady.py")
 
@@ -59,21 +60,21 @@ def test_a_signal_in_the_restart_wait(unpadded, tmp_path):
     with Step(unpadded, *argv) as job:
         wait_for_all(job, tmp_path, 0)
         job.send("n11", "SIGKILL")
-        job.says("HPC123 the agent on n11 .node 2. is gone; waiting for it")
+        job.says("HPC123]: the agent on n11 .node 2. is gone; waiting for it")
         assert job.agent("n9", "wait", "0.1") == "alive", job.output
         job.send("n10", "SIGINT")  # SIGTERM may be the launcher's, after the loss
         job.see_end("n9")
-        job.says("HPC125 the job has failed: the agent on n10")
+        job.says("HPC125]: the job has failed: the agent on n10")
 
 
 def test_a_signal_in_the_exit_barrier(unpadded, tmp_path):
     with Step(unpadded, *HPC, STEADY, str(tmp_path), nodes=2) as job:
         (tmp_path / "stop0").touch()
-        job.says("HPC120 1 of 2 nodes have finished, .* still at work: n10 .node 1.")
+        job.says("HPC120]: 1 of 2 nodes have finished, .* still at work: n10 .node 1.")
         job.send("n9", "SIGINT")
         job.see_end("n10")
         job.says(
-            r"HPC125 the job has failed: the agent on n9 \(node 0\) received SIGINT"
+            r"HPC125]: the job has failed: the agent on n9 \(node 0\) received SIGINT"
         )
 
 
@@ -90,7 +91,7 @@ def test_one_budget_of_restarts(unpadded, tmp_path):
         assert job.end() != 0, job.output
     assert not [*tmp_path.glob("up*.2")], job.output
     assert own_lines(job.output)[-1].endswith(
-        "HPC125 the job has failed: worker 1 on n10 (node 1) ended with exit code 3"
+        "HPC125]: the job has failed: worker 1 on n10 (node 1) ended with exit code 3"
     ), job.output
 
 
@@ -110,11 +111,11 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
         (tmp_path / "second").touch()
         job.says("second 2")
         job.says(
-            r"HPC115 on n10: the head node at 10\.10\.0\.1:\d+ has another agent of "
+            r"HPC115]: on n10: the head node at 10\.10\.0\.1:\d+ has another agent of "
             r"node 1 already\. Node 0 names both\. Start torchrun_hpc once on each node"
         )
         job.says(
-            r"warning: HPC229 refused an agent as n10 \(node 1\): "
+            r"warning\[HPC229\]: refused an agent as n10 \(node 1\): "
             r"process \d+ on n10 instead of process \d+ on n10\. This job continues"
         )
         job.send("n11", "SIGKILL")
@@ -131,7 +132,7 @@ def test_no_restart_when_others_have_finished(unpadded, tmp_path):
     argv = [*HPC, "--max-restarts=3", STEADY, str(tmp_path)]
     with Step(unpadded, *argv, nodes=2) as job:
         (tmp_path / "stop0").touch()
-        job.says("HPC120 1 of 2 nodes have finished")
+        job.says("HPC120]: 1 of 2 nodes have finished")
         _, port = job.launch_id_and_port()
         with job.hostile(tmp_path, f"10.10.0.1:{port}"):
             (tmp_path / "fail1.0").touch()
@@ -156,11 +157,11 @@ def test_different_numbers_of_workers_and_sites(unpadded):
         (str(rank), group, "3") for rank, group in enumerate("011")
     ]
     said = own_lines(done.stderr)
-    (start,) = [line for line in said if "HPC001" in line]
+    (start,) = [line for line in said if START in line]
     (warning,) = [line for line in said if "HPC163" in line]
-    assert "HPC001 2 nodes, 1 worker on this one, " in start
+    assert "2 nodes, 1 worker here; " in start
     assert (
-        "warning: HPC163 the nodes use different sites, and so other variables: none "
+        "warning[HPC163]: the nodes use different sites, and so other variables: none "
         "on n9 (node 0); derecho on n10 (node 1). Type "
         "--hpc-site=derecho, or "
     ) in warning
@@ -170,7 +171,7 @@ def test_another_id_on_one_node(unpadded):
     line = LINE.replace(WORLD, f"--rdzv_id=id$SLURM_NODEID {WORLD}")
     done = unpadded.srun("-N2", "sh", "-c", line, env=ENVIRON)
     assert done.returncode == 2, done
-    there = "HPC117 on n10: --rdzv_id=id1 here, but another one on the head node at"
+    there = "HPC117]: on n10: --rdzv_id=id1 here, but another one on the head node at"
     assert there in done.stderr, done
     assert (
         "the agent on n10 (node 1) does not belong here (--rdzv_id=id1 instead of id0)"
@@ -195,11 +196,11 @@ def test_hostile_clients_at_the_end(unpadded, tmp_path):
         _, port = job.launch_id_and_port()
         wait_for_all(job, tmp_path, 0, workers=2)
         (tmp_path / "stop0").touch()
-        job.says("HPC120 1 of 2 nodes have finished")
+        job.says("HPC120]: 1 of 2 nodes have finished")
         store = (tmp_path / "store0").read_text()
         with job.hostile(tmp_path, f"10.10.0.1:{port}", store) as did:
             (tmp_path / "stop").touch()
             code = job.end()
     assert did["spoiled"] > 10
     # What they do to the store is between them and torch.
-    assert code == 0 or "HPC125 the job has failed: " in job.output, job.output
+    assert code == 0 or "HPC125]: the job has failed: " in job.output, job.output

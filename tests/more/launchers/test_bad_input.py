@@ -23,7 +23,7 @@ from waiting import NEVER_S
 
 def test_what_all_nodes_would_say_is_said_once(unpadded):
     (line,) = refused(launch(unpadded, "--rdzv_endpoint=nowhere:1"))
-    assert "HPC059 the head node's name nowhere" in line
+    assert "HPC059]: the head node's name nowhere" in line
 
 
 def test_a_script_that_one_node_does_not_have(unpadded):
@@ -36,7 +36,7 @@ def test_a_script_that_one_node_does_not_have(unpadded):
         cwd=ROOT,
     )
     assert done.returncode in {1, 2}
-    (line,) = [x for x in errors(done.stderr) if "error: HPC150" in x]
+    (line,) = [x for x in errors(done.stderr) if "error[HPC150]" in x]
     assert "on n10: Makefile cannot be run: No such file or directory in /." in line
     assert "Traceback" not in done.stderr
 
@@ -48,7 +48,7 @@ def test_a_wrong_node_rank_with_the_static_rendezvous(unpadded):
     said = errors(done.stderr)
     assert said
     for line in said:
-        assert "HPC071 on n10: --node_rank=0, but this is node" in line
+        assert "HPC071]: on n10: --node_rank=0, but this is node" in line
         assert "expanded in the batch script" in line
     assert "Traceback" not in done.stderr
 
@@ -74,7 +74,7 @@ def test_a_missing_node_is_waited_for_with_a_message(unpadded, tmp_path):
     wait = f"test $SLURM_NODEID = 1 && until test -e {go}; do sleep 0.1; done"
     command = ("sh", "-c", f"{wait}; exec {LINE}")
     with Step(unpadded, *command, nodes=2) as job:
-        job.says(r"HPC114 1 of 2 nodes are there after \d+ s; waiting for n10 \(")
+        job.says(r"HPC114]: 1 of 2 nodes are there after \d+ s; waiting for n10 \(")
         go.touch()
         assert job.end() == 0, job.output
     assert len(read_workers(job.output)) == 2

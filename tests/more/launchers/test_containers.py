@@ -80,7 +80,7 @@ def test_agents_leave_stale_variables(juelich):
 def test_tasks_replace_stale_variables(juelich, address):
     stale = STALE | {"MASTER_ADDR": address}
     (line,) = check_stale(in_containers(juelich, tasks=2, environ=JUELICH | stale))
-    assert f"HPC078 MASTER_ADDR={address} is not node 0 of this step, jwb0001" in line
+    assert f"HPC078]: MASTER_ADDR={address} is not node 0 of this step, jwb0001" in line
 
 
 def test_slurms_variables_are_enough(juelich):
@@ -130,7 +130,7 @@ def test_names_without_those_of_the_fast_network(unpadded, tmp_path):
     assert column(done, "RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME") == [
         (rank, "10.10.0.1", "eth0") for rank in "0123"
     ]
-    assert "HPC056 n9i does not resolve here" in done.stderr
+    assert "HPC056]: n9i does not resolve here" in done.stderr
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
@@ -140,7 +140,7 @@ def test_names_of_no_node(juelich, tmp_path, tasks):
     seen = refused(done)
     assert seen
     for line in seen:
-        assert "HPC059 on jwb000" in line
+        assert "HPC059]: on jwb000" in line
         assert ": the head node's name jwb0001 (SLURM_STEP_NODELIST)" in line
         assert "does not resolve here" in line
 
@@ -164,8 +164,8 @@ def test_networks_that_lead_to_no_node(juelich, network, reason):
         assert reason in line
     for name in ("jwb0001", "jwb0002"):
         # Behind NAT, jwb0001i is 10.20.0.1, and inside nobody has that.
-        of_none = f"HPC057 no address of {name} is known"
-        of_bridge = f"warning: HPC136 {name}"
+        of_none = f"HPC057]: no address of {name} is known"
+        of_bridge = f"warning[HPC136]: {name}"
         assert (of_none in done.stderr) == (network == "none")
         assert (of_bridge in done.stderr) == (network == "bridge")
 
@@ -188,14 +188,16 @@ def test_a_terminal_alone_is_no_shell(unpadded):
         env=ENVIRON | {"SHELL": "/bin/sh"},
     )
     assert done.returncode == 0, done.stdout
-    assert "2 nodes, 1 worker on this one" in done.stdout
+    assert "2 nodes, 1 worker here" in done.stdout
 
 
 def test_rank_0_without_its_address(juelich):
     done = in_containers(juelich, inside=["--network=none"], tasks=2, environ=JUELICH)
     assert done.returncode == 2
     (error,) = errors(done.stderr)
-    assert "HPC135 on jwb0001: rank 0 is to be reached at 10.20.0.1 (jwb0001i:" in error
+    assert (
+        "HPC135]: on jwb0001: rank 0 is to be reached at 10.20.0.1 (jwb0001i:" in error
+    )
     assert "which no interface of this node has: there are 127.0.0.1" in error
 
 

@@ -24,7 +24,7 @@ def test_a_fault_has_the_same_exit_code(unpadded):
     done = launch(unpadded, "--hpc-debug", "--nnodes=3")
     assert done.returncode == 2
     (line,) = [line for line in lines(done.stderr) if "hpc: error" in line]
-    assert line.startswith("n9 node 0: torchrun_hpc: error: HPC070 ")
+    assert line.startswith("n9 node 0: torchrun_hpc: error[HPC070]: ")
 
 
 def test_a_failing_script(unpadded):

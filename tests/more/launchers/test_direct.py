@@ -23,7 +23,7 @@ def test_tasks_in_turn(unpadded):
         ("n10", "1"),
     ]
     (seen,) = warnings(done.stderr)
-    assert seen.startswith("HPC079 tasks are placed in turn")
+    assert seen.startswith("HPC079]: tasks are placed in turn")
     assert "srun --distribution=block" in seen
 
 
@@ -35,7 +35,7 @@ def test_a_host_file_that_begins_with_another_node(unpadded, tmp_path):
     environ = ENVIRON | {"SLURM_HOSTFILE": str(hosts)}
     command = ("-N2", "-n3", "--distribution=arbitrary", *HPC, WORLD)
     (seen,) = refused(unpadded.srun(*command, env=environ))
-    assert "HPC141 tasks are in an order of your own" in seen
+    assert "HPC141]: tasks are in an order of your own" in seen
     assert seen.endswith("export MASTER_ADDR=n10")
     environ["MASTER_ADDR"] = "n10"
     done = unpadded.srun(*command, env=environ)
@@ -53,7 +53,7 @@ def test_one_gpu_for_each_task(juelich):
     done = launch(juelich, **options)
     assert done.returncode == 0
     (seen,) = warnings(done.stderr)
-    assert seen.startswith("HPC098 CUDA_VISIBLE_DEVICES=0 shows one GPU to each task")
+    assert seen.startswith("HPC098]: CUDA_VISIBLE_DEVICES=0 shows one GPU to each task")
     done = launch(juelich, "--virtual-local-rank", **options)
     assert column(done, "RANK", "LOCAL_RANK") == [(str(rank), "0") for rank in range(4)]
     assert "warning" not in done.stderr

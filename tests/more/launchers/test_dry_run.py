@@ -52,7 +52,7 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster, tmp_path: Path) -> 
             env=JUELICH, stdout=stdout, stderr=stderr,
         )  # fmt: skip
         try:
-            answered = r"HPC100 1 of 2 nodes have answered after \d+ s"
+            answered = r"HPC100]: 1 of 2 nodes have answered after \d+ s"
             message = rf"{answered}; the limit is {NEVER_S} s"
             until(
                 lambda: (

@@ -56,7 +56,7 @@ def test_an_interface_that_is_down(juelich):
     down = "interface ib0, which has 10.20.0.2, is down"
     own = [line for line in own_lines(done.stderr) if line.startswith("1: ")]
     assert len(own) == 2
-    assert f"HPC165 {down}" in own[0]
+    assert f"HPC165]: {down}" in own[0]
     assert "HPC112" in own[1]
     assert own[1].endswith(f": {down}")
     assert "port " not in own[1]

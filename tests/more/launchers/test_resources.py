@@ -50,7 +50,7 @@ def test_srun_forgets_the_cpus_of_sbatch(bound):
     done = bound.sbatch(f"#!/bin/sh\n{command}", *job, env=ENVIRON)
     assert done.returncode == 0, done.output
     (seen,) = warnings(done.output)
-    told = "HPC091 SLURM_CPUS_PER_TASK=2, but this process may use only 1 CPU"
+    told = "HPC091]: SLURM_CPUS_PER_TASK=2, but this process may use only 1 CPU"
     assert seen.startswith(told)
     assert export in seen
     done = bound.sbatch(f"#!/bin/sh\n{export}; {command}", *job, env=ENVIRON)
@@ -64,7 +64,7 @@ def test_more_workers_than_cpus(bound, job):
     command = f"{SRUN} -n1 {' '.join(HPC)} --nproc_per_node=2 {WORLD}"
     done = bound.sbatch(f"#!/bin/sh\n{command}", *job, env=ENVIRON)
     (seen,) = warnings(done.output)
-    assert seen.startswith("HPC092 2 workers share 1 CPU")
+    assert seen.startswith("HPC092]: 2 workers share 1 CPU")
     _, _, line = seen.partition("Type: ")
     if not line:
         option = seen.partition("made it, ")[2].partition(".")[0]
@@ -85,7 +85,7 @@ def test_gpus(juelich):
         pytest.fail("two workers need two CPUs, or another warning comes first")
     for options, seen in (
         (["--nproc_per_node=2"], []),
-        ([], ["HPC097 one worker, the default, but CUDA_VISIBLE_DEVICES"]),
+        ([], ["HPC097]: one worker, the default, but CUDA_VISIBLE_DEVICES"]),
     ):
         done = launch(juelich, *options, nodes=1, srun=GPUS, environ=JUWELS)
         assert done.returncode == 0
@@ -99,7 +99,7 @@ def test_one_of_four_gpus_is_visible(juelich):
     done = launch(juelich, nodes=1, srun=GPUS, first=one, environ=JUWELS)
     (seen,) = warnings(done.stderr)
     assert seen.startswith(
-        "HPC095 CUDA_VISIBLE_DEVICES=0 shows 1 of 4 GPUs (SLURM_GPUS_ON_NODE=4)"
+        "HPC095]: CUDA_VISIBLE_DEVICES=0 shows 1 of 4 GPUs (SLURM_GPUS_ON_NODE=4)"
     )
     assert "env -u CUDA_VISIBLE_DEVICES python -m torchrun_hpc" in seen
 
@@ -127,7 +127,9 @@ def test_workers_divide_what_slurm_gives(bound):
 def assert_refused(ended, line):
     """See that a launch says once how its tasks are bound."""
     (own,) = warnings(ended.stderr)
-    assert own.startswith("HPC222 --hpc_bind=even binds nothing: each task is a worker")
+    assert own.startswith(
+        "HPC222]: --hpc_bind=even binds nothing: each task is a worker"
+    )
     assert own.endswith(line)
 
 
@@ -190,7 +192,7 @@ def test_a_container_that_has_one_cpu(cpuset):
     (cpuset / "cpuset.cpus").write_text(str(last[0]))
     done = in_cpuset(cpuset, "--max-restarts=0")
     assert cpus(done) == [last, last]
-    assert "HPC092 2 workers share 1 CPU" in done.stderr
+    assert "HPC092]: 2 workers share 1 CPU" in done.stderr
 
 
 def test_a_cpu_that_is_lost_while_the_job_runs(cpuset, tmp_path):

@@ -19,7 +19,7 @@ from commands import (
     together,
 )
 from pages import block, replaced
-from waiting import NEVER_S, PATIENCE
+from waiting import NEVER_S, PATIENCE, START
 
 
 def test_what_other_jobs_have_left(unpadded):
@@ -32,7 +32,7 @@ def test_what_other_jobs_have_left(unpadded):
         (str(rank), NODES[rank // 2], "10.10.0.1") for rank in range(6)
     ]
     (line,) = own_lines(done.stderr)
-    assert "HPC001 3 nodes x 2 tasks" in line
+    assert "3 nodes x 2 tasks" in line
 
 
 def test_a_step_on_some_of_the_nodes(unpadded):
@@ -42,7 +42,7 @@ def test_a_step_on_some_of_the_nodes(unpadded):
         ("0", "n10", "10.10.0.2"),
         ("1", "n11", "10.10.0.2"),
     ], done.output
-    assert "2 nodes, 1 worker on this one" in done.output
+    assert "2 nodes, 1 worker here" in done.output
     assert "(2 of 3 nodes)" in done.output
 
 
@@ -127,7 +127,7 @@ def test_a_second_agent_joins_by_hand(unpadded, host):
     options = ("--nnodes=1:2", f"--rdzv_conf=last_call_timeout={PATIENCE}")
     first = unpadded.popen(["srun", "-N1", "-w", "n9", *HPC, *options, WORLD], env=env)
     try:
-        told = next((line for line in first.stderr if "HPC001" in line), "")
+        told = next((line for line in first.stderr if START in line), "")
         where = re.search(r"Slurm ([\d.]+).*c10d rendezvous at (n9i:\d+) ", told)
         assert where, told
         mine = {"jwb0001i:26058": where[2], "123456.0": where[1]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from commands import launch, own_lines
+from waiting import START
 
 TRAIN = """
 import os, pathlib, sys, time
@@ -41,5 +42,5 @@ def test_a_job_runs_whatever_is_wrong_with_streams(
     counts = [(tmp_path / str(rank)).read_text() for rank in range(2)]
     assert counts == [str(restarts)] * 2
     seen = "".join(own_lines(done.stderr))
-    assert ("HPC001" in seen) is (quiet != 0)
+    assert (START in seen) is (quiet != 0)
     assert "Traceback" not in seen

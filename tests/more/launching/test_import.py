@@ -53,7 +53,7 @@ def test_a_python_without_what_it_needs(python):
     done = python("-S", "-m", "torchrun_hpc", "train.py", torch="")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert "torchrun_hpc: error: HPC152 on " in line
+    assert "torchrun_hpc: error[HPC152]: on " in line
     assert f": {sys.executable} has no packaging: it is not the Python" in line
 
 
@@ -135,7 +135,7 @@ def test_a_torch_that_cannot_be_imported(python, error):
     done = python(*COMMAND, environ={}, torch=torch)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"torchrun_hpc: error: HPC018 torch cannot be imported by {sys.executable}: "
+        f"torchrun_hpc: error[HPC018]: torch cannot be imported by {sys.executable}: "
         "libtorch_cuda.so: cannot open shared object file. Load the module, or "
         "activate the environment, that has it\n"
     )

@@ -72,7 +72,7 @@ def test_who_finds_the_port_taken(
         return
     assert _open(place, is_host=1, read_timeout=PATIENCE).get("key") == b"value"
     output = capsys.readouterr().err
-    assert output.startswith(f"torchrun_hpc: HPC156 {problem}")
+    assert output.startswith(f"torchrun_hpc: note[HPC156]: {problem}")
     assert output.endswith(": taken for an agent of this world, and joined\n")
 
 
@@ -197,7 +197,7 @@ def test_a_client_says_for_what_it_waits(
     with pytest.raises(RendezvousConnectionError, match=f"HPC082 {gives_up}.*refused"):
         _open(f"127.0.0.2:{own_port()}", is_host=0, read_timeout=1)
     out, err = capfd.readouterr()
-    start = f"torchrun_hpc: HPC083 waiting for {place.format('', 'for 0 s:')}"
+    start = f"torchrun_hpc: note[HPC083]: waiting for {place.format('', 'for 0 s:')}"
     assert (out, err.count("\n"), err.count(start)) == ("", reports, reports)
 
 

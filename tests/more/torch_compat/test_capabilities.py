@@ -284,7 +284,7 @@ def test_starting_with_an_old_torch(tmp_path: Path) -> None:
     """A program that imports torchrun_hpc.auto: more/dropin/test_auto.py."""
     done = run([sys.executable, "-c", PRETENDING, "train.py"], cwd=tmp_path)
     assert (done.code, done.out) == (2, "")
-    start = "torchrun_hpc: error: HPC086 torch 1.13.1"
+    start = "torchrun_hpc: error[HPC086]: torch 1.13.1"
     assert re.fullmatch(f"{start} {TOO_OLD}.*\n", done.err), done.err
 
 

@@ -14,7 +14,7 @@ from torchrun_hpc import waiting
 from torchrun_hpc.torch_compat.patches import report_missing_nodes
 
 SUSPICION = "is it --node_rank=0 on every node?"
-REPORT = "torchrun_hpc: HPC084 waiting at head:1 for other nodes of 3, for 0 s"
+REPORT = "torchrun_hpc: note[HPC084]: waiting at head:1 for other nodes of 3, for 0 s"
 
 
 @pytest.mark.usefixtures("torch_again", "soon")

@@ -54,7 +54,7 @@ def test_payload_in_the_store(which: str, launcher: Launcher, tmp_path: Path) ->
     assert not marker.exists()
     assert "Traceback" not in result.err
     last = result.err.splitlines()[-1]
-    assert last.startswith("torchrun_hpc: error: HPC085 the rendezvous at 127.0.0.1:")
+    assert last.startswith("torchrun_hpc: error[HPC085]: the rendezvous at 127.0.0.1:")
     assert "RendezvousStateError" in last
 
 

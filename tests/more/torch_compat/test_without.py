@@ -64,9 +64,9 @@ def launches(
 
 # What the start line, or a warning, says more.
 MORE = {
-    "fork_workers": "HPC169 --hpc_preload=torch is not used",
-    "bind_workers": "HPC222 --hpc_bind=even binds nothing: ",
-    "watch_workers": "HPC077 --hpc_stall_report=600 has no effect",
+    "fork_workers": "HPC169]: --hpc_preload=torch is not used",
+    "bind_workers": "HPC222]: --hpc_bind=even binds nothing: ",
+    "watch_workers": "HPC077]: --hpc_stall_report=600 has no effect",
 }
 
 
@@ -75,7 +75,7 @@ MORE = {
 def test_workers_are_started_without_it(name: str, launches: dict[str, Result]) -> None:
     done = launches[name]
     assert (done.code, done.out) == (0, "trained\n" * 2), done.err
-    note = f"HPC089 --hpc_without_patches={name} leaves torch as it is there"
+    note = f"HPC089]: --hpc_without_patches={name} leaves torch as it is there"
     assert note in done.own_lines[0]
     assert "HPC080" not in done.err
     assert MORE.get(name, "") in "\n".join(done.own_lines)
@@ -100,7 +100,7 @@ def test_a_name_that_no_patch_has() -> None:
     assert done.code == 2
     (line,) = done.own_lines
     assert line == (
-        "torchrun_hpc: error: HPC088 --hpc_without_patches=agent,fresh-store: "
+        "torchrun_hpc: error[HPC088]: --hpc_without_patches=agent,fresh-store: "
         "'fresh-store' is no patch. Did you mean fresh_store? There are: "
         f"{', '.join(NAMES)}"
     )

@@ -69,9 +69,9 @@ def at(**steps):
         ([WELL, WARNED], ("n1: ended with exit code 2", ())),
         # A launcher that reports for itself; what it says before is no cause.
         ([reason(f"worker 0: {CLOSED}", "n0"),
-          Ended(1, f"torchrun_hpc: error: HPC125 the job has failed: {BAD}")],
+          Ended(1, f"torchrun_hpc: error[HPC125]: the job has failed: {BAD}")],
          (f"n1: the task ended with exit code 1: {BAD}", (1,))),
-        ([reason(f"worker 0: {CLOSED}", "n0"), Ended(1, "torchrun_hpc: HPC110 x")],
+        ([reason(f"worker 0: {CLOSED}", "n0"), Ended(1, "torchrun_hpc: note[HPC9]: x")],
          (f"worker 0: {CLOSED}", ())),
         # Those that the doctor has ended have not failed.
         ([Ended(-15, is_stopped=True), Ended(1, "ValueError: 17")],

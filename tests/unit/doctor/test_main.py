@@ -42,7 +42,7 @@ def test_sizes(capsys):
     assert {size: command._bytes(size) for size in sizes} == sizes
     for size in ["", "much", "-1", "0", "7", "1.5M", "1T", "M"]:
         line = wrong(capsys, f"--max-bytes={size}")
-        assert f"HPC010 --max-bytes={size}: pass 8 bytes or more" in line
+        assert f"HPC010]: --max-bytes={size}: pass 8 bytes or more" in line
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_sizes(capsys):
 )
 def test_wrong_values(words, problem, capsys):
     line = wrong(capsys, *words)
-    assert ("HPC013 " if problem.endswith("worker") else "HPC010 ") in line
+    assert ("HPC013]: " if problem.endswith("worker") else "HPC010]: ") in line
     assert problem in line
 
 
@@ -100,7 +100,7 @@ def test_a_wrong_earlier_report(kind, capsys, tmp_path):
     file = tmp_path / "report.json"
     file.write_bytes(BAD[kind])
     line = wrong(capsys, f"--compare={file}")
-    assert f"HPC195 --compare={file} cannot be read: it is no report" in line
+    assert f"HPC195]: --compare={file} cannot be read: it is no report" in line
 
 
 NO_FILES = {
@@ -116,7 +116,7 @@ def test_what_is_no_earlier_report_at_all(kind, capsys, tmp_path):
     make, problem = NO_FILES[kind]
     make(tmp_path / "report.json")
     line = wrong(capsys, f"--compare={tmp_path / 'report.json'}")
-    assert f"HPC195 --compare={tmp_path / 'report.json'} cannot be read: " in line
+    assert f"HPC195]: --compare={tmp_path / 'report.json'} cannot be read: " in line
     assert problem in line
 
 
@@ -191,7 +191,7 @@ def test_the_verdict_is_on_top(capsys):
     assert command.main([]) == 1
     printed = capsys.readouterr()
     assert printed.out.startswith(f"{VERDICT}\n3 nodes examined in ")
-    assert printed.err == "torchrun_hpc: HPC177 3 nodes: 3 pairs\n"
+    assert printed.err == "torchrun_hpc: note[HPC177]: 3 nodes: 3 pairs\n"
 
 
 @pytest.mark.usefixtures("_examined")

@@ -67,8 +67,8 @@ def test_restarts_are_one_line_each(local, capsys):
     local.leave()
     assert (local.failure, local.restarts) == (None, 2)
     assert lines_of(capsys) == [
-        "torchrun_hpc: HPC128 restart 1 of all workers: worker 5 on j",
-        "torchrun_hpc: HPC128 restart 2 of all workers: worker 5 on j",
+        "torchrun_hpc: note[HPC128]: restart 1 of all workers: worker 5 on j",
+        "torchrun_hpc: note[HPC128]: restart 2 of all workers: worker 5 on j",
     ]
 
 

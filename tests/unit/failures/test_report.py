@@ -20,8 +20,8 @@ MEETING = planned().meeting
 LINES = ("Traceback (most recent call last):", CAUSE)
 FIRST = worker_failure(5, text=CAUSE, lines=LINES)
 HEAD = (
-    r"torchrun_hpc: error: HPC125 the job has failed: worker 5 on jwb0002 \(node 1\) "
-    r"ended with exit code 1 \(local rank 1, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    r"torchrun_hpc: error\[HPC125\]: the job has failed: worker 5 on jwb0002 "
+    r"\(node 1\) ended with exit code 1 \(local rank 1, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 )
 
 

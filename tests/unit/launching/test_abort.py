@@ -24,7 +24,7 @@ from torchrun_hpc.rendezvous import notice
 def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
     monkeypatch.delenv("SLURM_PROCID", raising=False)
     abort.give_up(LaunchError("HPC018", "no torch"), Known())
-    assert capfd.readouterr().err == "torchrun_hpc: error: HPC018 no torch\n"
+    assert capfd.readouterr().err == "torchrun_hpc: error[HPC018]: no torch\n"
 
 
 def test_tasks_that_pbs_numbers_alike_say_the_same_once(capfd):
@@ -33,7 +33,7 @@ def test_tasks_that_pbs_numbers_alike_say_the_same_once(capfd):
     seen = Preflight(None, fault, {}, "dec0001", "", 0)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: abort.give_up(fault, Known(seen)), range(3)))
-    expected = f"torchrun_hpc: error: HPC036 by process {os.getpid()}\n"
+    expected = f"torchrun_hpc: error[HPC036]: by process {os.getpid()}\n"
     assert capfd.readouterr().err == expected
 
 
@@ -95,7 +95,9 @@ def test_nobody_is_there_and_a_long_wait_is_said(monkeypatch, capfd):
         bound.bind(("127.0.0.1", 0))
         assert abort.tell(place(1, bound), "x", 0)
     said = capfd.readouterr().err
-    assert "HPC167 telling the other nodes that this one cannot start, for 0 s" in said
+    assert (
+        "HPC167]: telling the other nodes that this one cannot start, for 0 s" in said
+    )
     assert waits == []  # cancelled
 
 

@@ -261,7 +261,7 @@ def test_where_it_cannot_be_written(name, problem, tmp_path, capsys, monkeypatch
     before = sorted(tmp_path.rglob("*"))
     outcome.write(DONE, plan(name))
     assert capsys.readouterr().err.startswith(
-        "torchrun_hpc: error: HPC215 the outcome cannot be written to "
+        "torchrun_hpc: error[HPC215]: the outcome cannot be written to "
         f"{name}: {problem}"
     )
     assert sorted(tmp_path.rglob("*")) == before

@@ -91,7 +91,7 @@ def test_variables_of_all_workers(places):
     ],
 )
 def test_shape(places, shape):
-    assert start_line(planned_at(places, 0)).text.startswith(f"{shape}, ")
+    assert start_line(planned_at(places, 0)).partition(": ")[2].startswith(f"{shape}; ")
 
 
 def test_values_carry_their_sources():

@@ -247,8 +247,8 @@ def test_etcd_is_left_alone(rank, backend):
 def test_numbers_of_nodes_that_fit(nnodes, said):
     plan = planned(options={"nnodes": nnodes})
     assert "nnodes" not in plan.options
-    line = start_line(plan).text
-    assert line.startswith(f"{said}, 2 workers on this one, Slurm")
+    line = start_line(plan).partition(": ")[2]
+    assert line.startswith(f"{said}, 2 workers here; Slurm")
     assert plan.meeting.nodes == 3
 
 

@@ -93,19 +93,19 @@ def test_a_scheduler_that_cannot_exclude_nodes():
 @pytest.mark.parametrize(
     ("nodes", "number", "expected"),
     [
-        (3, "1", "2 nodes and 1 spare, 2 workers on this one, Slurm"),
-        (5, "2", "3 nodes and 2 spares, 2 workers on this one, Slurm"),
-        (3, "0", "3 nodes, 2 workers on this one, Slurm"),
+        (3, "1", "2 nodes and 1 spare, 2 workers here; Slurm"),
+        (5, "2", "3 nodes and 2 spares, 2 workers here; Slurm"),
+        (3, "0", "3 nodes, 2 workers here; Slurm"),
     ],
 )
 def test_the_start_line_counts_them(nodes, number, expected):
-    line = start_line(planned_on(nodes, hpc_spares=number)).text
+    line = start_line(planned_on(nodes, hpc_spares=number)).partition(": ")[2]
     assert line.startswith(expected)
 
 
 def test_the_start_line_where_the_number_of_nodes_is_typed():
-    line = start_line(planned_on(4, hpc_spares="1", nnodes="3")).text
-    assert line.startswith("3 nodes and 1 spare, 2 workers on this one, Slurm")
+    line = start_line(planned_on(4, hpc_spares="1", nnodes="3")).partition(": ")[2]
+    assert line.startswith("3 nodes and 1 spare, 2 workers here; Slurm")
 
 
 NO_RESTART = (

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from plans import make_launch_plan
 
+from torchrun_hpc import __version__
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning.endpoints import port_of
-from torchrun_hpc.reporting.start_line import start_line
+from torchrun_hpc.reporting.start_line import joined_line, start_line
 from torchrun_hpc.setting import Setting
 
-LINE = "3 nodes, 4 workers on this one, Slurm 19.0, c10d rendezvous at jwb0001i:25592"
+LINE = "3 nodes, 4 workers here; Slurm 19.0; c10d rendezvous at jwb0001i:25592"
 JSC = Setting("jsc", "SYSTEMNAME=juwelsbooster")
 
 
@@ -36,7 +37,7 @@ def plan(**changes):
         ({"nodes": 5, "spares": 2}, LINE.replace("3 nodes", "3 nodes and 2 spares")),
         (
             {"listen": ("10.20.0.1", 25592), "interface": "ib0", "site": JSC},
-            f"{LINE} (10.20.0.1), interface ib0, site jsc",
+            f"{LINE} over ib0; site jsc",
         ),
         (
             {"endpoint": "10.20.0.1:29400", "listen": ("10.20.0.1", 29400)},
@@ -48,24 +49,39 @@ def plan(**changes):
         ),
         (
             {"nodes": 1, "workers": 1, "endpoint": "localhost", "backend": "static"},
-            "1 node, 1 worker, Slurm 19.0, static rendezvous at localhost",
+            "1 node, 1 worker; Slurm 19.0",
+        ),
+        (
+            {"nodes": 1, "endpoint": "localhost", "title": "no scheduler"},
+            "4 workers on this machine",
         ),
         (
             {"nodes": 2, "endpoint": "", "title": "no scheduler"},
-            "2 nodes, 4 workers on this one, no scheduler",
+            "2 nodes, 4 workers here; no scheduler",
         ),
         (
             {"size": 6, "workers": 2},
-            LINE.replace(", 4 workers on this one", " x 2 tasks"),
+            LINE.replace(", 4 workers here", " x 2 tasks"),
         ),
         (
             {"notes": (Message("HPC074", "a rewritten to b"), Message("HPC075", "c"))},
-            f"{LINE}; HPC074 a rewritten to b; HPC075 c",
+            f"{LINE}; note[HPC074]: a rewritten to b; note[HPC075]: c",
         ),
     ],
 )
 def test_start_line(changes, line):
-    assert start_line(plan(**changes)) == Message("HPC001", line)
+    assert start_line(plan(**changes)) == f"torchrun_hpc {__version__}: {line}"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        (3, "all 3 nodes joined after 3.1 s, 12 workers started"),
+        (2, "2 of 3 nodes joined after 3.1 s, 12 workers started"),
+    ],
+)
+def test_joined_line(nodes, text):
+    assert joined_line(plan(), nodes, 12, 3.14) == f"torchrun_hpc: {text}"
 
 
 def test_readme_shows_the_line_that_is_printed():
@@ -81,4 +97,4 @@ def test_readme_shows_the_line_that_is_printed():
         interface="ib0",
         site=JSC,
     )
-    assert f"\ntorchrun_hpc: {start_line(shown)}\n" in readme
+    assert f"\n{start_line(shown)}\n" in readme

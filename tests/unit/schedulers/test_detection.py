@@ -227,7 +227,7 @@ def exchanging(answer):
 
 PAGE = (Path(__file__).parents[3] / "docs" / "messages.md").read_text("utf-8")
 SECTION = re.split("^## ", PAGE.partition("\n## Scheduler\n")[2], flags=re.MULTILINE)
-CODES = set(re.findall("^### (HPC[0-9]{3})$", SECTION[0], re.MULTILINE))
+CODES = set(re.findall("^### (HPC[0-9]{3}):", SECTION[0], re.MULTILINE))
 
 answers = st.sampled_from(
     [

@@ -111,7 +111,9 @@ def test_show_a_file(run, mine):
 def test_show_what_there_is_not(run):
     code, out, err = run("show", "jcs")
     assert (code, out) == (2, "")
-    assert err.startswith("torchrun_hpc: error: HPC040 site=jcs: there is no such site")
+    assert err.startswith(
+        "torchrun_hpc: error[HPC040]: site=jcs: there is no such site"
+    )
     assert "Did you mean jsc?" in err
     assert err.count("\n") == 1
 
@@ -137,7 +139,7 @@ def test_here_as_it_was_typed(run, monkeypatch, mine):
     monkeypatch.setenv("PET_HPC_SITE", "jcs")
     code, out, err = run("here")
     assert (code, out) == (2, "")
-    assert "error: HPC040 PET_HPC_SITE=jcs: there is no such site" in err
+    assert "error[HPC040]: PET_HPC_SITE=jcs: there is no such site" in err
 
 
 def test_here_is_none(run, monkeypatch):
@@ -198,9 +200,9 @@ def test_check_says_what_is_wrong_in_each(run, mine, tmp_path):
     assert (code, out) == (2, f"{mine}: ok: mine, other\n")
     first, second = err.splitlines()
     assert first.startswith(
-        f"torchrun_hpc: error: HPC043 {broken}, mine.titel: there is no such"
+        f"torchrun_hpc: error[HPC043]: {broken}, mine.titel: there is no such"
     )
-    assert second.startswith(f"torchrun_hpc: error: HPC041 {missing} cannot be read")
+    assert second.startswith(f"torchrun_hpc: error[HPC041]: {missing} cannot be read")
 
 
 @pytest.mark.parametrize("args", [(), ("here",), ("show", "jsc")])
@@ -208,7 +210,7 @@ def test_a_broken_file_of_the_user(args, run, mine):
     mine.write_text("[", encoding="utf-8")
     code, out, err = run(*args)
     assert (code, out) == (2, "")
-    assert err.startswith(f"torchrun_hpc: error: HPC042 {mine}: this is not TOML: ")
+    assert err.startswith(f"torchrun_hpc: error[HPC042]: {mine}: this is not TOML: ")
 
 
 @pytest.mark.parametrize("args", [("shwo",), ("show",), ("check",), ("here", "x")])

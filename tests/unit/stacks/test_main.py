@@ -139,7 +139,7 @@ def test_no_launch(run):
         "",
         [
             (
-                f"torchrun_hpc: error: HPC172 no launch of torchrun_hpc on {HOST} is "
+                f"torchrun_hpc: error[HPC172]: no launch of torchrun_hpc on {HOST} is "
                 f"yours. Type, with the name of a node that has one: srun --overlap "
                 f"--jobid=N -w NODE {COMMAND}"
             )
@@ -157,7 +157,7 @@ def broken(own_names):
         yield listening
 
 
-NO_ANSWER = "torchrun_hpc: error: HPC173 the agent does not answer: "
+NO_ANSWER = "torchrun_hpc: error[HPC173]: the agent does not answer: "
 
 
 @pytest.mark.usefixtures("broken")

@@ -22,7 +22,7 @@ A_NODE_IS_MISSING = []  # as of Inspection
 
 REPORT = [
     (
-        "torchrun_hpc: warning: HPC171 the 4 workers have shown the same stacks for "
+        "torchrun_hpc: warning[HPC171]: the 4 workers have shown the same stacks for "
         "10 s (--hpc-stall-report); nothing is ended:"
     ),
     "    4 ranks: <module> train.py:12",
@@ -116,7 +116,7 @@ TOO_SLOW = [
 def test_it_says_once_that_nothing_can_be_seen(report):
     assert report(*[NOT_INSTALLED] * 100) == [
         (
-            "torchrun_hpc: warning: HPC175 a stall cannot be reported "
+            "torchrun_hpc: warning[HPC175]: a stall cannot be reported "
             "(--hpc-stall-report): no stack of 4 ranks: py-spy is not installed"
         )
     ]

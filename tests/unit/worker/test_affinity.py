@@ -54,7 +54,7 @@ def test_cpus_that_are_offline(capsys):
     with affinity.bound(OFFLINE, "the worker of local rank 1"):
         assert of_what_is_started() == ALL
     assert capsys.readouterr().err == (
-        "torchrun_hpc: warning: HPC223 the worker of local rank 1 on "
+        "torchrun_hpc: warning[HPC223]: the worker of local rank 1 on "
         f"{socket.gethostname()} is not bound to CPUs 4000, of which none is left to "
         "this job (Invalid argument)\n"
     )

@@ -104,6 +104,7 @@ def _workers(pids: dict[int, Any], group: Any, context: Any) -> list[Worker]:
             exit_code=functools.partial(_exit_code, pid, processes.get(local)),
             log=_file(context.stderrs.get(local)),
             error_file=context.error_files.get(local, ""),
+            nodes=group.group_world_size,
         )
         for local, pid in pids.items()
     ]
