@@ -1,4 +1,4 @@
-"""What goes wrong on real clusters, done to real jobs: docs/faults.md comes from here.
+"""What goes wrong on real clusters, done to real jobs: faults.md comes from here.
 
 Each fault is a function that does something to a job of three nodes, and checks what
 follows. Its documentation is its section of the page; what it returns are the seconds

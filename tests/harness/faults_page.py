@@ -1,4 +1,4 @@
-"""docs/faults.md: the tests of faults compare it, or write it with WRITE_FAULTS=1."""
+"""faults.md beside the tests of faults: the tests of faults compare it, or write it with WRITE_FAULTS=1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchrun_hpc.reporting.console import PREFIX
 if TYPE_CHECKING:
     from jobs import Job
 
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "tests" / "more" / "faults" / "faults.md"
 WRITES = bool(os.environ.get("WRITE_FAULTS"))
 
 HEAD = """# Faults
@@ -25,11 +25,11 @@ HEAD = """# Faults
 <!-- Written by the tests of faults, with WRITE_FAULTS=1. Do not edit. -->
 
 What follows when something goes wrong, as tests on a real Slurm cluster have seen it:
-three nodes, jwb0001 to jwb0003, and one worker on each; [spares](spares.md) are jwb0004
+three nodes, jwb0001 to jwb0003, and one worker on each; spares are jwb0004
 and jwb0005. The workers stand still when a step fails, as NCCL's do, so whatever ends
 them is the launcher. Where a job does not go on, all agents that are left end with exit
 code 1. The seconds were measured on a quiet machine, once; the tests fail if another
-line is printed. Codes lead to [messages.md](messages.md).
+line is printed. docs/messages.md explains the codes.
 """
 NOTHING = "The launcher prints nothing."
 NODE = r"jwb\d+ \(node \d\)"
