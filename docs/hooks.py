@@ -1,9 +1,9 @@
-"""Add files from outside docs/ to the site, and rewrite the links to them.
+"""Hooks of the site: files from outside docs/, their links, search, and short code.
 
-Pages are written to be read in the repository, too. So a link leads to where a file is
-there: `../examples/README.md`, `../examples/ddp.py`. What a page or the navigation
-names outside of docs/ becomes a page of the site; a program becomes a page that shows
-it.
+The pages can also be read in the repository. So a link names the file there:
+`../examples/README.md`, `../examples/ddp.py`. Each file outside docs/ that a page or the
+navigation names becomes a page of the site. A program becomes a page that shows it, which
+the search leaves out.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 DOCS = "docs/"
-# On the site this folder has another name: the page patches.md has its place.
+# This folder has another name on the site.
 FOLDER, PLACE = "patches/", "module-systems/"
 
 # The path of a link of Markdown, without its anchor; not an address.
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
+# Code that is never broken: an option, a file name.
+_SHORT = re.compile(r"<code>([^<>]{1,30})</code>")
+# A search finds these pages first.
+_BOOSTED = {"README.md": 2, "run.md": 2, "install.md": 2, "troubleshooting.md": 2}
 _LANGUAGES = {".py": "python", ".sh": "bash", ".patch": "diff", ".toml": "toml"}
 
 
@@ -57,12 +61,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Rewrite the links of a page to where the site has their targets."""
     here = page.file.src_uri
+    if here in _BOOSTED:
+        page.meta["search"] = {"boost": _BOOSTED[here]}
 
     def rewritten(match: re.Match[str]) -> str:
         target = _on_site(_target(_in_repository(here), match[1]))
         return posixpath.relpath(target, posixpath.dirname(here) or ".")
 
     return _LINK.sub(rewritten, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Mark short code in a sentence: a line must not break in it."""
+    return _SHORT.sub(r'<code class="short">\1</code>', html)
 
 
 def _named(nav: Any) -> Iterator[str]:
@@ -92,7 +103,10 @@ def _outside(uri: str, config: MkDocsConfig) -> File:
         return File.generated(config, _on_site(uri), abs_src_path=str(ROOT / uri))
     text = (ROOT / uri).read_text(encoding="utf-8")
     language = _LANGUAGES.get(Path(uri).suffix, "text")
-    shown = f"# {Path(uri).name}\n\n````{language} title={uri!r}\n{text}````\n"
+    excluded = "---\nsearch:\n  exclude: true\n---\n"
+    shown = (
+        f"{excluded}# {Path(uri).name}\n\n````{language} title={uri!r}\n{text}````\n"
+    )
     return File.generated(config, _on_site(uri), content=shown)
 
 
