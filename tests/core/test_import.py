@@ -25,33 +25,33 @@ STEP, TASKS = "slurm-srun-3-nodes", "slurm-srun-2-nodes-4-tasks-each"
 REFUSED = {
     "batch script": (
         *("slurm-sbatch-script", 0, {}),
-        f"HPC061 .*a job of 3 nodes .* {SRUN}",
+        rf"HPC061\]: .*a job of 3 nodes .* {SRUN}",
     ),
     "salloc": (
         *("slurm-salloc-shell", 0, {}),
-        f"HPC060 .*not on the job's 3 nodes .*{SRUN}",
+        rf"HPC060\]: .*not on the job's 3 nodes .*{SRUN}",
     ),
     "an option of the agent, four tasks on a node": (
         *(TASKS, 0, {"PET_MAX_RESTARTS": "3"}),
-        "HPC134 .*PET_MAX_RESTARTS=3 is no option",
+        r"HPC134\]: .*PET_MAX_RESTARTS=3 is no option",
     ),
     "another of these tasks": (TASKS, 5, {"PET_MAX_RESTARTS": "3"}, None),
     "broken list": (
         *(STEP, 0, {"SLURM_STEP_NODELIST": "jwb[0001-"}),
-        r"HPC022 .*SLURM_STEP_NODELIST='jwb\[0001-' is not a list of nodes",
+        r"HPC022\]: .*SLURM_STEP_NODELIST='jwb\[0001-' is not a list of nodes",
     ),
     "broken list, second task": (STEP, 1, {"SLURM_STEP_NODELIST": "jwb[0001-"}, None),
     "no list": (
         *(STEP, 0, {"SLURM_STEP_NODELIST": None}),
-        "HPC020 .*SLURM_STEP_NODELIST is not set",
+        r"HPC020\]: .*SLURM_STEP_NODELIST is not set",
     ),
     "not in the list": (
         *(STEP, 2, {"SLURMD_NODENAME": "jwb0009"}),
-        "HPC028 .*SLURMD_NODENAME='jwb0009', is not among the step's nodes",
+        r"HPC028\]: .*SLURMD_NODENAME='jwb0009', is not among the step's nodes",
     ),
     "letters beyond ASCII": (
         *(STEP, 0, {"SLURM_STEP_NUM_NODES": "drei\n\u2028ü"}),
-        r"HPC021 .*SLURM_STEP_NUM_NODES='drei\\n\\u2028ü' is not a whole number",
+        r"HPC021\]: .*SLURM_STEP_NUM_NODES='drei\\n\\u2028ü' is not a whole number",
     ),
 }
 
@@ -72,7 +72,7 @@ def test_bad_input_is_refused_before_torch_is_imported(tmp_path):
         if message is None:
             assert done.stderr == "", fault
         else:
-            pattern = f"torchrun_hpc: error: {message}.*\n"
+            pattern = rf"torchrun_hpc: error\[{message}.*\n"
             assert re.fullmatch(pattern, done.stderr), (fault, done.stderr)
         assert took < MOST_CPU_S, fault
     # This shows that the above would notice torch.

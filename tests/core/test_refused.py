@@ -38,5 +38,7 @@ def test_a_node_that_does_not_come(unpadded, tmp_path):
     done = launch(unpadded, "--rdzv_conf=join_timeout=3", first=first)
     refused(done, code=1)
     (line,) = errors(done.stderr)
-    message = "HPC125 the job has failed: 1 node did not come within 3 s (join_timeout)"
+    message = (
+        "[HPC125]: the job has failed: 1 node did not come within 3 s (join_timeout)"
+    )
     assert line.endswith(f"{message}: n10 (node 1)")

@@ -28,7 +28,7 @@ def test_a_site_in_the_users_folder(tmp_path):
         (host, "10.20.0.1", "enp5s0", "enp", "1") for host in ("node9", "node10")
     ]
     (line,) = lines(done.stderr)
-    assert "scheduler rendezvous at node9-fast:" in line
-    assert line.endswith(", site ours")
+    assert "meeting at node9-fast:" in line
+    assert line.endswith("; site ours")
     assert here.returncode == 0, here.stderr
     assert "a cluster in a cellar" in here.stdout

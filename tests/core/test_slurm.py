@@ -35,8 +35,7 @@ def test_one_command_trains(juelich, tmp_path):
     (line,) = [line for line in stderr if line != "to stderr"]
     assert re.fullmatch(
         r"torchrun_hpc \S+: 2 nodes, 2 workers here; Slurm \d+\.0; "
-        r"scheduler rendezvous at jwb0001i:2\d{4} \(10\.20\.0\.1\), "
-        r"interface ib0, site jsc",
+        r"meeting at jwb0001i:2\d{4} over ib0; site jsc",
         line,
     ), line
 

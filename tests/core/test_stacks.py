@@ -73,7 +73,7 @@ def test_a_stall(juelich, tmp_path):
 
     assert "0: torchrun_hpc: warning[HPC171]: " in job.output
     assert job.output.count("HPC171") == job.output.count("rank (5") == 1, job.output
-    report = job.output.partition("HPC171 ")[2].splitlines()
+    report = job.output.partition("HPC171]: ")[2].splitlines()
     assert report[0] == (
         f"the 6 workers have shown the same stacks for {LIMIT_S} s "
         "(--hpc-stall-report); nothing is ended:"

@@ -358,7 +358,7 @@ def _assert_clean(which: str, line: Line, result: Result) -> None:
     if line.may_grow:
         shape = f"1 to 2 nodes, {count} here; no scheduler; "
     assert re.match(rf"{START}\d+\.\d+: {shape}", lines[0]), (which, lines)
-    last = f"torchrun_hpc: warning[{warning}]: " if warning else START
+    last = f"torchrun_hpc: warning[{warning}" if warning else START
     assert lines[-1].startswith(last), (which, lines)
 
 
@@ -425,7 +425,7 @@ def _assert_report(name: str, ours: Result) -> None:
         assert words not in ours.err, ours.err
     if name == "second attempt":  # which of the two, is chance
         restart = r"restart 1 of all workers: worker [01] ended with exit code 5"
-        assert re.fullmatch(f"torchrun_hpc: note[HPC128]: {restart}", *restarts), (
+        assert re.fullmatch(rf"torchrun_hpc: note\[HPC128\]: {restart}", *restarts), (
             ours.err
         )
         assert ours.err.splitlines() == ours.own_lines
@@ -435,7 +435,7 @@ def _assert_report(name: str, ours: Result) -> None:
     how, cause = ENDINGS[name]
     why = f"worker {rank} {how}"
     assert re.fullmatch(
-        rf"{FAILED}{re.escape(why)} \(local rank {rank}, at [\d-]{{10}} [\d:]{{8}}\)",
+        rf"{re.escape(FAILED + why)} \(local rank {rank}, at [\d-]{{10}} [\d:]{{8}}\)",
         first,
     ), ours.err
     assert last == FAILED + why + (f": {cause}" if cause else ""), ours.err

@@ -103,8 +103,8 @@ class Step:
 
     def launch_id_and_port(self) -> tuple[str, str]:
         """Return the launch's id, and the port of the head node, n9."""
-        said = self.says(r"rendezvous at n9:\d+")
-        ((launch_id, port),) = re.findall(r"Slurm (\S+), .* at n9:(\d+)", said)
+        said = self.says(r" at n9:\d+")
+        ((launch_id, port),) = re.findall(r"Slurm (\S+?);.* at n9:(\d+)", said)
         return launch_id, port
 
     @contextlib.contextmanager
@@ -144,7 +144,7 @@ class Step:
     def joins(self, host: str) -> None:
         """Wait until the head node has answered the agent on a node."""
         (port,) = set(
-            re.findall(r"rendezvous at \w+:(\d+)", self.says("rendezvous at"))
+            re.findall(r"(?:meeting|rendezvous) at \w+:(\d+)", self.says(" at "))
         )
         asked = ["ss", "-Htin", "state", "established", f"dport = :{port}"]
         self.wait(

@@ -195,7 +195,7 @@ def test_resnet_each_task_a_worker(juelich, resnet, folder):
     (line,) = re.findall(other, done.output, re.MULTILINE)
     assert "2 nodes x 2 tasks" in line
     assert "each task a worker at jwb0001i:" in line
-    assert line.endswith("interface ib0, site jsc")
+    assert line.endswith("over ib0; site jsc")
 
 
 def test_lightning(juelich, folder):

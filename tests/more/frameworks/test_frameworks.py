@@ -81,7 +81,7 @@ def test_accelerate_launch(cluster, tmp_path):
     command = ["salloc", "-N2", ONE_TASK, "bash", "-c", line]
     done = cluster.run(command, env=JUELICH, cwd=tmp_path)
     _check(done, "accelerate")
-    assert "scheduler rendezvous at jwb0001i:29500 (10.20.0.1)" in done.stderr
+    assert "meeting at jwb0001i:29500 over ib0" in done.stderr
 
 
 def _need(framework):

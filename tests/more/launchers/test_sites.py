@@ -44,8 +44,8 @@ def test_centre(site):
         (host, "10.20.0.1", "hsn0", nccl) for host in cluster.names
     ]
     (line,) = lines(done.stderr)
-    assert f"scheduler rendezvous at {head}:" in line
-    assert line.endswith(f", site {site}")
+    assert f"meeting at {head}:" in line
+    assert line.endswith(f"; site {site}")
     assert here.returncode == 0, here.stderr
     assert site in here.stdout
 
