@@ -1,0 +1,54 @@
+"""The search of the site finds the right page among the first three."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from commands import ROOT, require_package
+
+# What people search for, and the page that they need.
+SEARCHES = {
+    "my job hangs": "troubleshooting/",
+    "stuck": "troubleshooting/",
+    "deadlock": "troubleshooting/",
+    "NCCL timeout": "troubleshooting/",
+    "out of memory": "troubleshooting/",
+    "which line for my cluster": "run/",
+    "resume before the time limit": "checkpoints/",
+    "log to files": "frameworks/",
+    "wandb": "frameworks/",
+    "install centrally": "install/",
+    "HPC125": "messages/",
+}
+
+
+@pytest.fixture(scope="module")
+def search():
+    require_package("lunr")
+    from lunr import lunr  # noqa: PLC0415
+
+    file = ROOT / "build" / "site" / "search" / "search_index.json"
+    sections = json.loads(file.read_text(encoding="utf-8"))["docs"]
+    documents = [
+        (dict(each, ref=str(number)), {"boost": each.get("boost", 1)})
+        for number, each in enumerate(sections)
+    ]
+    fields = [{"field_name": "title", "boost": 1000}, {"field_name": "text"}]
+    index = lunr(ref="ref", fields=fields, documents=documents)
+
+    def pages(words):
+        found = index.search(" ".join(f"{word}*" for word in words.split()))
+        places = (sections[int(each["ref"])]["location"] for each in found)
+        return list(dict.fromkeys(place.partition("#")[0] for place in places))
+
+    return pages
+
+
+@pytest.mark.parametrize(("words", "page"), SEARCHES.items())
+def test_search(search, words, page):
+    assert page in search(words)[:3]
+
+
+def test_programs_are_not_found(search):
+    assert not [page for page in search("init_process_group") if ".py" in page]
