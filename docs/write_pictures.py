@@ -1,7 +1,6 @@
-"""Draw the pictures of README and the site: ``python docs/write_pictures.py``.
+"""Draw the pictures of the site: ``python docs/write_pictures.py``.
 
-The scripts in the first picture are files beside it, which a test runs. Each picture
-has its colours for light and dark, and follows the page that shows it.
+Each picture has its colours for light and dark, and follows the page that shows it.
 """
 
 from __future__ import annotations
@@ -73,48 +72,6 @@ def picture(width: int, height: int, title: str, content: str) -> str:
     )
 
 
-# --- what a user types ----------------------------------------------------------------
-
-FOUND = (
-    "number of nodes, node rank",
-    "rendezvous id and endpoint, a free port",
-    "jwb0001 → jwb0001i, the InfiniBand name",
-    "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME",
-)
-
-START_LINE = (
-    "torchrun_hpc: HPC001 4 nodes, 4 workers on",
-    "this one, Slurm 123456.0, scheduler",
-    "rendezvous at jwb0001i:26058 (10.20.0.1), …",
-)
-
-
-def code(name: str) -> list[Line]:
-    """Return the lines of a script."""
-    text = (FOLDER / name).read_text(encoding="utf-8")
-    return [Line(line, "code") for line in text.splitlines()]
-
-
-def launch(*, is_wide: bool) -> str:
-    """Draw what a user types, at one centre today, and with torchrun_hpc."""
-    today = [Line("Today, at one centre", "strong theirs"), Line(""), *code("today.sh")]
-    found = [Line(f"· {text}") for text in FOUND]
-    ours = [
-        *(Line("With torchrun_hpc", "strong ours"), Line("")),
-        *code("with.sh"),
-        *(Line(""), Line("It finds out from scheduler and node:", "dim"), *found),
-        Line("prints one line, and starts torch's own agent:", "dim"),
-        *(Line(text, "code") for text in START_LINE),
-    ]
-    left, right = Panel(402, today), Panel(402, ours)
-    title = "A job script of today at one centre, and the line in its place"
-    if is_wide:
-        content = left.drawn(0, 0) + right.drawn(418, 0, left.height)
-        return picture(820, left.height, title, content)
-    content = left.drawn(0, 0) + right.drawn(0, left.height + 16)
-    return picture(402, left.height + 16 + right.height, title, content)
-
-
 # --- the five stages ------------------------------------------------------------------
 
 STAGES = {
@@ -128,7 +85,7 @@ STAGES = {
     ),
     "3  choose mode": (
         "one node, several nodes, direct mode,",
-        "as typed; or refused, with the line to type",
+        "by hand; or refused, with the line to copy",
     ),
     "4  plan": (
         "one pure function of all that",
@@ -206,8 +163,6 @@ def phases() -> str:
 
 PICTURES = {
     "phases.svg": phases(),
-    "launch-wide.svg": launch(is_wide=True),
-    "launch-narrow.svg": launch(is_wide=False),
     "pipeline.svg": pipeline(),
 }
 

@@ -91,6 +91,10 @@ ON_EACH = Run(
 )
 
 CI = ".ci/run"
+PACKAGE = "tests/more/dropin/test_package.py::environment"
+PICTURE = (
+    "tests/more/documentation/test_documentation.py::test_by_hand_and_with_the_launcher"
+)
 EXAMPLES = "tests/more/documentation/test_examples.py::test_"
 SHELL = "tests/more/documentation/test_documentation.py::test_a_first_session"
 SITES = "tests/more/documentation/test_pages.py::test_the_command_sites"
@@ -98,46 +102,31 @@ SITES = "tests/more/documentation/test_pages.py::test_the_command_sites"
 # By page and words: how it is run here, or by which test elsewhere.
 BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     "README.md": {
+        "nodes=": PICTURE,
+        "gpu main.py": PICTURE,
+        "pip install .": PACKAGE,
         "make demo": CI,
         "#SBATCH": [
             Run("script", AGENTS, 4, TWO | {"examples/ddp.py --steps 100": "main.py"},
                 options=SMALL)
         ],
-        "# mpirun": [
-            Run("job", f"{AGENTS}Slurm", 4, TWO, line="srun"),
-            # In the place of mpiexec of PALS, which binds by default.
-            Run("MPICH 4", f"{AGENTS}Hydra in PBS", 4,
-                TWO | {"-n 4": "-n 2", "--cpu-bind none ": ""}, environ=PBS,
-                line="mpiexec"),
-            Run("Open MPI 4", f"{AGENTS}Open MPI", 4,
-                TWO | {"-np 4": "-np 2 --host n9:8,n10:8"}, line="mpirun"),
-            Run("machines", f"{AGENTS}no scheduler", 4, TWO | MACHINES,
-                hosts=("n9", "n10"),
-                line="python -m torchrun_hpc --nproc_per_node=gpu --nnodes"),
-            Run("machines", "2 workers on this machine", 2, TWO,
-                line="python -m torchrun_hpc --nproc_per_node=gpu main.py"),
-        ],
     },
     "CONTRIBUTING.md": {"make demo": CI},
     "docs/README.md": {
-        "make demo": CI,
+        "--nproc_per_node=gpu": [
+            Run("job", ON_ONE, 2, TWO | {"examples/ddp.py": "main.py"},
+                options=ONE, prints="nothing is started")
+        ],
         "make cluster": SHELL,
         "torchrun_hpc --nproc_per_node=2 examples/ddp.py": SHELL,
-        "--hpc-dry-run": SHELL,
+        "--hpc-dry-run --nproc_per_node=2": SHELL,
         "dpp.py": SHELL,
-        "pip install .": "tests/more/dropin/test_package.py::environment",
     },
+    "docs/install.md": {"pip install .\n": PACKAGE, "make demo": CI},
     "docs/binding.md": {
         "--hpc-bind=gpu": [
             Run("job", ON_ONE, 2, TWO, options=ONE, prints="HPC221]: .*evenly")
         ]
-    },
-    "docs/centres.md": {
-        "torchrun_hpc.sites here": SITES,
-        "#SBATCH": [Run("script", AGENTS, 4, TWO, options=SMALL)],
-    },
-    "docs/direct.md": {
-        "srun": [Run("job", "2 nodes x 4 tasks; Slurm", 8, options=TASKS)]
     },
     "docs/doctor.md": {
         "--nproc_per_node=gpu":
@@ -152,8 +141,8 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "--ntasks-per-node=4": [Run("job", "2 nodes x 4 tasks", 8, options=TASKS)],
         "launch": "tests/more/frameworks/test_frameworks.py::test_accelerate_launch",
     },
-    "docs/launchers.md": {
-        "#SBATCH": [Run("script", f"{AGENTS}Slurm", 4, TWO, options=SMALL)],
+    "docs/run.md": {
+        "#SBATCH & --gres": [Run("script", f"{AGENTS}Slurm", 4, TWO, options=SMALL)],
         "--het-group=1": [
             Run("job", "3 nodes, 1 worker here; Slurm", 3,
                 options=("--nodes=1", ":", "--nodes=2"))
@@ -161,9 +150,9 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "mpirun & PBS_NODEFILE": [
             Run("Open MPI 4", f"{AGENTS}Open MPI in PBS", 4, TWO, environ=PBS)
         ],
-        "MPICH & mpiexec": [
-            # MPICH 4 is on the README.
+        "mpiexec & Intel": [
             Run("Intel MPI", f"{AGENTS}Hydra in PBS", 4, TWO, environ=PBS),
+            Run("MPICH 4", f"{AGENTS}Hydra in PBS", 4, TWO, environ=PBS),
         ],
         "node1:8": [
             Run("Open MPI 4", f"{AGENTS}Open MPI", 4,
@@ -171,6 +160,9 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         ],
         "--rdzv_backend=c10d": [ON_EACH],
         "--master_addr": [ON_EACH],
+        "On one machine": [Run("machines", "2 workers on this machine", 2, TWO)],
+        "--kill-on-bad-exit": [Run("job", "2 nodes x 4 tasks; Slurm", 8, options=TASKS)],
+        "torchrun_hpc.sites here": SITES,
     },
     "docs/patches.md": {
         "--hpc-without-patches": [
@@ -205,12 +197,6 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     "docs/stacks.md": {
         "--jobid=N": "tests/core/test_stacks.py::test_a_stall",
         "--hpc-stall-report": [Run("job", ON_ONE, 2, TWO, options=ONE)],
-    },
-    "docs/untested.md": {
-        "--hpc-dry-run": [
-            Run("job", ON_ONE, 2, TWO | {"examples/ddp.py": "main.py"},
-                options=ONE, prints="a dry run, nothing is started")
-        ],
     },
     "examples/README.md": {
         "Jülich & resnet50_ddp.py":

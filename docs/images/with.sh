@@ -1,2 +1,0 @@
-srun python -m torchrun_hpc \
-    --nproc_per_node=gpu main.py
