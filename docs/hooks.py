@@ -1,9 +1,9 @@
 """Hooks of the site: files from outside docs/, their links, search, and short code.
 
 The pages can also be read in the repository. So a link names the file there:
-`../examples/README.md`, `../examples/ddp.py`. Each file outside docs/ that a page or the
-navigation names becomes a page of the site. A program becomes a page that shows it, which
-the search leaves out.
+`../examples/README.md`, `../examples/ddp.py`. Each file outside docs/ that a page or
+the navigation names becomes a page of the site. A program becomes a page that shows it,
+which the search leaves out.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ SITES = "tests/more/documentation/test_pages.py::test_the_command_sites"
 # By page and words: how it is run here, or by which test elsewhere.
 BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     "README.md": {
-        "nodes=": PICTURE,
+        "first=": PICTURE,
         "gpu main.py": PICTURE,
         "pip install .": PACKAGE,
         "make demo": CI,
@@ -161,7 +161,9 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "--rdzv_backend=c10d": [ON_EACH],
         "--master_addr": [ON_EACH],
         "On one machine": [Run("machines", "2 workers on this machine", 2, TWO)],
-        "--kill-on-bad-exit": [Run("job", "2 nodes x 4 tasks; Slurm", 8, options=TASKS)],
+        "--kill-on-bad-exit": [
+            Run("job", "2 nodes x 4 tasks; Slurm", 8, options=TASKS)
+        ],
         "torchrun_hpc.sites here": SITES,
     },
     "docs/patches.md": {

@@ -1,4 +1,4 @@
-"""faults.md beside the tests of faults: the tests of faults compare it, or write it with WRITE_FAULTS=1."""
+"""faults.md, beside the tests of faults, which compare it or write it."""
 
 from __future__ import annotations
 
