@@ -70,7 +70,7 @@ def _section(code: str, entry: dict[str, Any]) -> str:
     message, cause, fix = (_unwrapped(entry[key]) for key in ("text", "cause", "fix"))
     note = f" (formerly also {', '.join(older)})" if older else ""
     body = [f"{anchors}{message}{note}<br>", f"{cause}<br>", f"**Fix:** {fix}", ""]
-    return "\n".join([f"### {code}: {entry['title']}", "", *body])
+    return "\n".join([f"### {code}: {entry['title']}", *body])
 
 
 def _unwrapped(text: str) -> str:

@@ -18,7 +18,7 @@ def test_table(juelich):
 
     And but for the key, which the nodes of the page have in a home that they share.
     """
-    command = block("docs/dry-run.md", "srun").text
+    command = block("docs/troubleshooting.md", "--hpc-dry-run").text
     foreign = juelich.foreign_bytes("eth0")
     done = juelich.run(["bash", "-c", command], env=JUELICH)
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def test_table(juelich):
     ):
         assert here in printed, printed
         printed = printed.replace(here, there)
-    shown = block("docs/dry-run.md", "nothing is started").text
+    shown = block("docs/troubleshooting.md", "nothing is started").text
     as_shown = doctest.OutputChecker().check_output(
         shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     )

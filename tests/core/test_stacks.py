@@ -21,7 +21,7 @@ TREE = (
 )
 
 # Where the command is started, in the job, and how.
-LINE = block("docs/stacks.md", "--jobid=N").text
+LINE = block("docs/troubleshooting.md", "--jobid=N").text
 ASKED = {
     "on another node": {"srun": "srun -N1 --nodelist=jwb0002"},
     "on all nodes": {},

@@ -128,14 +128,6 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
             Run("job", ON_ONE, 2, TWO, options=ONE, prints="HPC221]: .*evenly")
         ]
     },
-    "docs/doctor.md": {
-        "--nproc_per_node=gpu":
-            "tests/more/faults/test_doctor.py::test_a_link_with_half_the_rate",
-        "monday.json": "tests/core/test_doctor.py::test_a_healthy_cluster",
-    },
-    "docs/dry-run.md": {
-        "--hpc-dry-run": "tests/core/test_dry_run.py::test_table",
-    },
     "docs/frameworks.md": {
         "--ntasks-per-node=1": [Run("job", AGENTS, 4, TWO)],
         "--ntasks-per-node=4": [Run("job", "2 nodes x 4 tasks", 8, options=TASKS)],
@@ -196,9 +188,13 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
             Run("job", WITH_ONE, 4, SPARE | {"nvidia-smi -L": "seq 4"}, options=THREE)
         ],
     },
-    "docs/stacks.md": {
+    "docs/troubleshooting.md": {
         "--jobid=N": "tests/core/test_stacks.py::test_a_stall",
         "--hpc-stall-report": [Run("job", ON_ONE, 2, TWO, options=ONE)],
+        "torchrun_hpc.doctor --nproc_per_node=gpu":
+            "tests/more/faults/test_doctor.py::test_a_link_with_half_the_rate",
+        "monday.json": "tests/core/test_doctor.py::test_a_healthy_cluster",
+        "--hpc-dry-run": "tests/core/test_dry_run.py::test_table",
     },
     "examples/README.md": {
         "Jülich & resnet50_ddp.py":

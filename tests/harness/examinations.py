@@ -72,6 +72,6 @@ def typed(  # noqa: PLR0913, PLR0917 - the last two have defaults
 ) -> subprocess.CompletedProcess[str]:
     """Type what the page has, or its first lines, for the three nodes of a cluster."""
     small = {"srun": shlex.join(["srun", *STEP])} | instead
-    text = "\n".join(block("docs/doctor.md", words).text.splitlines()[:lines])
+    text = "\n".join(block("docs/troubleshooting.md", words).text.splitlines()[:lines])
     text = replaced(text, small)
     return cluster.run(["bash", "-ec", text], env=env, cwd=folder)

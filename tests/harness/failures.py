@@ -1,4 +1,4 @@
-"""Jobs that fail, and say why on one screen: the examples of docs/failures.md.
+"""Jobs that fail, and say why on one screen: the examples of docs/troubleshooting.md.
 
 With WRITE_FAILURES=1 the examples are written anew.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from testbed import Cluster
 
-PAGE = "docs/failures.md"
+PAGE = "docs/troubleshooting.md"
 MARK = "<!-- Examples: written by their tests, with WRITE_FAILURES=1. -->\n"
 WRITES = bool(os.environ.get("WRITE_FAILURES"))
 

@@ -94,5 +94,5 @@ def shown_programs():
 
 @pytest.mark.parametrize("place", shown_programs())
 def test_an_example_ends_its_process_group(place):
-    """Otherwise gloo may abort the worker at its end: see docs/symptoms.md."""
+    """Otherwise gloo may abort the worker at its end: see docs/troubleshooting.md."""
     assert not leaves_its_group(shown_programs()[place])

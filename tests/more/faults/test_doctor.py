@@ -83,7 +83,7 @@ def test_a_link_with_half_the_rate(shaped, no_torch, tmp_path):
     """Of what it sends; typed as the page has it."""
     words = {"=gpu": f"=1 {SMALL} --json=file"}
     with links.throttled(shaped, "jwb0002", HALF, egress_only=True):
-        done = typed(shaped, tmp_path, "=gpu", words, env=no_torch)
+        done = typed(shaped, tmp_path, "doctor --nproc", words, env=no_torch)
     found = examined(done, tmp_path / "file", 1)
     assert besides_torch(found) == [("HPC191", [1])]
     text = r"jwb0002, with 2 of 2 nodes: 4\d Mbit/s, and 9\d Mbit/s"
