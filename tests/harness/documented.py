@@ -176,7 +176,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "#PBS": "tests/more/faults/test_signals.py::"
             "test_a_signal_from_the_script_of_a_job_of_pbs",
     },
-    "docs/sites.md": {
+    "docs/reference.md": {
         "sites list": SITES,
         "sites show": SITES,
         "check & ok:": SITES,
