@@ -1,6 +1,6 @@
 """Write the fields of the doctor's report: ``python docs/write_report.py``.
 
-They go into reference.md as tables, and into doctor-report.schema.json as a JSON Schema.
+reference.md gets them as tables, and doctor-report.schema.json as a JSON Schema.
 """
 
 from __future__ import annotations
