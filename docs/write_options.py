@@ -18,8 +18,8 @@ Every option of torchrun works, in both spellings (`--nproc-per-node` and
 `--nproc_per_node`). The installed PyTorch provides the parser: this page shows PyTorch
 2.13. Options come before the script. Words after its name are the script's.
 
-A value comes from the command line, otherwise from the variable, otherwise from the site
-file. Otherwise it is derived.
+A value comes from the command line, otherwise from the variable, otherwise from the
+site file. Otherwise it is derived.
 
 ## Options of torchrun_hpc
 
