@@ -63,6 +63,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     here = page.file.src_uri
     if here in _BOOSTED:
         page.meta["search"] = {"boost": _BOOSTED[here]}
+    if here.startswith("tests/"):
+        page.meta["search"] = {"exclude": True}
 
     def rewritten(match: re.Match[str]) -> str:
         target = _on_site(_target(_in_repository(here), match[1]))
