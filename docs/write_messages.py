@@ -34,9 +34,9 @@ restart, or a corrected value; on the start line it comes after a semicolon.
 
 If all nodes find the same fault, the first one reports it. If only one node finds it,
 that node reports it with its name. A node that cannot start sends the reason to the
-head node for up to two minutes. Then all nodes end, and node 0's last line names the first
-failure (HPC125). Without a known head node, or with torch's own rendezvous, the other
-nodes wait for this one (HPC114).
+head node for up to two minutes. Then all nodes end, and node 0's last line names the
+first failure (HPC125). Without a known head node, or with torch's own rendezvous, the
+other nodes wait for this one (HPC114).
 
 | exit code | meaning |
 |---|---|

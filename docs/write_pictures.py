@@ -88,7 +88,7 @@ STAGES = {
         "by hand; or refused, with the line to copy",
     ),
     "4  plan": (
-        "one pure function of all that",
+        "a pure function of these inputs",
         "→ every value, with its source",
     ),
     "5  start": (

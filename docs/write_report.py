@@ -1,6 +1,6 @@
 """Write the fields of the doctor's report: ``python docs/write_report.py``.
 
-They go into api.md as tables, and into doctor-report.schema.json as a JSON Schema.
+reference.md gets them as tables, and doctor-report.schema.json as a JSON Schema.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from torchrun_hpc.doctor import results
 
-FILE = Path(__file__).with_name("api.md")
+FILE = Path(__file__).with_name("reference.md")
 SCHEMA_FILE = Path(__file__).with_name("doctor-report.schema.json")
 MARK = "<!-- Written by docs/write_report.py from torchrun_hpc.doctor.results. -->\n"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,18 @@ class EmbeddedLaunchError(LaunchError, ValueError):
         return f"{self.code} {super().__str__()}"
 
 
-def choices(wanted: str, known: Collection[str]) -> str:
-    """Say in sentences what there is instead of an unknown name."""
-    import difflib  # noqa: PLC0415 - only for what was mistyped
+def near(wanted: str, known: Iterable[str]) -> str:
+    """Return a did-you-mean question for an unknown name; empty if none is near."""
+    import difflib  # noqa: PLC0415 - slow to import
 
-    near = difflib.get_close_matches(wanted.lower(), known, n=1)
-    guess = f"Did you mean {near[0]}? " if near else ""
-    return f"{guess}There are: {', '.join(known)}"
+    found = difflib.get_close_matches(wanted, [*known], n=1)
+    return f"Did you mean {found[0]}?" if found else ""
+
+
+def choices(wanted: str, known: Collection[str]) -> str:
+    """Return what there is instead of an unknown name."""
+    guess = near(wanted.lower(), known)
+    return f"{guess} There are: {', '.join(known)}".strip()
 
 
 def count(number: int, noun: str) -> str:

@@ -1,12 +1,12 @@
-"""Trains a small model with DistributedDataParallel, and resumes from its checkpoint.
+"""Train a small model with DistributedDataParallel, and resume from its checkpoint.
 
     srun python -m torchrun_hpc --nproc_per_node=gpu \
         examples/requeue/checkpoint_ddp.py --checkpoint checkpoint.pt
 
-The script is what one would write for torchrun: nothing in it knows of the cluster, and
-it does the same after a restart on the same nodes and in a job that was requeued.
-Rank 0 writes the checkpoint, and reads it. It may be on another node each time, so all
-nodes have to see the file.
+You would write the same script for torchrun: it knows nothing about the cluster. A
+restart on the same nodes and a requeued job look the same to it. Rank 0 writes and
+reads the checkpoint. Rank 0 can be on another node each time, so all nodes must see
+the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Join the other workers, and train from the checkpoint on, if there is one."""
+    """Join the other workers, and train, from the checkpoint if there is one."""
     args = parse()
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -60,18 +60,18 @@ def main() -> None:
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             save(args.checkpoint, model, optimizer, step + 1)
         time.sleep(args.pause)
-    inputs, targets = batch(args.steps)  # on which it has not trained
+    inputs, targets = batch(args.steps)  # not used for training
     with torch.no_grad():
         loss = nn.functional.mse_loss(model(inputs.to(device)), targets.to(device))
     say(f"loss after {args.steps} steps: {loss.item():.6f}")
-    # Gloo's threads let go of the last tensor a moment after its result is there. Up to
-    # torch 2.4 a worker may hang if the group is gone by then, in 2.13 abort.
+    # Gloo's threads release the last tensor shortly after its result arrives. If the
+    # group is gone by then, a worker may hang (up to torch 2.4) or abort (2.13).
     time.sleep(0.2)
     dist.destroy_process_group()
 
 
 def resume(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Restore what rank 0 reads on all ranks; return how many steps were done."""
+    """Restore rank 0's checkpoint on all ranks, and return its number of steps."""
     states: list[Any] = [None]
     if dist.get_rank() == 0 and file.exists():
         states = [torch.load(file, map_location="cpu", weights_only=True)]
@@ -86,7 +86,7 @@ def resume(file: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> in
 def save(
     file: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
 ) -> None:
-    """Write the checkpoint on rank 0; if that is interrupted, the old one stays."""
+    """Write the checkpoint on rank 0. An interrupted write leaves the old one."""
     if dist.get_rank() != 0:
         return
     state = {
@@ -100,7 +100,7 @@ def save(
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make the data of a step, the same on every worker and in every run."""
+    """Make a step's data, the same on every worker and in every run."""
     generator = torch.Generator().manual_seed(step)
     inputs = torch.randn(BATCH, FEATURES, generator=generator)
     return inputs, inputs.sum(dim=1, keepdim=True)
@@ -109,13 +109,13 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 def train(
     step: int, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> None:
-    """Train on this worker's part of the batch of a step."""
+    """Train on this worker's part of a step's batch."""
     inputs, targets = batch(step)
     world_size = dist.get_world_size()
     part = slice(dist.get_rank(), None, world_size)
     outputs = model(inputs[part].to(device))
-    # Sums divided by the whole batch, times the world size because DDP averages: right
-    # also when the workers' parts differ by a row.
+    # DDP averages over the workers, so multiply by the world size. Dividing the sum by
+    # the whole batch stays correct if the workers' parts differ by a row.
     loss = nn.functional.mse_loss(outputs, targets[part].to(device), reduction="sum")
     optimizer.zero_grad()
     (loss * world_size / BATCH).backward()  # type: ignore[no-untyped-call]
@@ -123,7 +123,7 @@ def train(
 
 
 def say(text: str) -> None:
-    """Print a line on rank 0, at once."""
+    """Print a line on rank 0 immediately."""
     if dist.get_rank() == 0:
         print(text, flush=True)
 

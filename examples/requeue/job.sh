@@ -10,15 +10,15 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 \
     --hpc-spares=1 --max-restarts=20 --hpc-outcome="$outcome" \
     examples/requeue/checkpoint_ddp.py --checkpoint "checkpoint.$job.pt"
 
-# "running" after the end: the launch was killed.
+# "running" here means that the launch was killed.
 if grep --quiet -e '"outcome": "nodes failed"' -e '"outcome": "running"' "$outcome" &&
     [ "${SLURM_RESTART_COUNT:-0}" -lt 5 ]; then
-    # All nodes that were lost, in this run or an earlier one.
+    # All nodes lost in this run or an earlier one.
     bad=$(python -c 'import json, sys
 print(*{node for file in sys.argv[1:] for node in json.load(open(file))["exclude"]},
       sep=",")' outcome."$job".*.json)
-    trap "" TERM  # with which Slurm ends this script, once the job is requeued
-    scontrol requeuehold "$job"  # nodes can be excluded while the job is pending
+    trap "" TERM  # Slurm sends it to this script when the job is requeued
+    scontrol requeuehold "$job"  # only a pending job can exclude nodes
     scontrol update JobId="$job" ExcNodeList="$bad"
     scontrol release "$job"
 fi

@@ -127,11 +127,6 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "dpp.py": SHELL,
     },
     "docs/install.md": {"pip install .\n": PACKAGE, "make demo": CI},
-    "docs/binding.md": {
-        "--hpc-bind=gpu": [
-            Run("job", ON_ONE, 2, TWO, options=ONE, prints="HPC221]: .*evenly")
-        ]
-    },
     "docs/frameworks.md": {
         "gpu train.py": [Run("job", AGENTS, 4, TWO)],
         "--ntasks-per-node=4": [Run("job", "2 nodes x 4 tasks", 8, options=TASKS)],
@@ -163,35 +158,11 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         ],
         "torchrun_hpc.sites here": SITES,
     },
-    "docs/patches.md": {
-        "--hpc-without-patches": [
-            Run("job", ON_ONE, 2, TWO, options=ONE, prints="HPC089")
-        ]
-    },
-    "docs/plan.md": {
-        "--nnodes=1:2":
-            "tests/more/launchers/test_steps.py::test_a_second_agent_joins_by_hand"
-    },
-    "docs/preload.md": {
-        "--hpc-preload=torch": [Run("job", ON_ONE, 2, TWO, options=ONE)]
-    },
-    "docs/signals.md": {
-        "#SBATCH":
-            "tests/more/faults/test_signals.py::test_a_signal_ahead_of_the_end_of_the_job",
-        "#PBS": "tests/more/faults/test_signals.py::"
-            "test_a_signal_from_the_script_of_a_job_of_pbs",
-    },
-    "docs/sites.md": {
+    "docs/reference.md": {
         "sites list": SITES,
         "sites show": SITES,
         "check & ok:": SITES,
         "HPC043": SITES,
-    },
-    "docs/spares.md": {
-        "#SBATCH": [Run("script", WITH_ONE, 4, SPARE, options=THREE)],
-        "--hpc-health-check": [
-            Run("job", WITH_ONE, 4, SPARE | {"nvidia-smi -L": "seq 4"}, options=THREE)
-        ],
     },
     "docs/troubleshooting.md": {
         "--jobid=N": "tests/core/test_stacks.py::test_a_stall",
@@ -200,6 +171,31 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
             "tests/more/faults/test_doctor.py::test_a_link_with_half_the_rate",
         "monday.json": "tests/core/test_doctor.py::test_a_healthy_cluster",
         "--hpc-dry-run": "tests/core/test_dry_run.py::test_table",
+    },
+    "docs/checkpoints.md": {
+        "--signal=USR1":
+            "tests/more/faults/test_signals.py::test_a_signal_ahead_of_the_end_of_the_job",
+        "#PBS": "tests/more/faults/test_signals.py::"
+            "test_a_signal_from_the_script_of_a_job_of_pbs",
+        "--signal=B:USR1": "tests/more/faults/test_requeue.py::"
+            "test_a_job_that_requeues_itself_before_its_time_limit",
+        "#SBATCH --nodes=34": [Run("script", WITH_ONE, 4, SPARE, options=THREE)],
+        "--hpc-health-check": [
+            Run("job", WITH_ONE, 4, SPARE | {"nvidia-smi -L": "seq 4"}, options=THREE)
+        ],
+    },
+    "docs/internals.md": {
+        "--nnodes=1:2":
+            "tests/more/launchers/test_steps.py::test_a_second_agent_joins_by_hand",
+        "--hpc-without-patches": [
+            Run("job", ON_ONE, 2, TWO, options=ONE, prints="HPC089")
+        ],
+    },
+    "docs/speed.md": {
+        "--hpc-preload=torch": [Run("job", ON_ONE, 2, TWO, options=ONE)],
+        "srun & --hpc-bind=gpu": [
+            Run("job", ON_ONE, 2, TWO, options=ONE, prints="HPC221]: .*evenly")
+        ],
     },
     "examples/README.md": {
         "Jülich & resnet50_ddp.py":

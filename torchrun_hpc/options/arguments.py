@@ -1,4 +1,4 @@
-"""Options as argparse takes them: torchrun's, and our own group, ``--hpc-*``.
+"""The arguments of argparse: torchrun's, and our own group, ``--hpc-*``.
 
 Each option has a variable by torchrun's own rule: ``--hpc-site`` is ``PET_HPC_SITE``.
 """
@@ -6,11 +6,12 @@ Each option has a variable by torchrun's own rule: ``--hpc-site`` is ``PET_HPC_S
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, near
 from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.options.values import DRY_RUN
 from torchrun_hpc.setting import Setting
@@ -49,6 +50,19 @@ _OF_SETUP = ("hpc_site", "hpc_omp_threads", "hpc_bind", "hpc_auth", "hpc_key_fil
 
 _OURS = tuple(each for each in fields(Options) if "about" in each.metadata)
 OURS = (*(each.name for each in _OURS), "hpc_dry_run")
+
+USAGE = "torchrun_hpc [options] script.py [arguments]"
+EXAMPLES = """torchrun for HPC clusters. Start it once per node.
+
+examples:
+  srun --ntasks-per-node=1 python -m torchrun_hpc --nproc_per_node=gpu train.py
+  mpiexec -ppn 1 python -m torchrun_hpc --nproc_per_node=gpu train.py
+  python -m torchrun_hpc --hpc-dry-run --nproc_per_node=2 train.py
+
+tools:
+  python -m torchrun_hpc.doctor   find slow nodes and links of an allocation
+  python -m torchrun_hpc.stacks   show what the workers of a running job are doing
+  python -m torchrun_hpc.sites    list the known computing centres"""
 
 # Bytes of --rdzv-id: torch names a folder by it, with nine more, and 255 are allowed.
 LONGEST_ID = 246
@@ -113,7 +127,7 @@ def add_option(
 
 def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
     """Add our group to a parser; see `add_option`."""
-    group = parser.add_argument_group("clusters", "Added to torchrun by torchrun_hpc.")
+    group = parser.add_argument_group("options for clusters")
     for each in _OURS:
         about = each.metadata["about"]
         kind = str if "metavar" in about else bool
@@ -132,10 +146,19 @@ def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> Non
         )
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the examples as they are, and breaks no option at a hyphen."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap  # noqa: PLC0415 - slow to import
+
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 def with_ours(
     make: Callable[[], argparse.ArgumentParser], environ: Mapping[str, str]
 ) -> argparse.ArgumentParser:
-    """Return a parser of torchrun's command line with our options added.
+    """Return a parser of torchrun's command line with our options added, and first.
 
     Args:
         make: Makes the parser.
@@ -149,11 +172,14 @@ def with_ours(
         add_ours(parser, environ)
     except ValueError as error:
         raise wrong_variable(error, environ) from None
+    groups = parser._action_groups  # noqa: SLF001 - argparse has no other way
+    groups.insert(0, groups.pop())
     # --h was an abbreviation of --help before there were two options with an h.
     group = parser.add_argument_group()
     group.add_argument("--h", action="help", help=argparse.SUPPRESS)
-    parser.prog = "torchrun_hpc"
-    parser.error = _refuse  # type: ignore[method-assign]
+    parser.prog, parser.usage, parser.description = "torchrun_hpc", USAGE, EXAMPLES
+    parser.formatter_class = _Formatter
+    parser.error = functools.partial(_refuse, parser)  # type: ignore[method-assign]
     return parser
 
 
@@ -164,11 +190,19 @@ def names_folder(run_id: str) -> bool:
 
 def wrong_line(message: str) -> LaunchError:
     """Return the refusal of a command line."""
-    text = f"{message}. --help lists all options"
-    return LaunchError("HPC010", text, everywhere=True)
+    return LaunchError("HPC010", message, everywhere=True)
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """Refuse a command line; ``message`` is argparse's."""
+    unknown = message.partition("unrecognized arguments: ")[2].split()
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        known = parser._option_string_actions  # noqa: SLF001 - the names of all options
+        guess = near(name, known) or "--help lists all options"
+        message = f"unknown option {name}. {guess}"
+    elif message.startswith("the following arguments are required: "):
+        message = f"no script given. Usage: {USAGE}"
     raise wrong_line(message)
 
 
@@ -177,7 +211,7 @@ def wrong_variable(error: ValueError, environ: Mapping[str, str]) -> LaunchError
     flags = ", ".join(f"{k}={v}" for k, v in environ.items() if k.startswith("PET_"))
     return LaunchError(
         "HPC011",
-        f"a PET_* variable cannot be read ({error}): {flags}. Flags such as "
-        "PET_STANDALONE are 1 or 0",
+        f"the PET_* variable of a flag is not a number ({error}): {flags}. Set a flag "
+        "such as PET_STANDALONE to 1 or 0",
         everywhere=True,
     )

@@ -1,7 +1,7 @@
-"""What the user has set, as typed values: each option is a field of `Options`.
+"""The options that the user has set: each one is a field of `Options`.
 
-Of torchrun's options there are those that matter to a decision of ours. Ours begin with
-``hpc_``: their fields also have what ``--help`` says of them.
+Of torchrun's options, only those that a decision here needs have a field. Our own begin
+with ``hpc_``, and their fields also have the text of ``--help``.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ def _our_flag(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user has set, and what the site and torchrun set otherwise.
+    """The user's values, otherwise the site's, otherwise torchrun's.
 
-    ``"nnodes" in options`` tells whether the user has set an option, and
-    ``options["nnodes"]`` how it was written, for a message: ``--nnodes=4``.
+    ``"nnodes" in options`` is true if the user has set an option. ``options["nnodes"]``
+    is written as the user did: ``--nnodes=4``.
 
     Attributes:
-        given: What the user has set, also options that have no field, by their names
-            in torchrun's parsed arguments.
-        of_site: What the site has set, by the same names.
-        wrong: Why some of them cannot be used; these have their defaults here.
-        backend: The kind of the rendezvous that torchrun itself would take.
-        endpoint: Where c10d or the static rendezvous is; ``None`` if it is not typed.
+        given: The user's options, also those without a field, by their names in
+            torchrun's parsed arguments.
+        of_site: The site's options, by the same names.
+        wrong: Why some of them are wrong; these have their defaults here.
+        backend: The kind of rendezvous that torchrun itself would take.
+        endpoint: The explicit place of c10d or the static rendezvous.
         rdzv_conf: ``--rdzv-conf``.
     """
 
@@ -90,108 +90,108 @@ class Options:
     hpc_site: str = _ours(
         "",
         "NAME|FILE|none",
-        "Computing centre whose rules for host names and variables to use, or a file "
-        "with them, or 'none'. By default it is recognised by the environment. python "
-        "-m torchrun_hpc.sites lists them.",
+        "Use the host name rule and variables of this computing centre, or of this "
+        "file; 'none' uses none. Default: recognised from the environment. See python "
+        "-m torchrun_hpc.sites.",
     )
     hpc_omp_threads: int | str | None = _ours(
         None,
         "auto|NUMBER",
-        "OMP_NUM_THREADS of each worker where it is not set; 'auto' divides the CPUs "
-        "of this process by the workers, or follows --hpc-bind. By default 1, as "
-        "torchrun does.",
+        "Set OMP_NUM_THREADS of each worker, unless it is set; 'auto' divides the "
+        "CPUs of the node by its workers. Default: 1, like torchrun.",
         values.threads,
     )
     hpc_bind: str = _ours(
         NONE,
         "gpu|even|none",
-        "Divide the CPUs that this node has for the job among its workers: 'gpu' gives "
-        "each those near its GPU, 'even' as many as the others. By default the site's, "
-        "or none.",
+        "Divide the node's CPUs among its workers: 'gpu' gives each worker CPUs near "
+        "its GPU, 'even' gives each the same number. Default: the site's value, or "
+        "none.",
         values.binding,
     )
     hpc_rendezvous: str = _ours(
         "auto",
         "auto|scheduler|c10d",
-        "How the nodes of a job meet where torchrun would use c10d: 'scheduler' by the "
-        "ranks that the scheduler gave them, 'c10d' as torch does. By default 'auto': "
-        "the first if the number of nodes is fixed.",
+        "Let the nodes meet by the scheduler's ranks ('scheduler') or by PyTorch's "
+        "rendezvous ('c10d'). Default: auto, which is 'scheduler' if the number of "
+        "nodes is fixed.",
         values.rendezvous,
     )
     hpc_auth: str = _ours(
         "auto",
         "auto|require|none",
-        "Whether nodes prove by a key that they are of this job: 'auto' if there is "
-        "one, 'require' always. By default the site's, or auto.",
+        "Let the nodes prove with a key that they belong to this job: 'auto' if there "
+        "is a key, 'require' always. Default: the site's value, or auto.",
         values.auth,
     )
     hpc_key_file: str = _ours(
         "",
         "FILE",
-        "The key, which is made if it is not there; by default key in "
-        "~/.config/torchrun_hpc/, if nodes share that file system.",
+        "Read the key from this file, or create it. Default: key in "
+        "~/.config/torchrun_hpc/, if the nodes share that file system.",
         lambda setting: str(setting.value),
     )
     hpc_preload: tuple[str, ...] = _ours(
         (),
         "MODULE[,MODULE]|none",
-        "Modules that each node imports once, for all of its workers: 'torch'. A "
-        "worker is a fork then, and starts much faster. By default the site's, or "
+        "Import these modules once per node and fork the workers from that process, "
+        "which starts them much faster. Example: torch. Default: the site's value, or "
         "none.",
         values.modules,
     )
     hpc_stall_report: int = _ours(
         0,
         "SECONDS",
-        "When all workers of the job have shown the same stacks for so long, print "
-        "what they are doing, once; nothing is ended. Off by default; needs py-spy: "
-        "pip install 'torchrun_hpc[stacks]'.",
+        "Print once what the workers are doing, if all have shown the same stacks for "
+        "this many seconds. Nothing is ended. Needs py-spy. Default: off.",
         values.stall,
     )
     hpc_spares: int = _ours(
         0,
         "NUMBER",
-        "How many of the nodes wait, to take the place of one that is lost; the world "
-        "has as many fewer. Needs --no-kill of sbatch and srun, --kill-on-bad-exit=0 "
-        "and --wait=0 of srun, and --max-restarts. By default 0.",
-        values.whole("a number of nodes: --hpc-spares=2"),
+        "Keep this many nodes idle, to replace lost nodes. The other nodes train. "
+        "Needs --max-restarts, sbatch --no-kill, and srun --no-kill "
+        "--kill-on-bad-exit=0 --wait=0. Default: 0.",
+        values.whole("a number of nodes, such as --hpc-spares=2"),
     )
     hpc_spare_after: int = _ours(
         60,
         "SECONDS",
-        "When a spare takes the place of a node that has not come. By default 60.",
-        values.whole("whole seconds: --hpc-spare-after=60"),
+        "Let a spare replace a node that has not joined after this many seconds. "
+        "Default: 60.",
+        values.whole("whole seconds, such as --hpc-spare-after=60"),
     )
     hpc_health_check: str = _ours(
         "",
         "COMMAND",
-        "A shell command that each node runs before its workers start, also after a "
-        "restart; where it fails, a spare takes the node's place.",
+        "Run this shell command on each node before its workers start, also after a "
+        "restart. If it fails, a spare replaces the node.",
     )
     hpc_health_check_timeout: int = _ours(
         60,
         "SECONDS",
-        "How long it may take; longer is a failure. By default 60.",
-        values.whole("whole seconds: --hpc-health-check-timeout=60"),
+        "Limit the health check to this many seconds. A node that exceeds it fails "
+        "the check. Default: 60.",
+        values.whole("whole seconds, such as --hpc-health-check-timeout=60"),
     )
     hpc_outcome: str = _ours(
         "",
         "FILE",
-        "Write how the job ended into a file, as JSON: done, the script failed, or "
-        "nodes failed, and which ones.",
+        "Write to this file, as JSON, how the job ended: done, script failed, or "
+        "nodes failed, and which nodes.",
     )
     hpc_without_patches: tuple[str, ...] = _ours(
         (),
         "NAME[,NAME]",
-        "Changes inside torch to leave out, by their names in docs/patches.md; the "
-        "same on all nodes. By default none.",
+        "Leave these changes inside PyTorch out. docs/internals.md lists their names. "
+        "Pass the same on all nodes. Default: none.",
         values.names,
     )
     hpc_debug: bool = _our_flag(
-        "Log what torch and the launcher do, on every node, with host name and "
-        "rank before each line."
+        "Log what PyTorch and the launcher do, on every node. Each line begins with "
+        "the host name and the rank."
     )
-    # Two flags, not one with a value: that would take the script for it.
+    # Two flags. One flag with a value would take the script as its value.
     hpc_dry_run: str = _torchruns("", values.dry_run)
 
     def __contains__(self, name: str) -> bool:
@@ -227,15 +227,15 @@ class Options:
     @property
     def asks_for_one_node(self) -> bool:
         """Whether the user asks for a world of one node, whatever the scheduler."""
-        is_typed = "nnodes" in self and "nnodes" not in self.wrong
-        return self.standalone or (is_typed and self.nnodes == (1, 1))
+        is_explicit = "nnodes" in self and "nnodes" not in self.wrong
+        return self.standalone or (is_explicit and self.nnodes == (1, 1))
 
     def without(self, *names: str) -> Options:
-        """Return what would be read in a job if the user had not set some of them."""
+        """Return the options as read in a job without some of the user's values."""
         return read({k: v for k, v in self.given.items() if k not in names})
 
     def with_site(self, site: str, defaults: Mapping[str, str]) -> Options:
-        """Return the options with a site's defaults for what the user has not set.
+        """Return the options with a site's defaults.
 
         Args:
             site: Name of the site.
@@ -244,7 +244,7 @@ class Options:
         of_site = {
             name: Setting(value, f"site {site}: {name.removeprefix('hpc_')}")
             for name, value in defaults.items()
-            # Torch binds the workers, if the user says so.
+            # With --numa-binding, torch binds the workers.
             if name not in self and not (name == "hpc_bind" and self.numa_binding)
         }
         found = {name: READERS[name](value) for name, value in of_site.items()}
@@ -263,9 +263,9 @@ def read(given: Mapping[str, Setting], *, has_job: bool = True) -> Options:
     """Read what the user has set.
 
     Args:
-        given: Options by their names in torchrun's parsed arguments. A value is what
-            torchrun's parser returns, or text.
-        has_job: Whether a scheduler says how many nodes there are. Without, torchrun's
+        given: Options by their names in torchrun's parsed arguments. A value is text,
+            or has the type that torchrun's parser returns.
+        has_job: Whether a scheduler knows the number of nodes. Otherwise torchrun's
             default for several nodes is the static rendezvous.
     """
     found = {name: each.value for name, each in given.items() if name in _FIELDS}
@@ -296,16 +296,16 @@ def _backend(
     given: Mapping[str, Setting], found: Mapping[str, Any], *, has_job: bool
 ) -> str:
     if found.get("standalone"):
-        return C10D  # torchrun ignores what is typed
-    is_typed = not has_job and found.get("nnodes", (1, 1))[1] > 1
-    is_static = is_typed or any(name in given for name in _OF_STATIC)
+        return C10D  # torchrun ignores an explicit backend
+    is_explicit = not has_job and found.get("nnodes", (1, 1))[1] > 1
+    is_static = is_explicit or any(name in given for name in _OF_STATIC)
     return str(found.get("rdzv_backend") or (STATIC if is_static else C10D))
 
 
 def _bound_twice(given: Mapping[str, Setting]) -> LaunchError:
     return LaunchError(
         "HPC220",
-        f"{given['hpc_bind']} and {given['numa_binding']}: both bind the workers to "
-        "CPUs. Leave one of them out",
+        f"{given['hpc_bind']} and {given['numa_binding']} both bind the workers to "
+        "CPUs. Remove one of them",
         everywhere=True,
     )

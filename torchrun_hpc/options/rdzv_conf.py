@@ -1,7 +1,7 @@
-"""The value of ``--rdzv-conf``, read and written as torch does.
+"""The value of ``--rdzv-conf``, read and written like torch does.
 
-Whether a value can be used is a matter of the backend that reads it. What that one does
-not read may be anything, and so may all that somebody else's backend reads.
+Only the keys of the chosen backend are checked. Other keys, and the keys of a backend
+that is not torch's, can have any value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BOOLEANS = {
     **dict.fromkeys(("0", "false", "f", "no", "n"), False),
 }
 
-# What torch passes to RendezvousParameters beside the keys, and what sets it.
+# Other parameters of RendezvousParameters, and the option for each.
 _TAKEN = {
     "self": "torch",
     "backend": "--rdzv-backend",
@@ -37,13 +37,13 @@ _TAKEN = {
 _MOST_SECONDS = 10**10  # torch adds them to the date
 
 # torch's dynamic_rendezvous.create_handler and c10d_rendezvous_backend.create_backend.
-# With 0 keep-alives, torch accepts the value, and the nodes never meet.
+# Torch accepts 0 keep-alives, but then the nodes never meet.
 _OF_C10D = (
     *("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"),
     *("keep_alive_interval", "keep_alive_max_attempt", "store_type"),
     *("is_host", "read_timeout"),  # not of a store that is a file
 )
-_TYPED = ("is_host", "join_timeout", "keep_alive_interval", "keep_alive_max_attempt")
+_FIELDS = ("is_host", "join_timeout", "keep_alive_interval", "keep_alive_max_attempt")
 _READ_BY = {C10D: _OF_C10D, STATIC: ("timeout",)}
 
 
@@ -52,13 +52,12 @@ class RdzvConf:
     """The pairs of ``--rdzv-conf``.
 
     Attributes:
-        pairs: Keys and values as typed.
-        uses_file: Whether the store of c10d is a file, so that the endpoint is a path.
-        is_host: Whether this node is said to host c10d; ``None`` if nothing is said.
-        join_timeout: Seconds in which the nodes have to come; ``None`` if not typed.
-        keep_alive_interval: Seconds between two signs of life; ``None`` if not typed.
-        keep_alive_max_attempt: After how many of these a node without one is lost; the
-            same.
+        pairs: The user's keys and values.
+        uses_file: Whether c10d's store is a file, so that the endpoint is a path.
+        is_host: Whether this node hosts c10d; ``None`` if not given.
+        join_timeout: Seconds for the nodes to join; ``None`` if not given.
+        keep_alive_interval: Seconds between two signs of life; ``None`` if not given.
+        keep_alive_max_attempt: Missing signs after which a node is lost; the same.
     """
 
     pairs: Mapping[str, str] = field(default_factory=dict)
@@ -79,8 +78,8 @@ def read(setting: Setting, backend: str) -> RdzvConf:
     """Read ``key=value,key=value``.
 
     Args:
-        setting: What the user set.
-        backend: The kind of the rendezvous that reads it.
+        setting: The user's value.
+        backend: The kind of rendezvous that reads it.
 
     Raises:
         LaunchError: It has another form, a key that is an option, or a value that the
@@ -90,8 +89,8 @@ def read(setting: Setting, backend: str) -> RdzvConf:
     uses_file = backend == C10D and pairs.get("store_type", "").lower() == "file"
     keys = _OF_C10D[:-2] if uses_file else _READ_BY.get(backend, ())
     found = {k: _value(setting, k, pairs[k]) for k in sorted({*keys} & pairs.keys())}
-    typed = {key: value for key, value in found.items() if key in _TYPED}
-    return RdzvConf(pairs, uses_file, **typed)
+    own = {key: value for key, value in found.items() if key in _FIELDS}
+    return RdzvConf(pairs, uses_file, **own)
 
 
 def _pairs(setting: Setting) -> dict[str, str]:
@@ -103,11 +102,11 @@ def _pairs(setting: Setting) -> dict[str, str]:
         elif part.strip():
             raise unusable(
                 setting,
-                f"{part!r} is not of the form key=value. Type pairs with commas "
-                "between them: join_timeout=900,read_timeout=600",
+                f"{part!r} is not key=value. Use pairs with commas, such as "
+                "join_timeout=900,read_timeout=600",
             )
     for key in sorted(_TAKEN.keys() & pairs.keys()):
-        raise unusable(setting, f"{key} is set by {_TAKEN[key]}. Leave it out here")
+        raise unusable(setting, f"{key} is set by {_TAKEN[key]}. Remove it here")
     return pairs
 
 
@@ -120,7 +119,7 @@ def _value(setting: Setting, key: str, text: str) -> Any:
     if key == "store_type":
         if text.lower() in {"tcp", "file"}:
             return text.lower()
-        raise unusable(setting, f"{key}={text}: type one of tcp, file")
+        raise unusable(setting, f"{key}={text}: use tcp or file")
     try:
         seconds = int(text)
     except ValueError:

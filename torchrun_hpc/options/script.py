@@ -1,4 +1,4 @@
-"""The script, looked at on this node before anything is started."""
+"""Checks of the script on this node, before anything is started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, near
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check(name: str, options: Options, environ: Mapping[str, str]) -> None:
-    """See that what is to be run is there: a script, a module or a program.
+    """Check that the script or the program is there.
 
     Raises:
         LaunchError: It is not.
@@ -24,11 +24,11 @@ def check(name: str, options: Options, environ: Mapping[str, str]) -> None:
     if options.no_python:
         check_program(name, environ)
     elif not (options.module or options.hpc_dry_run):
-        check_script(name, environ)  # a dry run needs none
+        check_script(name, environ)
 
 
 def check_program(name: str, environ: Mapping[str, str]) -> None:
-    """See that a program that ``--no-python`` names is there.
+    """Check that the program of ``--no-python`` is there.
 
     Raises:
         LaunchError: It is not.
@@ -38,21 +38,19 @@ def check_program(name: str, environ: Mapping[str, str]) -> None:
     if shutil.which(name, path=environ.get("PATH", os.defpath)) is None:
         raise LaunchError(
             "HPC016",
-            f"{name}: there is no such program to run. Type its path, or leave "
-            "--no_python out for a Python script",
+            f"{name}: there is no such program. Pass its path, or remove --no_python "
+            "if it is a Python script",
         )
 
 
 def check_script(name: str, environ: Mapping[str, str]) -> None:
-    """See that Python finds, on this node, the script that it is to run.
+    """Check that Python finds the script on this node.
 
-    Not a module: nothing but importing what it is in would tell. Not where the workers
-    have another Python, which may see other files, in a container for example.
-
-    It may be a file, or a folder or an archive with ``__main__.py``.
+    It can be a file, or a folder or an archive with ``__main__.py``. With
+    ``PYTHON_EXEC``, nothing is checked: that Python may see other files.
 
     Raises:
-        LaunchError: It does not.
+        LaunchError: Python does not find it.
     """
     if name.startswith("-") or environ.get("PYTHON_EXEC"):
         return  # an option of Python, or standard input
@@ -68,8 +66,16 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
     except OSError as error:
         problem = f"{error.strerror}{where}"
     if problem:
-        raise LaunchError(
-            "HPC150",
-            f"{name} cannot be run: {problem}. Type the script's path as it is on "
-            "every node; a module takes -m, a program --no_python",
+        remedy = _near(path) or (
+            "Pass the script's path as it is on every node. A module needs -m, a "
+            "program --no_python"
         )
+        raise LaunchError("HPC150", f"{name} cannot be run: {problem}. {remedy}")
+
+
+def _near(path: Path) -> str:
+    """Return a question with the nearest script of the same folder."""
+    try:
+        return near(str(path), map(str, path.parent.glob("*.py")))
+    except OSError:
+        return ""

@@ -1,8 +1,9 @@
-"""What torchrun would answer with a traceback, found before anything is started."""
+"""Checks of what would end torchrun with a traceback, before anything is started."""
 
 from __future__ import annotations
 
 import copy
+import socket
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,24 +26,29 @@ if TYPE_CHECKING:
     from torchrun_hpc.options.options import Options
 
 
-def number_of_workers(options: Options, typed: int | str) -> int:
+def number_of_workers(options: Options, value: int | str) -> int:
     """Return the number of workers on this node.
 
     Args:
-        options: What the user set.
-        typed: ``--nproc-per-node``, which a program may have changed since.
+        options: The user's options.
+        value: ``--nproc-per-node``, which a program may have changed since.
 
     Raises:
-        LaunchError: ``--nproc-per-node`` is no number, or counts what is not there.
+        LaunchError: The value is wrong, or it counts devices that are not there.
     """
     try:
-        return int(torch_run.determine_local_world_size(str(typed)))
-    except ValueError as error:
-        name = options.given.get("nproc_per_node") or f"--nproc_per_node={typed}"
-        raise LaunchError(
-            "HPC012",
-            f"{name}: {str(error).rstrip('.')}. Type a number, or gpu, cpu, auto",
-        ) from None
+        return int(torch_run.determine_local_world_size(str(value)))
+    except ValueError:
+        name = options.given.get("nproc_per_node") or f"--nproc_per_node={value}"
+        problem = "use a number, gpu, xpu, cpu or auto"
+        if value in {"gpu", "xpu"}:
+            build = f"PyTorch {torch.__version__} sees no {str(value).upper()}"
+            problem = (
+                f"{build} on {socket.gethostname()}. Request GPUs, for example with "
+                f"#SBATCH --gres=gpu:4, install a build for them, or use "
+                "--nproc_per_node=2"
+            )
+        raise LaunchError("HPC012", f"{name}: {problem}") from None
 
 
 def number_of_gpus() -> int:
@@ -51,54 +57,57 @@ def number_of_gpus() -> int:
 
 
 def check_options(args: argparse.Namespace, options: Options) -> None:
-    """Look at the options of which only this torch knows what it takes.
+    """Check the options whose right values only this torch knows.
 
-    What torch only warns of, or ignores, is no problem.
+    A value that torch only warns of is right.
 
     Raises:
-        LaunchError: A value cannot be used.
+        LaunchError: A value is wrong.
     """
     for dest, problem in _problems(args):
         name = options.given.get(dest) or f"--{dest}={getattr(args, dest)}"
-        # The GPUs may be others on each node.
+        # Each node may have other GPUs.
         code, is_everywhere = WRONG_VALUE, dest != "numa_binding"
         raise LaunchError(code, f"{name}: {problem}", everywhere=is_everywhere)
 
 
 def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Yield the names of options, and what is wrong with them."""
+    """Yield the names of wrong options, and the problem of each."""
     backends = getattr(rendezvous_handler_registry, "_registry", {})
     # With --standalone torch takes a backend and an id of its own.
     if backends and not args.standalone and args.rdzv_backend not in backends:
         known = ", ".join(sorted(backends))
-        yield "rdzv_backend", f"this torch has only {known}; or leave the option out"
+        yield "rdzv_backend", f"use {known}, or remove the option"
     if not args.standalone and not names_folder(args.rdzv_id):
-        yield "rdzv_id", f"type at most {LONGEST_ID} characters, without /"
+        yield "rdzv_id", f"use at most {LONGEST_ID} characters, without /"
     handlers = getattr(event_handlers, "_log_handlers", {})
     if handlers and capabilities.option(args, "event_log_handler") not in handlers:
-        yield "event_log_handler", f"type one of {', '.join(sorted(handlers))}"
+        yield "event_log_handler", f"use {', '.join(sorted(handlers))}"
     if capabilities.option(args, "numa_binding") and not torch.cuda.is_available():
-        yield "numa_binding", "no GPU is visible here, and torch binds by GPU"
+        yield (
+            "numa_binding",
+            "torch binds by GPU, and sees none here. Use --hpc-bind=even",
+        )
 
 
 def check_configuration(
     args: argparse.Namespace, options: Options, environ: Mapping[str, str]
 ) -> None:
-    """Let torch read all arguments once, and look at the script, before the start.
+    """Let torch read all arguments, and check the script, before the start.
 
     Raises:
-        LaunchError: A value cannot be used, in torch's words.
+        LaunchError: A value is wrong; torch's words say why.
     """
     trial: Any = copy.copy(args)
     with tempfile.TemporaryDirectory() as folder:
-        # torch makes a folder for logs where none was typed.
+        # Without --log-dir, torch makes a folder for logs.
         trial.log_dir = args.log_dir or folder
         try:
             torch_run.config_from_args(trial)
-            # Not every torch has made it by now.
+            # Some releases have not made it by now.
             Path(trial.log_dir).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=trial.log_dir):
-                pass  # torch makes one there, much later
+                pass  # torch makes one there much later
         except Exception as error:  # noqa: BLE001 - one release raises just that
             fault = "torchrun does not take this command line"
             if isinstance(error, OSError):

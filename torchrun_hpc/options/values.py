@@ -1,7 +1,7 @@
-"""The values of options: their types, and how each is read from what the user set.
+"""The values of options: their types and readers.
 
 A reader takes a `Setting`, so that its message names the option or the variable. It
-raises `LaunchError` if the value cannot be used.
+raises `LaunchError` if the value is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Kinds of rendezvous.
 STATIC = "static"
 C10D = "c10d"
-SCHEDULER = "scheduler"  # ours, for nodes that the scheduler has numbered
+SCHEDULER = "scheduler"  # ours, for nodes with ranks from the scheduler
 DIRECT = "direct"  # none: each task is a worker
 
 NONE = "none"  # switches an option off
@@ -32,16 +32,16 @@ NONE = "none"  # switches an option off
 # Whether nodes prove that they belong to the job.
 _, REQUIRE, _ = AUTH = ("auto", "require", NONE)
 
-# Of a value that torchrun would end with a traceback.
+# For a value that ends torchrun with a traceback.
 WRONG_VALUE = "HPC014"
 
 # How workers can be bound to CPUs.
 BIND_GPU, BIND_EVEN, BIND_NONE = BINDINGS = ("gpu", "even", NONE)
 
 DRY_RUN = {
-    "table": "Start nothing: meet the other nodes, and print on node 0 what would be "
-    "done, value by value with its source, and the same with plain torchrun.",
-    "json": "The same for machines.",
+    "table": "Start nothing. Print on node 0 what all nodes would do: each value with "
+    "its source, and the same launch with plain torchrun.",
+    "json": "Like --hpc-dry-run, as JSON.",
 }
 
 PORTS_END = 2**16
@@ -59,7 +59,7 @@ class NodeRange(NamedTuple):
 
 
 class HostPort(NamedTuple):
-    """A host by name or number, and its port; ``None`` if only the host is typed."""
+    """A host by name or number, and its port; ``None`` without a port."""
 
     host: str
     port: int | None = None
@@ -69,10 +69,10 @@ def reader(code: str, read: Callable[[Any], Any], wrong: str) -> Reader:
     """Return a reader.
 
     Args:
-        code: Of the message.
-        read: Returns the value; ``ValueError`` if it cannot be used. Its text, if it
-            has one, goes before ``wrong``.
-        wrong: What follows the option in the message.
+        code: The message's code.
+        read: Returns the value, or raises ``ValueError``, whose text comes before
+            ``wrong``.
+        wrong: The message after the option.
     """
 
     def read_setting(setting: Setting) -> Any:
@@ -96,13 +96,13 @@ def split_names(listed: str) -> tuple[str, ...]:
 
 
 def is_module(name: str) -> bool:
-    """Return whether this can be a module's name, as it stands after ``import``."""
+    """Return whether this can be a module's name, as after ``import``."""
     return all(map(str.isidentifier, name.split(".")))
 
 
 def whole(example: str) -> Reader:
-    """Return a reader of whole numbers from 0; ``example`` is what to type instead."""
-    return reader("HPC205", lambda v: _number(v, "[0-9]{1,6}"), f": type {example}")
+    """Return a reader of whole numbers from 0; ``example`` is a right value."""
+    return reader("HPC205", lambda v: _number(v, "[0-9]{1,6}"), f": use {example}")
 
 
 def _checked(value: _Value, is_right: object) -> _Value:
@@ -132,7 +132,7 @@ def _workers(value: int | str) -> int | str:
 
 
 def _signals(value: str) -> tuple[str, ...]:
-    """Read names of signals; torch only warns of those that do not exist."""
+    """Read names of signals; torch only warns of unknown ones."""
     found = split_names(value)
     for name in found:
         number = getattr(signal, name, signal.SIGTERM)
@@ -146,7 +146,7 @@ def _threads(value: str) -> int | str:
 
 
 def _node_range(value: str) -> NodeRange:
-    # Spaces and a plus sign: torch's int() takes them too.
+    # Torch's int() also takes spaces and a plus sign.
     number = r"\s*\+?([0-9]{1,9})\s*"
     match = re.fullmatch(f"{number}(?::{number})?", value)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
@@ -154,10 +154,10 @@ def _node_range(value: str) -> NodeRange:
 
 
 def _endpoint(value: str) -> HostPort:
-    typed = value.strip()
-    if is_number(typed):
-        return HostPort(typed)
-    match = re.fullmatch(r"(?:\[([^\]]+)\]|([\w.-]+))(?::([0-9]{1,5}))?", typed)
+    text = value.strip()
+    if is_number(text):
+        return HostPort(text)
+    match = re.fullmatch(r"(?:\[([^\]]+)\]|([\w.-]+))(?::([0-9]{1,5}))?", text)
     number, name, port = match.groups() if match else ("", "", None)
     found = HostPort(name or number, None if port is None else int(port))
     is_right = (name or is_number(number)) and (found.port or 0) < PORTS_END
@@ -168,45 +168,45 @@ def _modules(value: str) -> tuple[str, ...]:
     found = () if value == NONE else tuple(map(str.strip, value.split(",")))
     for name in found:
         if not is_module(name):
-            raise ValueError(f": {name!r} is no name of a module")
+            raise ValueError(f": {name!r} is not the name of a module")
     return found
 
 
 node_range = reader(
     "HPC063",
     _node_range,
-    " is not a number of nodes: type a number (4), or a range with the lower number "
+    " is not a number of nodes. Use a number (4), or a range with the lower number "
     "first (2:4)",
 )
 endpoint = reader(
     "HPC053",
     _endpoint,
-    " is not an endpoint: type HOST:PORT (an IPv6 address in brackets, a port up to "
-    "65535)",
+    " is not an endpoint. Use HOST:PORT, with an IPv6 address in brackets and a port "
+    "up to 65535",
 )
 master_port = reader(
     "HPC050",
     lambda port: _checked(port, 0 <= port < PORTS_END),
-    " is not a port: type one from 1 to 65535",
+    " is not a port. Use a number from 1 to 65535",
 )
 backend = reader(
     WRONG_VALUE,
     lambda word: _checked(str(word), word not in {SCHEDULER, DIRECT}),
-    ": torch has no such backend. Type c10d, or leave the option out",
+    ": torch has no such backend. Use c10d, or remove the option",
 )
 workers = reader("HPC013", _workers, " starts no worker")
-max_restarts = reader(WRONG_VALUE, lambda n: _checked(n, n >= 0), ": type 0 or more")
+max_restarts = reader(WRONG_VALUE, lambda n: _checked(n, n >= 0), ": use 0 or more")
 monitor_interval = reader(
     WRONG_VALUE,
     lambda seconds: _checked(seconds, 0 < seconds < threading.TIMEOUT_MAX),
-    ": type seconds, above 0",
+    ": use a number of seconds above 0",
 )
 signals = reader(WRONG_VALUE, _signals, " cannot be handled")
 threads = reader(
     "HPC090",
     _threads,
-    ": type a number of threads for each worker, or auto, which divides the CPUs of "
-    "this process by the workers",
+    ": use a number of threads per worker, or auto, which divides the CPUs of this "
+    "process by the workers",
 )
 binding = reader("HPC219", lambda word: _word(word, BINDINGS), "")
 auth = reader("HPC240", lambda word: _word(word, AUTH), "")
@@ -214,12 +214,12 @@ rendezvous = reader("HPC110", lambda word: _word(word, ("auto", SCHEDULER, C10D)
 modules = reader(
     "HPC168",
     _modules,
-    ". Type names with commas between them, --hpc-preload=torch,numpy, or none",
+    ". Use names with commas, such as --hpc-preload=torch,numpy, or none",
 )
 stall = reader(
     "HPC174",
     lambda seconds: _number(seconds, "[1-9][0-9]{0,6}"),
-    ": type whole seconds, longer than any pause of the training: "
+    ": use whole seconds, more than any pause of the training takes, such as "
     "--hpc-stall-report=600",
 )
 dry_run = reader(WRONG_VALUE, lambda word: _word(word, DRY_RUN), "")

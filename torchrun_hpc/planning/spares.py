@@ -75,7 +75,7 @@ def not_possible(inputs: Inputs) -> LaunchError:
         "HPC201",
         f"{inputs.options['hpc_spares']} needs an agent on each of several nodes, "
         "whose number is fixed, and the scheduler rendezvous "
-        "(docs/rendezvous.md#when-it-is-used). Leave the option out, or the one that "
+        "(docs/internals.md). Leave the option out, or the one that "
         "asks for something else",
         everywhere=True,
     )

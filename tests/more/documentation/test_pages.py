@@ -32,7 +32,7 @@ def test_the_command_sites(tmp_path):
 
 
 def check_sites(shown, folder):
-    mine = block("docs/sites.md", "[argon]").text
+    mine = block("docs/reference.md", "[argon]").text
     is_wrong = "HPC043" in shown.text
     misspelt = {"replacement": "replacment"} if is_wrong else {}
     (folder / "mine.toml").write_text(replaced(mine, misspelt), encoding="utf-8")

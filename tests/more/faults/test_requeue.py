@@ -92,3 +92,23 @@ def test_a_job_whose_script_fails_is_not_requeued(cluster, folder):
     assert batch.returncode == 1, batch.output
     assert [each["outcome"] for each in outcomes] == ["script failed"], batch.output
     assert fields["Restarts"] == "0", batch.output
+
+
+def test_a_job_that_requeues_itself_before_its_time_limit(cluster, folder):
+    """Without spares; Slurm's signal ahead of the end is sent by hand."""
+    small = {
+        "--nodes=4": "--nodes=2",
+        "--gres=gpu:4": "",
+        "--nproc_per_node=gpu": "",
+        "--checkpoint ": f"--steps {STEPS} --save-every 1 --pause {PAUSE} "
+        "--checkpoint ",
+    }
+    script = replaced(block("docs/checkpoints.md", "--signal=B:USR1").text, small)
+    job = cluster.submit(script, env=ENV, cwd=folder)
+    until((folder / f"checkpoint.{job.job}.pt").exists, lambda: job.outputs)
+    cluster.run(["scancel", "--signal=USR1", "--batch", job.job], check=True)
+    batch, _, fields = ended(cluster, folder, job)
+    assert batch.returncode == 0, batch.output
+    assert fields["Restarts"] == "1", batch.output
+    begins = re.findall(r"^2 workers, from step (\d+) on$", batch.output, re.MULTILINE)
+    assert [int(step) > 0 for step in begins] == [False, True], batch.output

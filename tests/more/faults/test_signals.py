@@ -39,7 +39,7 @@ def test_a_signal_from_the_script_of_a_job_of_pbs(bare, mpi, form, tmp_path):
         "=gpu train.py": f"=2 {SCRIPT} {tmp_path} 1.5",
         "sleep 3480": ready,
     }
-    script = replaced(block("docs/signals.md", "#PBS").text, small)
+    script = replaced(block("docs/checkpoints.md", "#PBS").text, small)
     tmp_path.chmod(0o777)
     done = bare.run(["bash", "-euc", script], host="n9", env=environ)
     assert done.returncode == 0, done.stderr
@@ -52,7 +52,7 @@ def test_a_signal_ahead_of_the_end_of_the_job(unpadded, tmp_path):
     So the job has an hour, until all workers are ready.
     """
     small = {"=gpu train.py": f"=2 {SCRIPT} {tmp_path} 1.5"}
-    script = replaced(block("docs/signals.md", "#SBATCH").text, small)
+    script = replaced(block("docs/checkpoints.md", "--signal=USR1").text, small)
     job = unpadded.submit(script, "-N2", ONE_TASK, "--time=60", env=ENVIRON)
     until(lambda: len([*tmp_path.glob("*.ready")]) == WORKERS, lambda: job.outputs)
     end = ["scontrol", "update", f"JobId={job.job}", "EndTime=now+120"]

@@ -132,7 +132,7 @@ def test_a_second_agent_joins_by_hand(unpadded, host):
         assert where, told
         mine = {"jwb0001i:26058": where[2], "123456.0": where[1]}
         mine |= {"main.py": f"{options[1]} {WORLD}"}
-        line = replaced(block("docs/plan.md", "--nnodes=1:2").text, mine)
+        line = replaced(block("docs/internals.md", "--nnodes=1:2").text, mine)
         second = unpadded.run(["bash", "-c", line], host=host, env=ENVIRON)
         out, err = first.communicate(timeout=PATIENCE)
     finally:

@@ -203,7 +203,7 @@ def test_what_is_for_spares_only(name, value, number):
 
 NOT_POSSIBLE = (
     "--hpc_spares=1 needs an agent on each of several nodes, whose number is fixed, "
-    "and the scheduler rendezvous (docs/rendezvous.md#when-it-is-used). Leave the "
+    "and the scheduler rendezvous (docs/internals.md). Leave the "
     "option out, or the one that asks for something else"
 )
 
