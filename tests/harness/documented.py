@@ -96,6 +96,10 @@ PICTURE = (
     "tests/more/documentation/test_documentation.py::test_by_hand_and_with_the_launcher"
 )
 EXAMPLES = "tests/more/documentation/test_examples.py::test_"
+LOGS = (
+    "tests/more/dropin/test_launch.py"
+    "::test_the_report_has_the_traceback_of_a_log_file"
+)
 SHELL = "tests/more/documentation/test_documentation.py::test_a_first_session"
 SITES = "tests/more/documentation/test_pages.py::test_the_command_sites"
 
@@ -124,8 +128,9 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     },
     "docs/install.md": {"pip install .\n": PACKAGE, "make demo": CI},
     "docs/frameworks.md": {
-        "--ntasks-per-node=1": [Run("job", AGENTS, 4, TWO)],
+        "gpu train.py": [Run("job", AGENTS, 4, TWO)],
         "--ntasks-per-node=4": [Run("job", "2 nodes x 4 tasks", 8, options=TASKS)],
+        "--redirects=3": LOGS,
         "launch": "tests/more/frameworks/test_frameworks.py::test_accelerate_launch",
     },
     "docs/run.md": {

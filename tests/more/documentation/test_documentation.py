@@ -72,7 +72,6 @@ def test_by_hand_and_with_the_launcher(juelich, folder, words):
     """The two blocks of the README start the same world."""
     shown = block("README.md", words).text
     script = f"#!/bin/bash\n{replaced(shown, documented.TWO)}"
-    script = script.replace("srun torchrun ", "srun python -m torch.distributed.run ")
     options = ("--nodes=2", "--ntasks-per-node=1")
     done = juelich.sbatch(script, *options, env=JUELICH, cwd=folder)
     assert done.returncode == 0, done.output
