@@ -94,9 +94,9 @@ def _details(summary: Summary, worker: WorkerPart) -> Iterator[str]:
         yield _INDENT + line
     if worker.unread:
         yield f"{_OWN}its stderr is in the output: {worker.unread}"
-    if alike := summary.alike:
-        others = count(len(alike), "other rank")
-        yield f"{_OWN}the same on {others}: {ranges(alike)}"
+    if same := summary.same_as_first:
+        others = count(len(same), "other rank")
+        yield f"{_OWN}the same on {others}: {ranges(same)}"
     for cause, ranks in summary.others:
         word = "rank" if len(ranks) == 1 else "ranks"
         yield f"{_OWN}{word} {ranges(ranks)} of {worker.size}: {cause}"

@@ -31,7 +31,7 @@ FAILED = 1
 INTERRUPTED = 130  # as a shell says it: 128 and SIGINT
 
 
-class Answers(NamedTuple):
+class DryRunReplies(NamedTuple):
     """What the nodes of a dry run have answered.
 
     Attributes:
@@ -78,9 +78,9 @@ class Starter:
         """Describe what this process would do."""
         raise NotImplementedError
 
-    def answers(self, plan: LaunchPlan) -> Answers:
+    def answers(self, plan: LaunchPlan) -> DryRunReplies:
         """Return what all nodes would do, on the one that reports."""
-        return Answers([self.describe(plan)])
+        return DryRunReplies([self.describe(plan)])
 
     def run(self, plan: LaunchPlan) -> None:
         """Start the workers."""

@@ -61,7 +61,7 @@ class WorkerStack:
     waits: int = field(default=0, compare=False)
     cpu: float = field(default=0.0, compare=False)
 
-    def has_gone_on(self, before: WorkerStack, seconds: float) -> bool:
+    def has_progressed(self, before: WorkerStack, seconds: float) -> bool:
         """Say whether this worker has gone on, though it may be at the same line.
 
         One that hangs waits once, or spins, or polls, which takes next to no CPU time.

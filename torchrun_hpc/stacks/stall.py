@@ -96,4 +96,4 @@ def _have_gone_on(
     if [stack.rank for stack in stacks] != [stack.rank for stack in before]:
         return True
     pairs = zip(stacks, before, strict=True)
-    return any(stack.has_gone_on(then, seconds) for stack, then in pairs)
+    return any(stack.has_progressed(then, seconds) for stack, then in pairs)

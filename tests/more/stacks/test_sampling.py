@@ -131,7 +131,7 @@ def test_who_goes_on(processes):
     after = sample(workers, PATIENCE)
     seconds = 1.0  # as it would be without any other program
     pairs = zip(after, before, strict=True)
-    assert [now.has_gone_on(then, seconds) for now, then in pairs] == [False, True]
+    assert [now.has_progressed(then, seconds) for now, then in pairs] == [False, True]
 
 
 # --- py-spy -------------------------------------------------------------------------

@@ -21,7 +21,8 @@ LINES = ("Traceback (most recent call last):", CAUSE)
 FIRST = worker_failure(5, text=CAUSE, lines=LINES)
 HEAD = (
     r"torchrun_hpc: error\[HPC125\]: the job has failed: worker 5 on jwb0002 "
-    r"\(node 1\) ended with exit code 1 \(local rank 1, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    r"\(node 1\) ended with exit code 1 "
+    r"\(local rank 1, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 )
 
 
@@ -61,7 +62,7 @@ def test_where_the_rest_is(capsys):
 def test_others(capsys):
     summary = Summary(
         FIRST,
-        alike=(1,),
+        same_as_first=(1,),
         others=(("KeyError: 1", (0, 2, 4)), ("OSError", (5,))),
         unlisted=1,
     )

@@ -184,7 +184,7 @@ def is_applied(outcomes: Sequence[Outcome], patch: Patch) -> bool:
     return any(o.patch is patch and o.state is State.APPLIED for o in outcomes)
 
 
-def unfit() -> tuple[str, ...]:
+def incompatible() -> tuple[str, ...]:
     """Return the names of the patches that do not fit, of those that others need."""
     needed = examine((agent, watch_workers))
     return tuple(o.name for o in needed if o.state is State.DOES_NOT_FIT)
