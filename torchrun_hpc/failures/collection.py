@@ -41,7 +41,7 @@ class Collection:
             WireError: It is not about a worker.
         """
         if failure.worker is None:
-            raise WireError("not a failure of a worker")
+            raise WireError("not a worker's failure")
         self._failures.setdefault(failure.rank, failure)
 
     def clear(self) -> None:

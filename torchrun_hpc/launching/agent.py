@@ -155,8 +155,8 @@ class AgentStarter(Starter):
         except RendezvousError as error:
             cause = f": {error.__cause__}" if error.__cause__ else ""
             text = (
-                f"the rendezvous at {args.rdzv_endpoint} failed, or was lost; see also "
-                f"what its host says ({type(error).__name__}): {error}{cause}"
+                f"the rendezvous at {args.rdzv_endpoint} failed or was lost. Look for "
+                f"an earlier error on its host. {type(error).__name__}: {error}{cause}"
             )
             _fail(Message("HPC085", text), error)
 

@@ -139,7 +139,7 @@ def _wait(
 
     def report(waited: float) -> None:
         if state is not None:
-            text = f"{state()} after {waited:.0f} s; the limit is {limit:.0f} s"
+            text = f"{state()} after {waited:.0f} s. The limit is {limit:.0f} s"
             console.write(Message("HPC100", text))
 
     waiting.until(lambda: condition() or client.failure, limit, report)

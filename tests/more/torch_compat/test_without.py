@@ -101,7 +101,7 @@ def test_a_name_that_no_patch_has() -> None:
     (line,) = done.own_lines
     assert line == (
         "torchrun_hpc: error[HPC088]: --hpc_without_patches=agent,fresh-store: "
-        "'fresh-store' is no patch. Did you mean fresh_store? There are: "
+        "there is no patch 'fresh-store'. Did you mean fresh_store? There are: "
         f"{', '.join(NAMES)}"
     )
 
