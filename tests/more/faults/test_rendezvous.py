@@ -174,7 +174,8 @@ def test_another_id_on_one_node(unpadded):
     there = "HPC117]: on n10: --rdzv_id=id1 here, but another one on the head node at"
     assert there in done.stderr, done
     assert (
-        "the agent on n10 (node 1) does not belong to this job (--rdzv_id=id1 instead of id0)"
+        "the agent on n10 (node 1) does not belong to this job "
+        "(--rdzv_id=id1 instead of id0)"
     ) in done.stderr
 
 

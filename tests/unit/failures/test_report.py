@@ -135,7 +135,7 @@ FAILED = {
     ),
     "two nodes that are out": (
         Failure(Kind.UNFIT, (1, 2), text="it was lost 2 times"),
-        f"{N1}, {N2} are out: it was lost 2 times",
+        f"{N1}, {N2} are excluded: it was lost 2 times",
     ),
     "an agent that is silent": (
         Failure(Kind.SILENT, (1,), code=120),
