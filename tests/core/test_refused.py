@@ -39,6 +39,6 @@ def test_a_node_that_does_not_come(unpadded, tmp_path):
     refused(done, code=1)
     (line,) = errors(done.stderr)
     message = (
-        "[HPC125]: the job has failed: 1 node did not come within 3 s (join_timeout)"
+        "[HPC125]: the job has failed: 1 node did not join within 3 s (join_timeout)"
     )
     assert line.endswith(f"{message}: n10 (node 1)")

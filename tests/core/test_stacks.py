@@ -75,8 +75,8 @@ def test_a_stall(juelich, tmp_path):
     assert job.output.count("HPC171") == job.output.count("rank (5") == 1, job.output
     report = job.output.partition("HPC171]: ")[2].splitlines()
     assert report[0] == (
-        f"the 6 workers have shown the same stacks for {LIMIT_S} s "
-        "(--hpc-stall-report); nothing is ended:"
+        f"the stacks of 6 workers have not changed for {LIMIT_S} s "
+        "(--hpc-stall-report). The job continues:"
     )
     indent = "0:     "
     assert all(line.startswith(indent) for line in report[1:4]), job.output

@@ -76,4 +76,4 @@ def test_a_module_that_asks_for_gpus_when_it_is_imported(tmp_path: Path) -> None
     seen, errors = launch(*preload, script=script)
     check(seen, 1)
     assert "HPC169" in errors
-    assert "the import has initialised a GPU" in errors
+    assert "the import initialised a GPU" in errors

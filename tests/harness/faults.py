@@ -146,7 +146,7 @@ def agent_killed(job: Job) -> Seconds:
     orphans = job.wait(lambda: ended(workers[1]))
     others = orphans + job.wait(lambda: ended(*workers))
     end = others + job.ends(1, 128 + signal.SIGKILL, 1)
-    assert "(node 1) is gone without a word" in job.lines()[-1], job.output()
+    assert "(node 1) is gone without a message" in job.lines()[-1], job.output()
     return {"orphans": orphans, "others": others, "end": end}
 
 

@@ -17,13 +17,13 @@ class Summary:
 
     Attributes:
         first: The first failure.
-        alike: Ranks of the other workers that failed in the same way.
+        same_as_first: Ranks of the other workers that failed in the same way.
         others: Causes of other failures, and the ranks that had them.
         unlisted: How many have failed in still other ways.
     """
 
     first: Failure
-    alike: tuple[int, ...] = ()
+    same_as_first: tuple[int, ...] = ()
     others: tuple[tuple[str, tuple[int, ...]], ...] = ()
     unlisted: int = 0
 
@@ -41,7 +41,7 @@ class Collection:
             WireError: It is not about a worker.
         """
         if failure.worker is None:
-            raise WireError("not a failure of a worker")
+            raise WireError("not a worker's failure")
         self._failures.setdefault(failure.rank, failure)
 
     def clear(self) -> None:
@@ -53,15 +53,15 @@ class Collection:
         if not self._failures:
             return None
         # In the order in which they came, but for those that follow from others.
-        first, *rest = sorted(self._failures.values(), key=lambda f: f.follows)
-        alike_ones: dict[tuple[int, str], list[Failure]] = {}
+        first, *rest = sorted(self._failures.values(), key=lambda f: f.is_consequence)
+        others: dict[tuple[int, str], list[Failure]] = {}
         for failure in rest:
-            alike_ones.setdefault(failure.likeness, []).append(failure)
-        alike = alike_ones.pop(first.likeness, [])
-        groups = sorted(alike_ones.values(), key=len, reverse=True)
+            others.setdefault(failure.signature, []).append(failure)
+        same = others.pop(first.signature, [])
+        groups = sorted(others.values(), key=len, reverse=True)
         return Summary(
             first,
-            _ranks(alike),
+            _ranks(same),
             tuple((_cause(group), _ranks(group)) for group in groups[:_CAUSES]),
             sum(map(len, groups[_CAUSES:])),
         )
@@ -76,6 +76,6 @@ def _cause(group: list[Failure]) -> str:
     first = group[0]
     text = first.plain or ending(first.code)
     if any(failure.text != first.text for failure in group):
-        text = first.likeness[1]
+        text = first.signature[1]
     sentence = text.partition(". ")[0]
     return sentence if len(sentence) <= _LONGEST else sentence[:_LONGEST] + " ..."

@@ -122,7 +122,7 @@ class Failure:
         return replace(self, worker=self.worker and replace(self.worker, lines=()))
 
     @property
-    def follows(self) -> bool:
+    def is_consequence(self) -> bool:
         """Whether it looks as if another worker had failed before."""
         return bool(_FOLLOWS.search(self.text))
 
@@ -135,7 +135,7 @@ class Failure:
         return signal_of(self.code) == signal.SIGTERM and not self.text
 
     @property
-    def likeness(self) -> tuple[int, str]:
+    def signature(self) -> tuple[int, str]:
         """What is the same for failures that are equal."""
         return (0 if self.text else self.code), _VARIES.sub("#", self.plain)
 

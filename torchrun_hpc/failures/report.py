@@ -60,16 +60,16 @@ def sentence(failure: Failure, meeting: Meeting) -> str:
         Kind.WORKER: f"{worker} {ending(code)}" + (f": {cause}" if cause else ""),
         Kind.SIGNAL: f"{who} received {signal_name(code)}",
         Kind.AGENT: f"{who} gave up: {cause}",
-        Kind.LOST: f"{who} {verb} gone without a word: {lost}",
-        Kind.UNFIT: f"{where} {verb} out: {cause}",
+        Kind.LOST: f"{who} {verb} gone without a message: {lost}",
+        Kind.UNFIT: f"{where} {verb} excluded: {cause}",
         Kind.SILENT: f"{who} did not answer for {code} s",
-        Kind.MISSING: f"{missing} did not come within {code} s (join_timeout): {where}",
-        Kind.REFUSED: f"{who} does not belong here ({cause})",
+        Kind.MISSING: f"{missing} did not join within {code} s (join_timeout): {where}",
+        Kind.REFUSED: f"{who} does not belong to this job ({cause})",
         Kind.COORDINATOR: f"the agent on the head node, {host}, {end}",
     }[failure.kind]
     if failure.finished:
         number = count(failure.finished, "node")
-        text += f"; no restart, because {number} had finished already"
+        text += f"; no restart, because {number} had already finished"
     return text
 
 
@@ -93,12 +93,12 @@ def _details(summary: Summary, worker: WorkerPart) -> Iterator[str]:
     for line in worker.lines:
         yield _INDENT + line
     if worker.unread:
-        yield f"{_OWN}its stderr is in the output: {worker.unread}"
-    if alike := summary.alike:
-        others = count(len(alike), "other rank")
-        yield f"{_OWN}the same on {others}: {ranges(alike)}"
+        yield f"{_OWN}look for its stderr in the output: {worker.unread}"
+    if same := summary.same_as_first:
+        others = count(len(same), "other rank")
+        yield f"{_OWN}the same on {others}: {ranges(same)}"
     for cause, ranks in summary.others:
         word = "rank" if len(ranks) == 1 else "ranks"
         yield f"{_OWN}{word} {ranges(ranks)} of {worker.size}: {cause}"
     if summary.unlisted:
-        yield f"{_OWN}and {count(summary.unlisted, 'other rank')} for other reasons"
+        yield f"{_OWN}and {count(summary.unlisted, 'other rank')} with other causes"

@@ -28,7 +28,7 @@ _TEARDOWN = 5.0  # that a worker may take to end after its traceback
 _NEVER = float("inf")
 
 # Which of several failures comes first, by what is seen on this node.
-_ORDER = operator.attrgetter("was_stopped", "follows", "time")
+_ORDER = operator.attrgetter("was_stopped", "is_consequence", "time")
 
 _EXCEPTION = 1  # the exit code of a Python that ends with a traceback
 
@@ -87,17 +87,17 @@ class Watch:
         if self._attempt.number == 1:
             self._thread.start()
 
-    def before_torch_looks(self) -> None:
+    def before_poll(self) -> None:
         """Take note that torch looks now: if one has failed, it stops the others."""
         with self._lock:
             self.check()
             self._stopped_since = self._relay.clock()
 
-    def none_was_stopped(self) -> None:
+    def poll_was_clean(self) -> None:
         """Take note that torch has looked, and that they run on."""
         self._stopped_since = _NEVER
 
-    def stop(self, *, look: bool) -> None:
+    def stopping(self, *, look: bool) -> None:
         """Take note that the workers are stopped now: that is no failure.
 
         Args:
@@ -116,7 +116,7 @@ class Watch:
                 since = now - _TEARDOWN
                 self._running = [w for w in self._running if failed_at(w.pid) > since]
 
-    def stopped(self) -> None:
+    def all_stopped(self) -> None:
         """Take note that all have ended; look at those that failed last."""
         with self._lock:
             self.check()
@@ -159,8 +159,8 @@ class Watch:
 
     def _brief(self, failure: Failure) -> Failure:
         """Leave out the lines of a failure that is equal to one before."""
-        is_known = failure.likeness in self._known
-        self._known.add(failure.likeness)
+        is_known = failure.signature in self._known
+        self._known.add(failure.signature)
         return failure.brief if is_known else failure
 
     def _run(self) -> None:

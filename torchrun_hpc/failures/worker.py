@@ -62,7 +62,7 @@ def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
         elif relay.reads(worker.pid):
             tail, failed_at = relay.end_of(worker.pid)
         else:
-            unread = relay.unread or "it does not go through the agent"
+            unread = relay.unread or "it does not pass through the agent"
         words = last_words(tail, code)
     with contextlib.suppress(Exception):
         words, unread = _recorded(worker.error_file), ""

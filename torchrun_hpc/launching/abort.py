@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import schedulers, wire
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import COPIED, LaunchError, Message
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import Options
@@ -105,14 +105,15 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
     place = None if fault.others_know else meeting_place(known)
     advice = "" if fault.others_know else _advice(known.job)
     host = "" if fault.everywhere and is_first else _host(known.job)
+    where = f"on {host}: " if host else ""
     is_reported = is_silent
 
     def print_once(advice: str = "") -> None:
         nonlocal is_reported
         if not is_reported:
             is_reported = True
-            text = f"on {host}: {fault}" if host else str(fault)
-            message = Message(fault.code, text + advice)
+            text, *copied = f"{where}{fault}".split(COPIED)
+            message = Message(fault.code, COPIED.join([text + advice, *copied]))
             console.write(message, "error")
 
     def wait(event: Mapping[str, Any]) -> None:
@@ -219,8 +220,8 @@ def tell(
 def _reported(limit: float) -> Iterator[None]:
     """Report what is waited for, if that takes long."""
     text = (
-        f"telling the other nodes that this one cannot start, for {limit:.0f} s at "
-        "most; Ctrl-C ends it"
+        "telling the other nodes that this node cannot start, for up to "
+        f"{limit:.0f} s. Press Ctrl-C to stop"
     )
     timer = threading.Timer(_SOON + 1, console.write, [Message("HPC167", text)])
     timer.daemon = True
@@ -243,4 +244,4 @@ def _advice(job: Job | None) -> str:
     if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
     option = messages.fail_together(job.launcher)
-    return f". Other tasks may wait: {option}" if option else ""
+    return f". The other tasks may wait: {option}" if option else ""

@@ -22,7 +22,7 @@ from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.launching import dry_run, exit_status, outcome, quiet, signals
 from torchrun_hpc.launching.observer import Observer, ask_for_stacks
 from torchrun_hpc.launching.preloading import Preloaded
-from torchrun_hpc.launching.start import FAILED, Answers, Starter
+from torchrun_hpc.launching.start import FAILED, DryRunReplies, Starter
 from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
@@ -107,7 +107,7 @@ class AgentStarter(Starter):
             gpus=validation.number_of_gpus(),
             of_release=capabilities.variables(),
             resolver=self._resolver.result() if self._resolver else Resolver.UNKNOWN,
-            unfit_patches=registry.unfit(),
+            incompatible_patches=registry.incompatible(),
         )
         plan = make_plan(replace(inputs, node=node), meeting)
         for name, option in plan.options.items():
@@ -155,8 +155,8 @@ class AgentStarter(Starter):
         except RendezvousError as error:
             cause = f": {error.__cause__}" if error.__cause__ else ""
             text = (
-                f"the rendezvous at {args.rdzv_endpoint} failed, or was lost; see also "
-                f"what its host says ({type(error).__name__}): {error}{cause}"
+                f"the rendezvous at {args.rdzv_endpoint} failed or was lost. Look for "
+                f"an earlier error on its host. {type(error).__name__}: {error}{cause}"
             )
             _fail(Message("HPC085", text), error)
 
@@ -249,7 +249,7 @@ class AgentStarter(Starter):
             inputs.job, plan, torch.__version__, described, command
         )
 
-    def answers(self, plan: LaunchPlan) -> Answers:
+    def answers(self, plan: LaunchPlan) -> DryRunReplies:
         """Meet the other nodes, and return what all would do."""
         return dry_run.meet(self._args, plan, self.describe(plan), self.inputs.environ)
 

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.errors import Message
-from torchrun_hpc.launching.start import Answers
+from torchrun_hpc.launching.start import DryRunReplies
 from torchrun_hpc.names import ranks_by_site
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.errors import JobFailedError
@@ -41,7 +41,7 @@ def meet(
     plan: LaunchPlan,
     own: Description,
     environ: Mapping[str, str],
-) -> Answers:
+) -> DryRunReplies:
     """Meet the other nodes, and return what they would do, on the one that reports.
 
     Args:
@@ -90,7 +90,7 @@ def meet(
         said = nodes[0].messages
         advice = (*said.advice, messages.disagreement(by_site, meeting))
         nodes[0] = replace(nodes[0], messages=replace(said, advice=advice))
-    return Answers(nodes, missing, limit)
+    return DryRunReplies(nodes, missing, limit)
 
 
 def _ask(client: Client, meeting: Meeting, limit: float) -> dict[int, Description]:
@@ -139,7 +139,7 @@ def _wait(
 
     def report(waited: float) -> None:
         if state is not None:
-            text = f"{state()} after {waited:.0f} s; the limit is {limit:.0f} s"
+            text = f"{state()} after {waited:.0f} s. The limit is {limit:.0f} s"
             console.write(Message("HPC100", text))
 
     waiting.until(lambda: condition() or client.failure, limit, report)

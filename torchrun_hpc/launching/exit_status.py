@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _REPORT_TIMEOUT = 10.0
 
 _LOST = (Kind.LOST, Kind.SILENT)
-_END_SCRIPT = "Let the job script end when --hpc-outcome says how the job has ended"
+_END_SCRIPT = "End the job script when the --hpc-outcome file has the final outcome"
 
 _KILLED = 128  # plus the number of the signal, as in a shell
 
@@ -154,7 +154,7 @@ def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
     is_lost = notes if failure is None else failure.kind in _LOST
     by = meeting.started_by
     if is_lost and by and by.may_wait and not (failure and by.ends_others):
-        waits = f"{by.name} may wait for a lost node forever. {_END_SCRIPT}"
+        waits = f"{by.name} may wait forever for a lost node. {_END_SCRIPT}"
         notes.append(Message("HPC235", waits))
     for note in notes:
         # Registered first, written last: behind the reason.

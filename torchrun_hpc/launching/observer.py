@@ -64,7 +64,7 @@ class Observer:
     def end_workers(self) -> None:
         """Kill the workers of this node at once; that is no failure of theirs."""
         workers = self.watch.workers
-        self.watch.stop(look=False)
+        self.watch.stopping(look=False)
         for worker, runs in workers:
             if runs:
                 with contextlib.suppress(OSError):  # each leads a session

@@ -99,7 +99,7 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
     try:
         files.write(file, f"{written}\n")
     except OSError as error:
-        text = f"the outcome cannot be written to {file}: {error.strerror}"
+        text = f"cannot write the outcome to {file}: {error.strerror}"
         console.write(Message("HPC215", text), "error")
 
 
@@ -123,7 +123,7 @@ def forget(plan: LaunchPlan) -> None:
     if not plan.asked.hpc_outcome or not is_reporter(plan.meeting.report_rank):
         return
     if not os.path.isdir(file.parent):  # noqa: PTH112 - it raises nothing
-        text = f"--hpc-outcome={file}: there is no folder {file.parent}"
+        text = f"--hpc-outcome={file}: the folder {file.parent} does not exist"
         raise LaunchError("HPC234", f"{text}. Create it where all nodes see it")
     with contextlib.suppress(OSError):
         if not files.is_of_system(file):

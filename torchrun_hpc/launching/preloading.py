@@ -157,7 +157,7 @@ class Preloaded:
     def _lost(self) -> None:
         """Report, once, that the fork server has ended, and its workers with it."""
         if self._connection is not None:
-            problem = self._give_up("the fork server has ended: was it killed?")
+            problem = self._give_up("the fork server has ended, perhaps killed")
             console.write(problem, "warning")
 
     def _give_up(self, reason: str) -> Message:
@@ -172,7 +172,7 @@ def _check_interpreter(command: Sequence[str]) -> None:
         if not word.startswith("-") or word.startswith(("-m", "-c")):
             return
         if word != "-u":
-            raise ForkError(f"python {word} is for the launcher only")
+            raise ForkError(f"python {word} applies only to the launcher")
 
 
 def _check_order(variables: Mapping[str, str]) -> None:
@@ -180,7 +180,7 @@ def _check_order(variables: Mapping[str, str]) -> None:
     late = [name for name in _READERS if name in sys.modules]
     if late and variables:
         names = ", ".join(variables)
-        text = f"{late[0]} had to be imported before {names} could be set: export that"
+        text = f"{late[0]} was imported before {names} was set. Export {names}"
         raise ForkError(text)
 
 
@@ -191,8 +191,8 @@ def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
         is_read = name.startswith(_READ_AT_IMPORT) and name != FAULT_HANDLER
         if is_read and was != is_now:
             return (
-                f"{name} was {was or 'not set'} when they were imported, and is "
-                f"{is_now or 'not set'} for the workers: export it"
+                f"{name} was {was or 'not set'} at the import, but is "
+                f"{is_now or 'not set'} for the workers. Export it"
             )
     return ""
 
@@ -209,7 +209,7 @@ def _split_off(server: ForkServer) -> tuple[socket.socket, int]:
         pid = os.fork()
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        raise ForkError(f"no fork: {error.strerror}") from None
+        raise ForkError(f"the fork failed: {error.strerror}") from None
     if pid == 0:
         ours.close()
         signals.uninstall()
@@ -224,7 +224,7 @@ def _answer(connection: socket.socket, preload: Preload, *, is_reporter: bool) -
     """Wait until all is imported; return why there can be no forks, if so."""
 
     def report(waited: float) -> None:
-        text = f"waiting for the import of {preload.setting}, for {waited} s"
+        text = f"the import for {preload.setting} has taken {waited:.0f} s so far"
         console.write(Message("HPC170", text))
 
     waiting.until(
@@ -236,4 +236,4 @@ def _answer(connection: socket.socket, preload: Preload, *, is_reporter: bool) -
     answer = connection.recv(_LONGEST)
     if answer == READY:
         return ""
-    return answer.decode(errors="replace") or "an import has ended the fork server"
+    return answer.decode(errors="replace") or "an import ended the fork server"

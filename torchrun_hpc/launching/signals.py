@@ -208,10 +208,10 @@ class _Forwarder:
             return
         self._reported = True
         text = (
-            f"{number.name} is held back from the worker of local rank {worker}: it "
-            f"has had no handler for {waited:.0f} s, and would die of it. A handler "
-            "gets it as soon as it is there; a shell gets it never, so start the "
-            "program in it with exec"
+            f"{number.name} is held back from local rank {worker}, which has had no "
+            f"handler for {waited:.0f} s: it would kill the worker. The worker gets it "
+            "after it installs a handler. A shell never gets it, so start the program "
+            "in the shell with exec"
         )
         console.write(Message("HPC130", text), "warning")
 

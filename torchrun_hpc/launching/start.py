@@ -9,7 +9,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import LaunchError, Message, to_copy
 from torchrun_hpc.host.network import is_number, join_endpoint, port_problem
 from torchrun_hpc.launching import environment
 from torchrun_hpc.planning.endpoints import MASTER_PORT
@@ -31,7 +31,7 @@ FAILED = 1
 INTERRUPTED = 130  # as a shell says it: 128 and SIGINT
 
 
-class Answers(NamedTuple):
+class DryRunReplies(NamedTuple):
     """What the nodes of a dry run have answered.
 
     Attributes:
@@ -78,9 +78,9 @@ class Starter:
         """Describe what this process would do."""
         raise NotImplementedError
 
-    def answers(self, plan: LaunchPlan) -> Answers:
+    def answers(self, plan: LaunchPlan) -> DryRunReplies:
         """Return what all nodes would do, on the one that reports."""
-        return Answers([self.describe(plan)])
+        return DryRunReplies([self.describe(plan)])
 
     def run(self, plan: LaunchPlan) -> None:
         """Start the workers."""
@@ -121,13 +121,13 @@ def check_port(plan: LaunchPlan) -> None:
     if problem and plan.mode.is_direct:
         raise LaunchError(
             "HPC132",
-            f"port {port} on {address}, where rank 0 is to be reached, cannot be used: "
-            f"{problem}. Export another one on all nodes: {MASTER_PORT}=PORT",
+            f"rank 0 cannot use port {port} on {address}: {problem}. Export another "
+            "port on all nodes:" + to_copy(f"export {MASTER_PORT}=PORT"),
         )
     if problem:
         raise LaunchError(
             "HPC055",
-            f"port {port} on {address} cannot be used: {problem}. Type another "
+            f"port {port} on {address} cannot be used: {problem}. Pass another "
             f"port: --rdzv_endpoint={join_endpoint(address, 'PORT')}",
         )
 

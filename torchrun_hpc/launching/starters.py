@@ -120,8 +120,8 @@ def import_torch() -> None:
     except Exception as error:  # noqa: BLE001 - a library of its own may be missing
         raise LaunchError(
             "HPC018",
-            f"{NO_TORCH} by {sys.executable}: {error}. Load the module, "
-            "or activate the environment, that has it",
+            f"{NO_TORCH} by {sys.executable}: {error}. Load the module "
+            "or activate the environment that has torch",
         ) from None
     from torchrun_hpc.torch_compat import capabilities  # noqa: PLC0415
 

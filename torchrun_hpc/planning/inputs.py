@@ -33,8 +33,7 @@ class Node:
         topology: Where the CPUs and GPUs are, if the workers are to be bound.
         resolver: Whether names of addresses are answered here.
         of_release: Variables that mend c10d of the installed release of torch.
-        unfit_patches: Names of changes inside torch that others need, and that do not
-            fit this torch.
+        incompatible_patches: Names of needed patches that do not fit this torch.
     """
 
     workers: int = 1
@@ -43,7 +42,7 @@ class Node:
     topology: Topology = field(default_factory=Topology)
     resolver: Resolver = Resolver.UNKNOWN
     of_release: Mapping[str, Setting] = field(default_factory=dict)
-    unfit_patches: tuple[str, ...] = ()
+    incompatible_patches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,10 @@ class Inputs:
         Args:
             patch: Name of the change.
         """
-        return patch in {*self.options.hpc_without_patches, *self.node.unfit_patches}
+        return patch in {
+            *self.options.hpc_without_patches,
+            *self.node.incompatible_patches,
+        }
 
     @property
     def the_job(self) -> Job:

@@ -147,7 +147,7 @@ def _with_torch(inputs: Inputs, meeting: Meeting) -> Meeting:
     Raises:
         LaunchError: The user wants what it cannot do.
     """
-    if not (meeting.has_coordinator and inputs.node.unfit_patches):
+    if not (meeting.has_coordinator and inputs.node.incompatible_patches):
         return meeting
     several_nodes.check_rendezvous(inputs)
     by_ours = several_nodes.meets_by_ours(inputs)

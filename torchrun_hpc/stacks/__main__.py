@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.errors import Message
+from torchrun_hpc.errors import Message, to_copy
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console
 from torchrun_hpc.stacks import service, tree
@@ -27,19 +27,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=COMMAND,
         description="Show what the workers of a job are doing, merged over all ranks. "
-        "Run it on any node of the job: srun --overlap --jobid=N " + COMMAND,
+        "Run it on any node of the job: srun --overlap --jobid=JOBID " + COMMAND,
     )
-    parser.add_argument("--json", action="store_true", help="the same for machines")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     seen = preflight(COMMAND)
     if seen.task_rank:  # all tasks of a step would print the same
         return 0
     launches = _of_job(seen.job.launch_id if seen.job else "")
     if not launches:
-        text = (
-            f"no launch of torchrun_hpc on {seen.hostname} is yours. Type, with the "
-            f"name of a node that has one: srun --overlap --jobid=N -w NODE {COMMAND}"
-        )
+        text = f"No running torchrun_hpc job of yours on {seen.hostname}. On a cluster:"
+        text += to_copy(f"srun --overlap --jobid=JOBID {COMMAND}")
         console.write(Message("HPC172", text), "error")
         return NOT_FOUND
     answers = [answer for name in launches if (answer := _ask(name)) is not None]
@@ -64,7 +62,7 @@ def _ask(name: str) -> Mapping[str, Any] | None:
     try:
         return service.ask(name, _TIMEOUT)
     except OSError as error:
-        text = f"the agent does not answer: {error.strerror or error}"
+        text = f"the agent did not answer: {error.strerror or error}"
         console.write(Message("HPC173", text), "error")
         return None
 
@@ -75,9 +73,9 @@ def _lines(answer: Mapping[str, Any]) -> list[str]:
     lines = [f"launch {answer['launch']}"] if answer["launch"] else []
     lines += tree.render(stacks, hosts)
     if answer["missing"]:
-        lines.append(f"no answer of {answer['missing']}")
+        lines.append(f"no answer from {answer['missing']}")
     elif not stacks:
-        lines.append("there are no workers now")
+        lines.append("no workers are running")
     return lines
 
 

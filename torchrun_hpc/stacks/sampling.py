@@ -61,7 +61,7 @@ class WorkerStack:
     waits: int = field(default=0, compare=False)
     cpu: float = field(default=0.0, compare=False)
 
-    def has_gone_on(self, before: WorkerStack, seconds: float) -> bool:
+    def has_progressed(self, before: WorkerStack, seconds: float) -> bool:
         """Say whether this worker has gone on, though it may be at the same line.
 
         One that hangs waits once, or spins, or polls, which takes next to no CPU time.
@@ -91,7 +91,7 @@ def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
     try:
         started = [(worker, _start(program, worker.pid)) for worker in workers]
     except OSError as error:
-        text = f"{program} cannot be started: {error.strerror}"
+        text = f"cannot start {program}: {error.strerror}"
         return _without(workers, text)
     return [_stack(worker, process, end) for worker, process in started]
 
@@ -131,7 +131,7 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
             process.communicate(timeout=_KILL_TIMEOUT)
-        problem, forbidden = "no answer of py-spy", ""
+        problem, forbidden = "py-spy did not answer", ""
     except (ValueError, LookupError, TypeError, StopIteration):
         text = errors.decode(errors="replace")
         forbidden = _forbidden(text)
@@ -165,16 +165,16 @@ def _forbidden(errors: str) -> str:
         return ""
     scope = (procfs.read(_PTRACE_SCOPE) or "").strip()
     if scope in ("2", "3"):
-        return f"{_PTRACE_SCOPE} is {scope}: only the administrator may look"
+        return f"{_PTRACE_SCOPE} is {scope}: only root can read stacks"
     return (
-        "py-spy may not look: a container needs --cap-add=SYS_PTRACE, or the system "
-        f"forbids ptrace to user {os.getuid()}"
+        "py-spy has no permission: a container needs --cap-add=SYS_PTRACE, or the "
+        f"system forbids ptrace to user {os.getuid()}"
     )
 
 
 def _first_line(errors: str) -> str:
     lines = (line.strip() for line in errors.splitlines())
-    first = next(filter(None, lines), "py-spy has said nothing")
+    first = next(filter(None, lines), "py-spy printed nothing")
     return printable(first.removeprefix("Error: "), _LONGEST)
 
 

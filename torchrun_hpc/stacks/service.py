@@ -101,7 +101,7 @@ def ask(name: str, timeout: float) -> Mapping[str, Any]:
         asking.settimeout(timeout)
         asking.connect(name)
         if _user_of(asking) != os.getuid():
-            raise PermissionError(errno.EPERM, "it is another user's")
+            raise PermissionError(errno.EPERM, "the socket belongs to another user")
         answer = b"".join(iter(lambda: asking.recv(2**16), b""))
     try:
         found: Mapping[str, Any] = wire.from_json(answer)

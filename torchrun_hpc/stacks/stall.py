@@ -78,13 +78,13 @@ class StallReport:
 
     def _give_up(self, stacks: Sequence[WorkerStack]) -> None:
         why = "; ".join(tree.render(stacks, self._hosts))
-        text = f"a stall cannot be reported (--hpc-stall-report): {why}"
+        text = f"--hpc-stall-report cannot report a stall: {why}"
         console.write(Message("HPC175", text), "warning")
 
     def _report(self, stacks: Sequence[WorkerStack]) -> None:
         text = (
-            f"the {count(len(stacks), 'worker')} have shown the same stacks for "
-            f"{self._seconds:.0f} s (--hpc-stall-report); nothing is ended:"
+            f"the stacks of {count(len(stacks), 'worker')} have not changed for "
+            f"{self._seconds:.0f} s (--hpc-stall-report). The job continues:"
         )
         lines = (f"    {line}" for line in tree.render(stacks, self._hosts))
         console.write(Message("HPC171", text), "warning", [*lines])
@@ -96,4 +96,4 @@ def _have_gone_on(
     if [stack.rank for stack in stacks] != [stack.rank for stack in before]:
         return True
     pairs = zip(stacks, before, strict=True)
-    return any(stack.has_gone_on(then, seconds) for stack, then in pairs)
+    return any(stack.has_progressed(then, seconds) for stack, then in pairs)

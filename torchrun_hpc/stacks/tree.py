@@ -39,9 +39,9 @@ def render(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]
             problems.setdefault(stack.problem, []).append(stack)
     ordered = sorted(problems.items(), key=lambda item: len(item[1]), reverse=True)
     for problem, group in ordered[:_PARTS]:
-        lines.append(f"no stack of {tree.who(group)}: {problem}")
+        lines.append(f"no stack from {tree.who(group)}: {problem}")
     if rest := [stack for _, group in ordered[_PARTS:] for stack in group]:
-        lines.append(f"no stack of {tree.who(rest)}: other problems")
+        lines.append(f"no stack from {tree.who(rest)}: other problems")
     return lines
 
 
@@ -70,7 +70,7 @@ class _Tree(NamedTuple):
             shown = group[0].frames[depth:common] or group[0].frames[-1:]
             if len(shown) > _SHOWN:
                 shown = (*shown[:_HEAD], "...", *shown[_HEAD + 1 - _SHOWN :])
-            text = " > ".join(shown) or "no frame of Python"
+            text = " > ".join(shown) or "no Python frame"
             yield f"{indent}{self.who(group)}: {text}"
         if len(parts) > 1:
             ordered = sorted(parts.values(), key=len, reverse=True)

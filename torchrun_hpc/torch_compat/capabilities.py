@@ -158,8 +158,8 @@ def check_release() -> None:
     if not EVERY.is_expected:
         raise LaunchError(
             "HPC086",
-            f"torch {torch.__version__} is too old for torchrun_hpc, which needs "
-            f"{OLDEST} or newer. Load a newer one, or start the program with torchrun",
+            f"torch {torch.__version__} is too old: torchrun_hpc needs {OLDEST} or "
+            "newer. Load a newer torch, or start the script with torchrun",
         )
 
 
@@ -224,7 +224,7 @@ def listening_on(opened: socket.socket) -> dict[str, Any]:
 def warning_of_all_interfaces() -> Message:
     """Return the warning for a torch where `LISTENING_SOCKET` is missing."""
     text = (
-        f"torch {torch.__version__} cannot listen on one address: the store of the "
-        "rendezvous listens on all interfaces"
+        f"torch {torch.__version__} cannot listen on a single address: the rendezvous "
+        "store listens on all interfaces. Use torch 2.1 or newer"
     )
     return Message("HPC087", text)

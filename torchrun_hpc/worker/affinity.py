@@ -30,7 +30,7 @@ def bound(share: Share, worker: str) -> Iterator[None]:
     except OSError as error:  # all of them are offline, or taken from this job
         text = (
             f"{worker} on {socket.gethostname()} is not bound to CPUs "
-            f"{share.cpu_list}, of which none is left to this job ({error.strerror})"
+            f"{share.cpu_list}: this job has none of them now ({error.strerror})"
         )
         console.write(Message("HPC223", text), "warning")
     try:

@@ -60,8 +60,8 @@ def import_all(names: Iterable[str]) -> None:
             if _WatchedEnvironment.read:
                 read = ", ".join(sorted(_WatchedEnvironment.read))
                 raise ForkError(
-                    f"{name} reads {read} when it is imported, which each worker has "
-                    "of its own"
+                    f"{name} reads {read} at its import, but each worker has its own "
+                    "value"
                 )
     finally:
         environ.__class__ = plain
@@ -96,7 +96,7 @@ def check_gpus(files: Iterable[int]) -> None:
         if getattr(torch, device, None) and getattr(torch, device).is_initialized()
     ]
     if found:
-        raise ForkError(f"the import has initialised a GPU ({found[0]})")
+        raise ForkError(f"the import initialised a GPU ({found[0]})")
 
 
 def check_threads() -> None:

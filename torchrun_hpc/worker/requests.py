@@ -127,7 +127,7 @@ class ForkedWorker:
         if kind == b"error":
             raise OSError(int(number), os.strerror(int(number)))
         if kind != b"started":  # its exit code: killed for memory, for example
-            text = f"it ended before it began, with exit code {int(kind)}"
+            text = f"the worker ended before it began, with exit code {int(kind)}"
             raise ChildProcessError(errno.ECHILD, text)
         self.pid = int(number)
 

@@ -278,7 +278,7 @@ def test_others_are_told_where_this_torch_can_meet(
     environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If torch's agent has changed, the nodes meet by c10d, where nobody is told."""
-    monkeypatch.setattr(registry, "unfit", lambda: ("agent",))
+    monkeypatch.setattr(registry, "incompatible", lambda: ("agent",))
     environment("slurm-srun-3-nodes")
     known = Known()
     endpoint = f"--rdzv-endpoint=[{own_address()}]:29400"

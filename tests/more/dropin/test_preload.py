@@ -67,7 +67,7 @@ def test_a_guess_that_was_wrong(tmp_path: Path) -> None:
     workers = len(os.sched_getaffinity(0))
     assert done.out.split() == ["1"] * workers, done.err
     (warning,) = re.findall("warning: (HPC169.*)", done.err)
-    assert "OMP_NUM_THREADS was not set when they were imported, and is 1" in warning
+    assert "OMP_NUM_THREADS was not set at the import, but is 1" in warning
 
 
 def test_where_it_is_not_used_nothing_is_lost(tmp_path: Path) -> None:

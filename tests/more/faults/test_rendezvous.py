@@ -139,7 +139,7 @@ def test_no_restart_when_others_have_finished(unpadded, tmp_path):
             assert job.end() != 0, job.output
     assert own_lines(job.output)[-1].endswith(
         "worker 1 on n10 (node 1) ended with exit code 3; no restart, because 1 node "
-        "had finished already"
+        "had already finished"
     ), job.output
     assert "Traceback" not in job.output
 
@@ -174,7 +174,8 @@ def test_another_id_on_one_node(unpadded):
     there = "HPC117]: on n10: --rdzv_id=id1 here, but another one on the head node at"
     assert there in done.stderr, done
     assert (
-        "the agent on n10 (node 1) does not belong here (--rdzv_id=id1 instead of id0)"
+        "the agent on n10 (node 1) does not belong to this job "
+        "(--rdzv_id=id1 instead of id0)"
     ) in done.stderr
 
 

@@ -217,7 +217,7 @@ runpy.run_path({WORLD!r})
     assert cpus(done) == [first, first]
     (line,) = [line for line in warnings(done.stderr) if "HPC223" in line]
     assert "the worker of local rank 1 on " in line
-    assert f"is not bound to CPUs {last[0]}, of which none is left" in line
+    assert f"is not bound to CPUs {last[0]}: this job has none" in line
 
 
 def in_cpuset(folder, *options, script=WORLD):

@@ -136,8 +136,8 @@ def test_a_torch_that_cannot_be_imported(python, error):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"torchrun_hpc: error[HPC018]: torch cannot be imported by {sys.executable}: "
-        "libtorch_cuda.so: cannot open shared object file. Load the module, or "
-        "activate the environment, that has it\n"
+        "libtorch_cuda.so: cannot open shared object file. Load the module or "
+        "activate the environment that has torch\n"
     )
 
 

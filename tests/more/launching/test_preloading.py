@@ -89,18 +89,18 @@ REASONS = {
         "wrong cannot be imported (ZeroDivisionError: division by zero)",
     ),
     "ends": ("raise SystemExit(3)", "ends cannot be imported (SystemExit: 3)"),
-    "exits": ("import os; os._exit(0)", "an import has ended the fork server"),
+    "exits": ("import os; os._exit(0)", "an import ended the fork server"),
     "threads": (A_THREAD, "the import leaves 1 thread behind (poller)"),
     "moves": ("import os; os.chdir('/')", "the import changes the working directory"),
     "reads": (
         "import os; rank = int(os.environ.get('RANK', 0))",
-        "reads reads RANK when it is imported, which each worker has of its own",
+        "reads reads RANK at its import, but each worker has its own value",
     ),
     "talks": ("raise ValueError('1\\n2')", "talks cannot be imported (ValueError: 1)"),
-    "torch": (A_GPU, "the import has initialised a GPU (torch.cuda)"),
+    "torch": (A_GPU, "the import initialised a GPU (torch.cuda)"),
     "driver": (
         "file = open(__file__)",
-        "the import has initialised a GPU ({folder}/driver.py)",
+        "the import initialised a GPU ({folder}/driver.py)",
     ),
 }
 
@@ -162,9 +162,9 @@ def test_a_library_that_ends_its_threads_before_a_fork(run):
     ("options", "reason"),
     [
         (["-u"], None),
-        (["-O"], "python -O is for the launcher only"),
-        (["-u", "-X", "dev"], "python -X is for the launcher only"),
-        (["-I"], "python -I is for the launcher only"),
+        (["-O"], "python -O applies only to the launcher"),
+        (["-u", "-X", "dev"], "python -X applies only to the launcher"),
+        (["-I"], "python -I applies only to the launcher"),
     ],
 )
 def test_options_of_python(run, options, reason):
@@ -191,8 +191,7 @@ def test_variables_are_set_for_the_import_only(run):
         environ={"OMP_NUM_THREADS": ""},
     )
     reason = (
-        "OMP_NUM_THREADS was 3 when they were imported, and is not set for the "
-        "workers: export it"
+        "OMP_NUM_THREADS was 3 at the import, but is not set for the workers. Export it"
     )
     assert done.stdout.splitlines() == [
         "True False True",  # the first was empty
@@ -209,8 +208,7 @@ def test_variables_that_python_reads_when_it_starts(run):
         """
     )
     reason = (
-        "PYTHONHASHSEED was not set when they were imported, and is 1 for the "
-        "workers: export it"
+        "PYTHONHASHSEED was not set at the import, but is 1 for the workers. Export it"
     )
     assert done.stdout == f"{PREFIX.format('json')}{reason}\nNone\n"
 
@@ -238,7 +236,8 @@ def test_what_was_imported_before_has_read_other_variables(run):
         print(start("decimal").problem)
         """
     )
-    reason = "numpy had to be imported before OMP_NUM_THREADS could be set: export that"
+    reason = "numpy was imported before OMP_NUM_THREADS was set. "
+    reason += "Export OMP_NUM_THREADS"
     known = PREFIX.format("decimal") + reason
     assert done.stdout.splitlines() == ["None", known, "None"]
 
@@ -276,7 +275,7 @@ def test_a_fork_server_that_is_killed(run):
         script=f"import time\ntime.sleep({NEVER_S})",
     )
     assert done.stdout == "-9 -9 True\nNone None\n"
-    reason = f"{PREFIX.format('json')}the fork server has ended: was it killed?"
+    reason = f"{PREFIX.format('json')}the fork server has ended, perhaps killed"
     assert done.stderr == f"torchrun_hpc: warning: {reason}\n"
 
 
@@ -324,7 +323,7 @@ def test_an_import_that_takes_long(run):
         """,
         slow="import os, time\nwhile not os.path.exists('said'):\n    time.sleep(0.01)",
     )
-    text = "HPC170 waiting for the import of --hpc-preload=slow, for 0.2 s"
+    text = "note[HPC170]: the import for --hpc-preload=slow has taken 0 s so far"
     assert (done.stdout, done.stderr) == ("None\n", f"torchrun_hpc: {text}\n")
 
 

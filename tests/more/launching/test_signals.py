@@ -253,8 +253,8 @@ def test_one_that_never_catches_it_is_named_once(agent, worker, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     name = Path(f"/proc/{other.pid}/comm").read_text().strip()
     assert line.startswith(
-        "torchrun_hpc: warning[HPC130]: SIGUSR1 is held back from the worker of local "
-        f"rank 1 ({name}, pid {other.pid}): it has had no handler for 10 s, "
+        "torchrun_hpc: warning[HPC130]: SIGUSR1 is held back from local rank 1 "
+        f"({name}, pid {other.pid}), which has had no handler for 10 s: "
     )
     assert line.endswith("with exec")
     send()

@@ -131,7 +131,7 @@ def test_who_goes_on(processes):
     after = sample(workers, PATIENCE)
     seconds = 1.0  # as it would be without any other program
     pairs = zip(after, before, strict=True)
-    assert [now.has_gone_on(then, seconds) for now, then in pairs] == [False, True]
+    assert [now.has_progressed(then, seconds) for now, then in pairs] == [False, True]
 
 
 # --- py-spy -------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_what_the_real_one_says_where_it_is_not_allowed(processes):
         words = [py_spy, "dump", "--json", "--pid", str(pid)]
         done = subprocess.run(words, **user, capture_output=True, check=False)
     assert done.returncode
-    assert "py-spy may not look" in sampling._forbidden(done.stderr.decode())
+    assert "py-spy has no permission" in sampling._forbidden(done.stderr.decode())
 
 
 def test_one_that_hangs_is_ended(instead, processes, tmp_path, monkeypatch):
@@ -183,7 +183,7 @@ def test_one_that_hangs_is_ended(instead, processes, tmp_path, monkeypatch):
     monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic=monotonic))
     pid = processes.sleeping()
     found = sample([worker(pid, 5), worker(1, 4)], PATIENCE)
-    assert [stack.problem for stack in found] == ["", "no answer of py-spy"]
+    assert [stack.problem for stack in found] == ["", "py-spy did not answer"]
     assert not Path("/proc", number.read_text().strip()).exists()
 
 

@@ -243,7 +243,7 @@ def test_an_answer_without_a_place_to_meet(monkeypatch: pytest.MonkeyPatch) -> N
 # --- a torch that is too old --------------------------------------------------------
 
 OLD = Version("1.13.1")
-TOO_OLD = "is too old for torchrun_hpc, which needs 2.0 or newer. Load a newer one"
+TOO_OLD = "is too old: torchrun_hpc needs 2.0 or newer. Load a newer torch"
 
 
 @pytest.fixture

@@ -318,8 +318,8 @@ def test_a_torch_that_has_changed(
     assert registry.left_out(outcomes) == [
         Message(
             "HPC080",
-            f"torch {torch.__version__} has changed {patch.TARGET}; it is left as it "
-            f"is, and {patch.REASON}",
+            f"torch {torch.__version__} has changed {patch.TARGET}, which is left as "
+            f"it is: {patch.REASON}",
         )
         for patch in patches
     ]

@@ -14,7 +14,10 @@ from torchrun_hpc import waiting
 from torchrun_hpc.torch_compat.patches import report_missing_nodes
 
 SUSPICION = "is it --node_rank=0 on every node?"
-REPORT = "torchrun_hpc: note[HPC084]: waiting at head:1 for other nodes of 3, for 0 s"
+REPORT = (
+    "torchrun_hpc: note[HPC084]: waiting at head:1 until all 3 nodes are there, "
+    "for 0 s so far"
+)
 
 
 @pytest.mark.usefixtures("torch_again", "soon")

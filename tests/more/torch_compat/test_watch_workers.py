@@ -194,9 +194,9 @@ def test_what_ends_the_workers_decides_whether_they_fail(
     except Exception:  # noqa: BLE001 - as torch's agent, inside of it
         torch_agent._shutdown(15, is_restart=True)
     assert watch.mock_calls == [
-        call.stop(look=look),
+        call.stopping(look=look),
         call.torch.shutdown(15, is_restart=True),
-        call.stopped(),
+        call.all_stopped(),
     ]
 
 
@@ -207,9 +207,9 @@ def test_torch_stops_the_others_as_soon_as_it_sees_that_one_has_failed(
     torch_agent = make_agent()
     watch.torch.monitor_workers.return_value = RunResult(state)
     assert torch_agent._monitor_workers(torch_agent.group).state is state
-    looked = [call.before_torch_looks(), call.torch.monitor_workers(torch_agent.group)]
+    looked = [call.before_poll(), call.torch.monitor_workers(torch_agent.group)]
     is_failed = state is WorkerState.FAILED
-    assert watch.mock_calls == looked + [call.none_was_stopped()] * (not is_failed)
+    assert watch.mock_calls == looked + [call.poll_was_clean()] * (not is_failed)
 
 
 # --- what they write ----------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_a_name_that_no_patch_has() -> None:
     (line,) = done.own_lines
     assert line == (
         "torchrun_hpc: error[HPC088]: --hpc_without_patches=agent,fresh-store: "
-        "'fresh-store' is no patch. Did you mean fresh_store? There are: "
+        "there is no patch 'fresh-store'. Did you mean fresh_store? There are: "
         f"{', '.join(NAMES)}"
     )
 
@@ -144,7 +144,7 @@ def test_a_signal_that_nobody_forwards_ends_the_agent(
 def test_what_others_need_and_does_not_fit(
     patch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert registry.unfit() == ()
+    assert registry.incompatible() == ()
     lost = capabilities.Capability(">=2.0", present=False)
     monkeypatch.setattr(patch, "IS_FOR", lost)
-    assert registry.unfit() == (patch.__name__.rpartition(".")[2],)
+    assert registry.incompatible() == (patch.__name__.rpartition(".")[2],)

@@ -68,14 +68,18 @@ def test_equal_ones_are_counted():
         failure(2),
     )
     assert found.first.rank == 3
-    assert found.alike == (2, 5)
+    assert found.same_as_first == (2, 5)
     assert found.others == (("RuntimeError: Connection closed by peer", (0, 1)),)
     assert found.unlisted == 0
 
 
 def test_a_worker_fails_once():
     found = summary_of(failure(3), failure(3, "another"))
-    assert (found.first.text, found.alike, found.others) == ("ValueError: bad", (), ())
+    assert (found.first.text, found.same_as_first, found.others) == (
+        "ValueError: bad",
+        (),
+        (),
+    )
 
 
 @pytest.mark.parametrize(

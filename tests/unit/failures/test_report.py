@@ -56,13 +56,15 @@ def test_where_the_rest_is(capsys):
     failure = worker_failure(5, text=CAUSE, log="/logs/3", unread="it is a terminal")
     head, line = written(capsys, Summary(failure))
     assert re.fullmatch(HEAD + r", log file /logs/3\)", head)
-    assert line == "torchrun_hpc:     its stderr is in the output: it is a terminal"
+    assert (
+        line == "torchrun_hpc:     look for its stderr in the output: it is a terminal"
+    )
 
 
 def test_others(capsys):
     summary = Summary(
         FIRST,
-        alike=(1,),
+        same_as_first=(1,),
         others=(("KeyError: 1", (0, 2, 4)), ("OSError", (5,))),
         unlisted=1,
     )
@@ -70,7 +72,7 @@ def test_others(capsys):
         "torchrun_hpc:     the same on 1 other rank: 1",
         "torchrun_hpc:     ranks 0,2,4 of 12: KeyError: 1",
         "torchrun_hpc:     rank 5 of 12: OSError",
-        "torchrun_hpc:     and 1 other rank for other reasons",
+        "torchrun_hpc:     and 1 other rank with other causes",
     ]
 
 
@@ -83,7 +85,9 @@ def test_in_one_line():
 
 # --- why a job failed ---------------------------------------------------------------
 
-GONE = f"the agent on {N1} is gone without a word: it was killed, or the node is lost"
+GONE = (
+    f"the agent on {N1} is gone without a message: it was killed, or the node is lost"
+)
 FAILED = {
     "a worker that exits": (
         worker_failure(5, code=3),
@@ -117,7 +121,7 @@ FAILED = {
     "two agents that are gone": (
         Failure(Kind.LOST, (1, 2)),
         (
-            f"the agents on {N1}, {N2} are gone without a word: they "
+            f"the agents on {N1}, {N2} are gone without a message: they "
             "were killed, or the nodes are lost"
         ),
     ),
@@ -127,11 +131,11 @@ FAILED = {
     ),
     "a node that is out": (
         Failure(Kind.UNFIT, (1,), text="its health check ended with exit code 1"),
-        f"{N1} is out: its health check ended with exit code 1",
+        f"{N1} is excluded: its health check ended with exit code 1",
     ),
     "two nodes that are out": (
         Failure(Kind.UNFIT, (1, 2), text="it was lost 2 times"),
-        f"{N1}, {N2} are out: it was lost 2 times",
+        f"{N1}, {N2} are excluded: it was lost 2 times",
     ),
     "an agent that is silent": (
         Failure(Kind.SILENT, (1,), code=120),
@@ -139,23 +143,23 @@ FAILED = {
     ),
     "a node that is missing": (
         Failure(Kind.MISSING, (1,), code=900),
-        f"1 node did not come within 900 s (join_timeout): {N1}",
+        f"1 node did not join within 900 s (join_timeout): {N1}",
     ),
     "two nodes that are missing": (
         Failure(Kind.MISSING, (1, 2), code=900),
-        f"2 nodes did not come within 900 s (join_timeout): {N1}, {N2}",
+        f"2 nodes did not join within 900 s (join_timeout): {N1}, {N2}",
     ),
-    "an agent that does not belong here": (
+    "an agent that does not belong to this job": (
         Failure(Kind.REFUSED, (1,), text="it has 9 nodes"),
-        f"the agent on {N1} does not belong here (it has 9 nodes)",
+        f"the agent on {N1} does not belong to this job (it has 9 nodes)",
     ),
     "an agent of a node that there is not": (
         Failure(Kind.REFUSED, (7,), text="it has 9 nodes"),
-        "the agent on node 7 does not belong here (it has 9 nodes)",
+        "the agent on node 7 does not belong to this job (it has 9 nodes)",
     ),
     "an agent of nobody knows where": (
         Failure(Kind.REFUSED, (), text="another release"),
-        "the agent on another node does not belong here (another release)",
+        "the agent on another node does not belong to this job (another release)",
     ),
     "the head node is gone": (
         Failure(Kind.COORDINATOR),
@@ -167,11 +171,11 @@ FAILED = {
     ),
     "no restart any more": (
         Failure(Kind.LOST, (1,), finished=1),
-        f"{GONE}; no restart, because 1 node had finished already",
+        f"{GONE}; no restart, because 1 node had already finished",
     ),
     "no restart, of several": (
         Failure(Kind.LOST, (1,), finished=2),
-        f"{GONE}; no restart, because 2 nodes had finished already",
+        f"{GONE}; no restart, because 2 nodes had already finished",
     ),
 }
 

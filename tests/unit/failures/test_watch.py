@@ -124,19 +124,19 @@ def test_whatever_one_does_that_is_stopped(watched):
     ways = [(143, ""), (1, ""), (1, RAISED), (1, "step 17"), (-signal.SIGABRT, "")]
     bad, *others = watched.start(1 + len(ways))
     bad.end(1, RAISED)
-    watched.watch.before_torch_looks()
+    watched.watch.before_poll()
     watched.later()
     for child, end in zip(others, ways, strict=True):
         child.end(*end)
-    watched.watch.stop(look=True)
-    watched.watch.stopped()
+    watched.watch.stopping(look=True)
+    watched.watch.all_stopped()
     assert watched.ranks() == [4]
 
 
 def test_what_fails_after_torch_has_looked(watched):
     raises, killed = watched.start(2)
-    watched.watch.before_torch_looks()
-    watched.watch.none_was_stopped()
+    watched.watch.before_poll()
+    watched.watch.poll_was_clean()
     watched.later()
     raises.end(1, RAISED)
     killed.end(-signal.SIGKILL)
@@ -157,7 +157,7 @@ def test_one_that_is_terminated_by_others_has_failed(watched, text):
 
 def test_the_end_of_workers_in_a_restart_is_no_failure(watched):
     terminated, raises = watched.start(2)
-    watched.watch.stop(look=True)
+    watched.watch.stopping(look=True)
     watched.later()
     terminated.end(-signal.SIGTERM)
     raises.end(1, RAISED)
@@ -172,11 +172,11 @@ def test_a_last_look(watched, looks):
     raises.end(1, RAISED)
     follows.write(FOLLOWS)
     watched.later()
-    watched.watch.stop(look=True)
+    watched.watch.stopping(look=True)
     follows.end(1)
     for _ in range(looks):
         watched.watch.check()
-    watched.watch.stopped()
+    watched.watch.all_stopped()
     watched.watch.check()
     assert sorted(watched.ranks()) == [4, 5]
 
@@ -185,7 +185,7 @@ def test_no_last_look(watched):
     """A signal ends all of them."""
     (raises,) = watched.start(1)
     raises.end(1, RAISED)
-    watched.watch.stop(look=False)
+    watched.watch.stopping(look=False)
     watched.watch.check()
     assert watched.failures == []
 
@@ -218,11 +218,11 @@ def test_one_that_is_about_to_end_is_not_forgotten(watched, seconds, codes):
     raises, sleeps = watched.start(2)
     raises.write(RAISED + "\n")
     watched.later(seconds)
-    watched.watch.stop(look=True)
+    watched.watch.stopping(look=True)
     watched.later()
     for child in (raises, sleeps):
         child.end(-signal.SIGTERM)
-    watched.watch.stopped()
+    watched.watch.all_stopped()
     assert watched.ranks() == [4] * len(codes)
     # Whatever shortened its end.
     assert [failure.code for failure in watched.failures] == codes

@@ -98,7 +98,7 @@ def test_what_is_no_file_is_not_waited_for(children, relay, tmp_path, make):
 def test_it_says_why_nothing_is_read(relay):
     assert (
         describe_failure(worker(), 3, relay).worker.unread
-        == "it does not go through the agent"
+        == "it does not pass through the agent"
     )
     relay.unread = "it is a terminal"
     assert describe_failure(worker(), 3, relay).worker.unread == "it is a terminal"

@@ -95,9 +95,8 @@ def test_nobody_is_there_and_a_long_wait_is_said(monkeypatch, capfd):
         bound.bind(("127.0.0.1", 0))
         assert abort.tell(place(1, bound), "x", 0)
     said = capfd.readouterr().err
-    assert (
-        "HPC167]: telling the other nodes that this one cannot start, for 0 s" in said
-    )
+    assert "HPC167]: telling the other nodes" in said
+    assert "for up to 0 s" in said
     assert waits == []  # cancelled
 
 

@@ -38,6 +38,6 @@ def test_a_launcher_that_may_wait(started_by, failure, out, waits, capsys):
     exit_status._report(plan, ended, is_command=False)
     name = started_by.name if started_by else ""
     written = capsys.readouterr().err
-    text = f"warning[HPC235]: {name} may wait for a lost node forever. Let the job"
+    text = f"warning[HPC235]: {name} may wait forever for a lost node. End the job"
     assert (text in written) is waits
     assert ("HPC213" in written) is bool(out)

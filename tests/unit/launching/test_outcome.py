@@ -261,8 +261,7 @@ def test_where_it_cannot_be_written(name, problem, tmp_path, capsys, monkeypatch
     before = sorted(tmp_path.rglob("*"))
     outcome.write(DONE, plan(name))
     assert capsys.readouterr().err.startswith(
-        "torchrun_hpc: error[HPC215]: the outcome cannot be written to "
-        f"{name}: {problem}"
+        f"torchrun_hpc: error[HPC215]: cannot write the outcome to {name}: {problem}"
     )
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -305,8 +304,8 @@ def test_a_folder_that_does_not_exist(tmp_path):
         with pytest.raises(LaunchError) as caught:
             outcome.forget(plan(folder / "b"))
         assert f"{caught.value.code} {caught.value}" == (
-            f"HPC234 --hpc-outcome={folder / 'b'}: there is no folder {folder}. "
-            "Create it where all nodes see it"
+            f"HPC234 --hpc-outcome={folder / 'b'}: the folder {folder} "
+            "does not exist. Create it where all nodes see it"
         )
 
 

@@ -112,7 +112,7 @@ def test_our_coordinator_serves_one_node(job, options, in_process):
     meeting = planned(job=job, options=options).meeting
     assert (meeting.in_process, meeting.has_coordinator) == (in_process, in_process)
     assert not meeting.is_ours  # for a user it is torch's
-    unfit = planned(job=job, options=options, unfit_patches=("agent",)).meeting
+    unfit = planned(job=job, options=options, incompatible_patches=("agent",)).meeting
     assert not unfit.in_process
 
 

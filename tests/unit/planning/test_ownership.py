@@ -72,7 +72,7 @@ TORCHS = {
         {"hpc_without_patches": "agent"}, {}, "c10d"
     ),
     "a torch that does not fit": (
-        {}, {"unfit_patches": ("agent",)}, "c10d"
+        {}, {"incompatible_patches": ("agent",)}, "c10d"
     ),
 }  # fmt: skip
 

@@ -391,7 +391,7 @@ def test_nothing_is_left_out_where_each_task_is_a_worker():
 # Whether the user leaves it out, or torch does not take it.
 LACKING = {
     "left out": lambda name: {"options": {WITHOUT: name}},
-    "unfit": lambda name: {"options": {}, "unfit_patches": (name,)},
+    "unfit": lambda name: {"options": {}, "incompatible_patches": (name,)},
 }
 
 

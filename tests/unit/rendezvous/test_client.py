@@ -144,7 +144,7 @@ def test_a_worker_that_fails_is_reported_by_node_0(job):
     made[2].worker_failed(worker_failure(10, text=BAD))
     job.clock.go_on(clients.COLLECT_TIMEOUT)
     until(lambda: job.events[0])
-    assert job.events == [[{"report": Summary(FIRST, alike=(10,))}], [], []]
+    assert job.events == [[{"report": Summary(FIRST, same_as_first=(10,))}], [], []]
 
 
 def test_the_failure_that_was_the_first_is_known_with_the_report(job):

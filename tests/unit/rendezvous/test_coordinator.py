@@ -314,7 +314,7 @@ def test_what_follows_from_a_failure_comes_after_it():
     assert job.died(first) == {}
     assert job.died(worker_failure(9, text=CLOSED.format(1))) == {}
     summary = job.reported()
-    assert (summary.first, summary.alike) == (first, ())
+    assert (summary.first, summary.same_as_first) == (first, ())
     assert summary.others == (("RuntimeError: Connection closed by peer", (0, 9)),)
 
 
@@ -325,7 +325,11 @@ def test_equal_failures_are_counted():
     job.died(KILLED)  # once more: it has failed already
     summary = job.reported()
     assert summary.first == worker_failure(5, text=BAD.format(5))
-    assert (summary.alike, summary.others, summary.unlisted) == ((0, 2, 8, 11), (), 0)
+    assert (summary.same_as_first, summary.others, summary.unlisted) == (
+        (0, 2, 8, 11),
+        (),
+        0,
+    )
 
 
 @pytest.mark.parametrize("claimed", [0, 2, -1, 99])
@@ -350,7 +354,7 @@ def test_failures_before_a_restart_are_not_reported_after_it():
     job.join(0, 1, 2)
     assert job.reported() is None
     job.died(KILLED, 1)
-    assert (job.reported().first, job.reported().alike) == (KILLED, ())
+    assert (job.reported().first, job.reported().same_as_first) == (KILLED, ())
 
 
 # When a worker fails of which nobody is to hear, and the round that its agent names.

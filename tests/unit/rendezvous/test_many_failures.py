@@ -63,8 +63,8 @@ def test_the_report_of_many_failures(name, capsys):
     random.Random(0).shuffle(failures)  # noqa: S311
     known = set()  # as failures/watch.py: an agent sends the lines once
     for each in failures:
-        is_known = (each.by, each.likeness) in known
-        known.add((each.by, each.likeness))
+        is_known = (each.by, each.signature) in known
+        known.add((each.by, each.signature))
         died = wire.encode(each.brief if is_known else each)
         coordinator.receive(each.by, as_sent({"died": died, "round": 0}))
     coordinator.receive(0, {"report": True})

@@ -140,7 +140,7 @@ PARTS = {
         none=["worker", 0, [], {}],
         wrong={
             "first": [None, {}, wire.encode(WORKER) | {"text": "\x1b[2J"}],
-            "alike": [3, None, ["1"]],
+            "same_as_first": [3, None, ["1"]],
             "others": [
                 *([["\x1b[2J", [1]]], [["KeyError: 1", "12"]], [["KeyError: 1"]]),
                 *([["KeyError: 1", 3]], [3], 2),

@@ -150,8 +150,8 @@ def test_the_first_node_reports_a_stall(inspect, monkeypatch, capfd):
     made._stall._thread.join(PATIENCE)
     assert capfd.readouterr().err.splitlines() == [
         (
-            "torchrun_hpc: warning[HPC171]: the 6 workers have shown the same stacks "
-            "for 1 s (--hpc-stall-report); nothing is ended:"
+            "torchrun_hpc: warning[HPC171]: the stacks of 6 workers have not changed "
+            "for 1 s (--hpc-stall-report). The job continues:"
         ),
         "    6 ranks: f a.py:1",
     ]

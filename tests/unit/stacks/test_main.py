@@ -53,7 +53,7 @@ THREE_NODES = {
     "workers": [
         *(stack(rank, WAIT, "", 0, "jwb0001") for rank in (0, 1, 2)),
         stack(3, READ, "", 1, "jwb0002"),
-        stack(4, (), "no answer of py-spy", 1, "jwb0002"),
+        stack(4, (), "py-spy did not answer", 1, "jwb0002"),
     ],
 }
 OF_ONE_NODE = "2 ranks: <module> a.py:1 > wait a.py:2\n"
@@ -62,8 +62,8 @@ launch 19.0
 4 of 5 ranks (0-3): <module> a.py:1
   3 of 5 ranks (0-2, jwb0001): wait a.py:2
 * 1 rank (3, jwb0002): read b.py:3
-no stack of 1 rank (4, jwb0002): no answer of py-spy
-no answer of jwb0003 (node 2)
+no stack from 1 rank (4, jwb0002): py-spy did not answer
+no answer from jwb0003 (node 2)
 """
 
 
@@ -72,9 +72,9 @@ no answer of jwb0003 (node 2)
     [
         (ONE_NODE, OF_ONE_NODE),
         (THREE_NODES, OF_THREE_NODES),
-        ({**ONE_NODE, "workers": []}, "there are no workers now\n"),
+        ({**ONE_NODE, "workers": []}, "no workers are running\n"),
         # The network is broken: whether there are workers, is not known.
-        ({**ONE_NODE, "workers": [], "missing": "n9, n10"}, "no answer of n9, n10\n"),
+        ({**ONE_NODE, "workers": [], "missing": "n9, n10"}, "no answer from n9, n10\n"),
     ],
 )
 def test_an_answer(serve, run, answer, out):
@@ -139,10 +139,10 @@ def test_no_launch(run):
         "",
         [
             (
-                f"torchrun_hpc: error[HPC172]: no launch of torchrun_hpc on {HOST} is "
-                f"yours. Type, with the name of a node that has one: srun --overlap "
-                f"--jobid=N -w NODE {COMMAND}"
-            )
+                "torchrun_hpc: error[HPC172]: No running torchrun_hpc job of yours on "
+                f"{HOST}. On a cluster:"
+            ),
+            f"    srun --overlap --jobid=JOBID {COMMAND}",
         ],
     )
     assert run("--json")[:2] == (1, "")
@@ -157,7 +157,7 @@ def broken(own_names):
         yield listening
 
 
-NO_ANSWER = "torchrun_hpc: error[HPC173]: the agent does not answer: "
+NO_ANSWER = "torchrun_hpc: error[HPC173]: the agent did not answer: "
 
 
 @pytest.mark.usefixtures("broken")
@@ -177,7 +177,7 @@ def test_an_agent_that_does_not_answer(run, monkeypatch, serve):
 def test_an_agent_of_another_user(run, serve, monkeypatch):
     serve("", lambda: ONE_NODE)
     monkeypatch.setattr(service, "_user_of", lambda _: NOBODY)
-    assert run() == (1, "", [f"{NO_ANSWER}it is another user's"])
+    assert run() == (1, "", [f"{NO_ANSWER}the socket belongs to another user"])
 
 
 def test_an_agent_that_has_just_ended(run, monkeypatch, broken):

@@ -117,11 +117,11 @@ def test_it_says_which_setting_forbids_it(instead, tmp_path, monkeypatch):
             setting.write_text(scope)
         monkeypatch.setattr(sampling, "_PTRACE_SCOPE", setting)
         text = (
-            "py-spy may not look: a container needs --cap-add=SYS_PTRACE, or the "
+            "py-spy has no permission: a container needs --cap-add=SYS_PTRACE, or the "
             f"system forbids ptrace to user {os.getuid()}"
         )
         if scope in ("2\n", "3\n"):
-            text = f"{setting} is {scope[0]}: only the administrator may look"
+            text = f"{setting} is {scope[0]}: only root can read stacks"
         for name, errors in DENIED.items():
             instead(errors=errors.encode())
             assert problem_of(1) == text, (scope, name)
@@ -138,7 +138,7 @@ def test_those_that_hang(instead, monkeypatch):
         return [each for each in started.values() if each.is_killed]
 
     found = sample([worker(rank, rank) for rank in range(4)], 5.0)
-    assert {stack.problem for stack in found} == {"no answer of py-spy"}
+    assert {stack.problem for stack in found} == {"py-spy did not answer"}
     assert [each.waited[0] for each in started.values()] == [5.0, 2.0, 0.1, 0.1]
     assert ended() == list(started.values())
 
@@ -175,7 +175,7 @@ def test_an_answer_that_cannot_be_read(name, instead):
 def test_what_it_says_is_one_line(instead):
     for errors, problem in {
         b"\n  Error: what?\033[2J\nCaused by: that\n": "what? [2J",
-        b"": "py-spy has said nothing",
+        b"": "py-spy printed nothing",
         b"x" * 100_000: "x" * 200,
     }.items():
         instead(errors=errors)
@@ -202,7 +202,7 @@ def test_frames_can_be_printed(instead):
 # --- what other nodes send ----------------------------------------------------------
 
 GOOD = WorkerStack(5, 1, ("f a.py:1", "g b.py:2"))
-BAD = WorkerStack(6, 1, problem="no answer of py-spy")
+BAD = WorkerStack(6, 1, problem="py-spy did not answer")
 
 
 def test_what_is_sent_is_received():

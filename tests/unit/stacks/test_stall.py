@@ -17,13 +17,13 @@ READ = ("<module> train.py:12", "read data.py:31")
 
 WAITING = [WorkerStack(rank, rank // 2, REDUCE) for rank in range(4)]
 ONE_READS = [*WAITING[:3], WorkerStack(3, 1, READ)]
-NO_ANSWER = [*WAITING[:3], WorkerStack(3, 1, problem="no answer of py-spy")]
+NO_ANSWER = [*WAITING[:3], WorkerStack(3, 1, problem="py-spy did not answer")]
 A_NODE_IS_MISSING = []  # as of Inspection
 
 REPORT = [
     (
-        "torchrun_hpc: warning[HPC171]: the 4 workers have shown the same stacks for "
-        "10 s (--hpc-stall-report); nothing is ended:"
+        "torchrun_hpc: warning[HPC171]: the stacks of 4 workers have not changed for "
+        "10 s (--hpc-stall-report). The job continues:"
     ),
     "    4 ranks: <module> train.py:12",
     "      3 of 4 ranks (0-2): all_reduce c10d.py:9",
@@ -109,15 +109,15 @@ NOT_INSTALLED = [
     for rank in range(4)
 ]
 TOO_SLOW = [
-    WorkerStack(rank, rank // 2, problem="no answer of py-spy") for rank in range(4)
+    WorkerStack(rank, rank // 2, problem="py-spy did not answer") for rank in range(4)
 ]
 
 
 def test_it_says_once_that_nothing_can_be_seen(report):
     assert report(*[NOT_INSTALLED] * 100) == [
         (
-            "torchrun_hpc: warning[HPC175]: a stall cannot be reported "
-            "(--hpc-stall-report): no stack of 4 ranks: py-spy is not installed"
+            "torchrun_hpc: warning[HPC175]: --hpc-stall-report cannot "
+            "report a stall: no stack from 4 ranks: py-spy is not installed"
         )
     ]
 
@@ -132,7 +132,7 @@ def test_a_worker_that_has_ended_is_part_of_it(report):
     samples = [*WAITING[:3], WorkerStack(3, 1, problem=ENDED)]
     lines = report(*[samples] * 12)
     assert lines[0] == REPORT[0]
-    assert lines[-1] == f"    no stack of 1 rank (3, jwb0002): {ENDED}"
+    assert lines[-1] == f"    no stack from 1 rank (3, jwb0002): {ENDED}"
 
 
 def test_the_end_of_the_workers_is_no_reason_to_say_something(report):
@@ -145,7 +145,7 @@ def test_the_end_of_the_workers_is_no_reason_to_say_something(report):
 def test_workers_without_a_frame_of_python(report):
     """All of them have ended but for their C++."""
     found = report(*[[WorkerStack(rank, 0) for rank in (0, 1)]] * 12)
-    assert found[1:] == ["    2 ranks: no frame of Python"]
+    assert found[1:] == ["    2 ranks: no Python frame"]
 
 
 def test_a_look_that_fails_is_not_the_last_one(report):

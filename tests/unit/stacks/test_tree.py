@@ -82,12 +82,12 @@ TREES = {
     "each problem is one line": (
         {6: "no answer", 1: "not allowed", 7: "no answer"},
         "5 of 8 ranks (0,2-5): main > step > reduce",
-        "no stack of 2 of 8 ranks (6-7, jwb0004): no answer",
-        "no stack of 1 rank (1, jwb0001): not allowed",
+        "no stack from 2 of 8 ranks (6-7, jwb0004): no answer",
+        "no stack from 1 rank (1, jwb0001): not allowed",
     ),
     "all have one problem": (
         dict.fromkeys(range(8), "py-spy is not installed"),
-        "no stack of 8 ranks: py-spy is not installed",
+        "no stack from 8 ranks: py-spy is not installed",
     ),
 }
 
@@ -119,7 +119,7 @@ def test_few_ranks():
     assert tree.render(stacks(size=1), HOSTS) == ["1 rank: main > step > reduce"]
     # Their Python has not begun, or has ended.
     without = stacks({0: (), 1: ()}, size=2)
-    assert tree.render(without, HOSTS) == ["2 ranks: no frame of Python"]
+    assert tree.render(without, HOSTS) == ["2 ranks: no Python frame"]
 
 
 def test_a_node_without_a_name():
@@ -177,15 +177,15 @@ def test_many_places_are_counted():
 def test_many_problems_are_counted():
     gone = {rank: f"process {rank} is gone" for rank in range(100)}
     assert tree.render(stacks(gone, size=100), HOSTS)[-2:] == [
-        "no stack of 1 rank (9): process 9 is gone",
-        "no stack of 90 of 100 ranks (10-99): other problems",
+        "no stack from 1 rank (9): process 9 is gone",
+        "no stack from 90 of 100 ranks (10-99): other problems",
     ]
 
 
 # --- properties ---------------------------------------------------------------------
 
 LINE = re.compile(
-    r"(?P<mark>[ *]*)(no stack of )?"
+    r"(?P<mark>[ *]*)(no stack from )?"
     r"(?P<size>\d+) (of \d+ )?ranks?( \((?P<ranks>[\d,-]+)(, n\d)?\))?: (?P<text>.*)"
 )
 

@@ -55,8 +55,8 @@ def test_cpus_that_are_offline(capsys):
         assert of_what_is_started() == ALL
     assert capsys.readouterr().err == (
         "torchrun_hpc: warning[HPC223]: the worker of local rank 1 on "
-        f"{socket.gethostname()} is not bound to CPUs 4000, of which none is left to "
-        "this job (Invalid argument)\n"
+        f"{socket.gethostname()} is not bound to CPUs 4000: this job has none of "
+        "them now (Invalid argument)\n"
     )
 
 

@@ -91,7 +91,7 @@ def _open_or_connect(  # noqa: PLR0913, PLR0917 - those of TCPStore
             is_taken = listen is not None and port_is_taken(listen[0], port)
             if not (plan.meeting.may_join and is_taken):
                 raise
-            text = f"{error}: taken for an agent of this world, and joined"
+            text = f"{error}. Joining it as an agent of this job"
             console.write(Message("HPC156", text))
         else:
             host_exits_last.hosts(store)

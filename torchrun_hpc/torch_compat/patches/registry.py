@@ -108,7 +108,7 @@ def check_names(options: Options) -> None:
         if name not in known:
             raise LaunchError(
                 "HPC088",
-                f"{options['hpc_without_patches']}: {name!r} is no patch. "
+                f"{options['hpc_without_patches']}: there is no patch {name!r}. "
                 f"{choices(name, known)}",
                 everywhere=True,
             )
@@ -184,7 +184,7 @@ def is_applied(outcomes: Sequence[Outcome], patch: Patch) -> bool:
     return any(o.patch is patch and o.state is State.APPLIED for o in outcomes)
 
 
-def unfit() -> tuple[str, ...]:
+def incompatible() -> tuple[str, ...]:
     """Return the names of the patches that do not fit, of those that others need."""
     needed = examine((agent, watch_workers))
     return tuple(o.name for o in needed if o.state is State.DOES_NOT_FIT)
@@ -195,8 +195,8 @@ def left_out(outcomes: Sequence[Outcome]) -> list[Message]:
     return [
         Message(
             "HPC080",
-            f"torch {torch.__version__} has changed {outcome.patch.TARGET}; it is left "
-            f"as it is, and {outcome.patch.REASON}",
+            f"torch {torch.__version__} has changed {outcome.patch.TARGET}, which is "
+            f"left as it is: {outcome.patch.REASON}",
         )
         for outcome in outcomes
         if outcome.state is State.DOES_NOT_FIT

@@ -61,17 +61,17 @@ def apply(_plan: object, hooks: Hooks) -> None:
             return pids
 
         def _monitor_workers(self, worker_group: Any) -> Any:
-            hooks.watch.before_torch_looks()
+            hooks.watch.before_poll()
             result = super()._monitor_workers(worker_group)
             if not result.is_failed():
-                hooks.watch.none_was_stopped()
+                hooks.watch.poll_was_clean()
             return result
 
         def _shutdown(self, *args: Any, **options: Any) -> None:
             is_signal = isinstance(sys.exc_info()[1], SignalException)
-            hooks.watch.stop(look=not is_signal)
+            hooks.watch.stopping(look=not is_signal)
             super()._shutdown(*args, **options)
-            hooks.watch.stopped()
+            hooks.watch.all_stopped()
 
     def popen(original: Any, handler: Any, args: Any, env: Any) -> Any:
         planned = handler._stderr
