@@ -19,7 +19,7 @@ ALONE = PeerReply()
 THIRD = PeerReply(follows=3)
 COORDINATES, IS_STRONG = (
     PeerReply(coordinates=True),
-    PeerReply(coordinates=True, is_strong=True),
+    PeerReply(coordinates=True, has_quorum=True),
 )
 
 
@@ -43,7 +43,7 @@ def make_member(own, **changes):
         ([None, False, False], PeerReply()),
         ([2, False, False], PeerReply(follows=2)),
         ([0, True, False], PeerReply(0, coordinates=True)),
-        ([0, True, True], PeerReply(0, coordinates=True, is_strong=True)),
+        ([0, True, True], PeerReply(0, coordinates=True, has_quorum=True)),
         (None, None),
         ([], None),
         ([None, False], None),
