@@ -232,7 +232,7 @@ UNFIT = [{"present": PRESENT}, {"unfit": "why"}]
         ({}, [{"present": PRESENT}]),
         ({"is_ready": True}, [{"present": PRESENT}, {"join": True}]),
         ({"is_done": True}, [{"present": PRESENT | {"done": True}}]),
-        *(({"unfit": "why", "is_ready": ready}, UNFIT) for ready in (False, True)),
+        *(({"unhealthy": "why", "is_ready": ready}, UNFIT) for ready in (False, True)),
     ],
 )
 def test_what_it_tells_a_coordinator(state, expected):

@@ -196,7 +196,7 @@ def test_it_should_step_down():
     assert sent(standby)[0] == ("peer", {"standby": [None, False, False]})
 
 
-def test_it_does_not_give_way_when_enough_are_here():
+def test_it_does_not_step_down_when_enough_are_here():
     """It asked the others before the last one came."""
     standby = coordinating(1, 2, 3)
     assert not standby.step_down()
