@@ -221,9 +221,7 @@ class Client:
             text, rank = "it left before the end", self.request.rank
             self.fail(Failure(Kind.AGENT, (rank,), text=text, by=rank))
         if self.is_unreported and self.request.nodes == 1:
-            self._loop.call(
-                self._ask_for_report
-            )  # all have ended: none will fail any more
+            self._loop.call(self._ask_for_report)  # all have ended: no more fail
         with self._changed:
             if self.failure is not None and self.is_accepted:
                 self._wait_for(lambda: self.ending, _DECIDED_TIMEOUT)

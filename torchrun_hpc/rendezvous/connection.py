@@ -186,9 +186,7 @@ class Connection:
         why = f"Key here: {key.name}. Pass --hpc-key-file=FILE on a shared file system"
         if wanted.required:
             why = f"{wanted.required} needs a key. {why}"
-            raise LaunchError(
-                "HPC238", why, others_know=True
-            )  # they cannot be informed without a key
+            raise LaunchError("HPC238", why, others_know=True)  # no way to inform them
         if self._meeting.node_rank == 0:
             text = f"anybody who knows this job's number can join it. {why}"
             console.write(Message("HPC236", text), "warning")

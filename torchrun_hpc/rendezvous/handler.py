@@ -270,10 +270,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         if self._opening is not None:
             self._opening.join(_PATIENCE)
             if self._opening.is_alive():
-                text = (
-                    "waiting for the name server before exit: PyTorch is still "
-                    "looking up the name of this node's address"
-                )
+                text = "waiting for the name server before exit: PyTorch is still "
+                text += "looking up the name of this node's address"
                 console.write(Message("HPC176", text))
             self._opening = None
 

@@ -105,9 +105,7 @@ class Peers:
             self.member.informed(message)
         elif "go" in message:
             self.member.began()
-        elif (
-            "suspended" in message
-        ):  # the coordinator is here, and was suspended with it
+        elif "suspended" in message:  # the coordinator is here, and was suspended
             self._end_workers_now()
 
     def _end_workers_now(self) -> None:

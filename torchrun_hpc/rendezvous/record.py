@@ -64,13 +64,13 @@ class Record:
 
 @dataclass(frozen=True)
 class MemberState:
-    """What a member tells a coordinator that has accepted it.
+    """A member's message to a coordinator that has accepted it.
 
     Attributes:
         address: Where it can be asked.
         done: Whether its workers have finished.
-        term: The term of the record that it knows.
-        round: The round of the record that it knows.
+        term: The term of its record.
+        round: The round of its record.
         gone: The last coordinator that has ended, and in which round.
         record: Its record, if that is newer than the coordinator's.
     """

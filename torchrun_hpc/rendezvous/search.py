@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.server import CoordinatorServer
 
-    Answered = tuple[
-        "Channel", Mapping[str, Any]
-    ]  # the connection, and the first message
+    Answered = tuple["Channel", Mapping[str, Any]]  # and the first message
 
 # Seconds.
 _CONNECT_TIMEOUT = 10.0
@@ -45,7 +43,7 @@ _SILENT = "a program that sends nothing"
 
 @dataclass(frozen=True)
 class CoordinatorAddress:
-    """Where the coordinator is.
+    """The address of the coordinator.
 
     Attributes:
         host: Its address or name.
@@ -143,8 +141,8 @@ class Channel(End):
         """Return the answer to the request; empty if the connection ends.
 
         Raises:
-            UnprovedError: The other side is not of this job. asyncio.TimeoutError:
-                There is no answer.
+            UnprovedError: The other side is not of this job.
+            asyncio.TimeoutError: There is no answer.
         """
         await asyncio.wait_for(self._arrived.wait(), _ANSWER_TIMEOUT)
         if self._problem is not None:
@@ -239,8 +237,8 @@ class Search:
     async def _try_ports(self, *, all_ports: bool) -> Answered | None:
         """Try the ports in their order, besides those that have not answered yet.
 
-        Without `all_ports`, a port where nobody listens is the last one: the
-        coordinator takes the first free port.
+        Without `all_ports`, stop at a port where nobody listens: the coordinator takes
+        the first free port.
         """
         ports = (*self._address.ports, *self._address.notice_ports)
         delay = min(_PORT_DELAY, self._address.timeout / len(ports))
