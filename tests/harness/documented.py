@@ -97,8 +97,7 @@ PICTURE = (
 )
 EXAMPLES = "tests/more/documentation/test_examples.py::test_"
 LOGS = (
-    "tests/more/dropin/test_launch.py"
-    "::test_the_report_has_the_traceback_of_a_log_file"
+    "tests/more/dropin/test_launch.py::test_the_report_has_the_traceback_of_a_log_file"
 )
 SHELL = "tests/more/documentation/test_documentation.py::test_a_first_session"
 SITES = "tests/more/documentation/test_pages.py::test_the_command_sites"

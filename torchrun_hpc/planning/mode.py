@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, count
 from torchrun_hpc.names import fold
-from torchrun_hpc.options.arguments import OURS, wrong_line
+from torchrun_hpc.options.arguments import NO_SCRIPT, OURS, wrong_line
 from torchrun_hpc.schedulers.job import LaunchContext
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def direct_mode_problem(line: CommandLine, agents_command: str) -> LaunchError |
             everywhere=True,
         )
     if not line.script:
-        return wrong_line("the script is missing")
+        return wrong_line(NO_SCRIPT)
     return line.options.problem
 
 

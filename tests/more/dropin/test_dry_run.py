@@ -147,4 +147,4 @@ def test_the_page_of_options_is_what_the_parser_says(
         assert page == written
     # Those of torchrun are others.
     assert page.partition(module.TORCH)[0] == written.partition(module.TORCH)[0]
-    assert "\n### `--hpc-dry-run=json`\n" in page
+    assert "\n| `--hpc-dry-run=json` |" in page

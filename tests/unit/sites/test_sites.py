@@ -150,14 +150,12 @@ def matching(pattern):
 
 
 def test_every_site_is_in_the_documentation():
-    page = (ROOT / "docs" / "centres.md").read_text("utf-8")
+    page = (ROOT / "docs" / "run.md").read_text("utf-8")
     missing = [site.title for site in OURS.values() if f"| {site.title} | " not in page]
-    assert not missing, f"docs/centres.md has no row of {missing}"
+    assert not missing, f"docs/run.md has no row of {missing}"
     for name, site in OURS.items():
         if not site.signs:
-            assert f"--hpc-site={name}`" in page, (
-                f"docs/centres.md: how {name} is typed"
-            )
+            assert f"--hpc-site={name}`" in page, f"docs/run.md: how {name} is typed"
 
 
 def test_variables_are_asked_in_order_and_before_host_names():
