@@ -5,8 +5,8 @@
 `main` goes through all of them. Others stop earlier: `describe` after the plan, the dry
 run where the workers would be started, ``torchrun_hpc.sites`` after preflight.
 
-A plan has two parts. Where the nodes meet is decided without torch, so that a node that
-has none can tell the others there. The rest needs torch, but for direct mode.
+A plan has two parts. The meeting point is decided without torch, so that a node without
+torch can inform the others there. The rest needs torch, except in direct mode.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
             line.
     """
     try:
-        # A program that has given the arguments would go on in each worker.
+        # A program that has passed the arguments would continue in each worker.
         words = sys.argv[1:] if argv is None else argv
         _launch(words, job, may_split_off=argv is None)
     except SplitOff as split:
@@ -86,7 +86,7 @@ def _planned(
     may_split_off: bool = True,
     is_launch: bool = True,
 ) -> tuple[LaunchPlan, Starter]:
-    """Go through the stages up to the plan; return what starts it, too.
+    """Go through the stages up to the plan; return the plan and its starter.
 
     Args:
         argv: Arguments, without the program's name.
@@ -96,7 +96,7 @@ def _planned(
         is_launch: Whether anything may be changed in this process.
 
     Raises:
-        LaunchError: Something that the user typed, or set, cannot work.
+        LaunchError: The user's command line or environment cannot work.
         SystemExit: The command line asks for help.
     """
     command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
@@ -114,7 +114,7 @@ def _planned(
     meeting = known.meeting = meet(inputs)
     starter = starters.starter_of(inputs, line, argv, is_launch=is_launch)
     plan = starter.plan(meeting)
-    known.meeting = plan.meeting  # torch may not be able to meet as we would
+    known.meeting = plan.meeting  # torch might not be able to meet as we would
     return plan, starter
 
 

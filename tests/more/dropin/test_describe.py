@@ -158,7 +158,7 @@ REFUSED = [
     ("slurm-salloc-shell", {}, [], "HPC060"),
     ("slurm-srun-2-nodes-4-tasks-each", {}, ["--nproc-per-node=4"], "HPC062"),
     ("slurm-srun-2-nodes-4-tasks-each", {}, ["--max-restarts=1"], "HPC134"),
-    ("slurm-srun-3-nodes", {"SLURM_STEP_NODELIST": "jwb[0001-"}, [], "HPC022"),
+    ("slurm-srun-3-nodes", {"SLURM_STEP_NODELIST": "jwb[0001-"}, [], "HPC021"),
     ("slurm-srun-3-nodes", {}, ["--nnodes=2"], "HPC070"),
     ("slurm-srun-3-nodes", ONE_NODE, ["--nnodes=3:2"], "HPC063"),
     ("slurm-srun-3-nodes", ONE_NODE, ["--bogus"], "HPC010"),
