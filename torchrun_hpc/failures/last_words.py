@@ -136,7 +136,7 @@ def _traceback(lines: Sequence[str], most: int) -> LastWords | None:
 
 
 def _of_group(block: Sequence[str]) -> str:
-    """Return the first exception of a group that is none itself; empty without."""
+    """Return the first exception of a group that is no group itself; or empty."""
     if "Exception Group" not in block[0]:
         return ""
     members: list[str] = _MEMBER.findall("\n".join(block))
