@@ -16,7 +16,6 @@ class Summary:
     """The content of a report.
 
     Attributes:
-        first: The first failure.
         same_as_first: Ranks of the other workers that failed in the same way.
         others: Causes of other failures, and the ranks that had them.
         unlisted: Number of workers that failed in yet other ways.

@@ -53,9 +53,8 @@ class WorkerPart:
     """The part of a failure that describes a worker.
 
     Attributes:
-        rank: Its global rank.
         size: Number of all workers; 0 if unknown.
-        local_rank: Its rank on its node; -1 if unknown.
+        local_rank: -1 if unknown.
         lines: The traceback, or what it wrote last.
         log: The file with its whole stderr; empty without one.
         unread: Why its stderr was not read; empty if it was.
@@ -154,11 +153,7 @@ def ending(code: int) -> str:
 
 
 def signal_of(code: int) -> int:
-    """Return the signal that ended a process; 0 if none did.
-
-    Args:
-        code: Its exit code: the negative signal, or 128 plus the signal as in a shell.
-    """
+    """Return the signal in an exit code: negative, or 128 plus it; 0 without one."""
     is_of_shell = _SHELL < code < _SHELL + signal.NSIG
     return code - _SHELL if is_of_shell else max(-code, 0)
 

@@ -64,7 +64,7 @@ class LastWords(NamedTuple):
     Attributes:
         cause: Why it ended, in one line; empty if it wrote nothing.
         lines: What to show; the last one is the newest.
-        is_traceback: Whether Python's traceback or a crash report ended it.
+        is_traceback: Whether a traceback or a crash report ended it.
     """
 
     cause: str = ""
@@ -73,12 +73,7 @@ class LastWords(NamedTuple):
 
 
 def last_words(tail: bytes, code: int) -> LastWords:
-    """Find the last words in the end of a worker's stderr.
-
-    Args:
-        tail: The end of it.
-        code: Its exit code; below 0 the signal that killed it.
-    """
+    """Find the last words in the end of a worker's stderr."""
     lines = _lines(tail)
     number = signal_of(code)
     found = None
@@ -106,10 +101,7 @@ def _lines(tail: bytes) -> list[str]:
 def _traceback(lines: Sequence[str], most: int) -> LastWords | None:
     """Return the last traceback that ended the process, and the chain before it.
 
-    Args:
-        lines: What it wrote.
-        most: Number of lines that can follow it. A process may have survived what it
-            reported long before.
+    At most ``most`` lines can follow it: the process may have survived an earlier one.
     """
     first = start = None
     before = ""
@@ -170,7 +162,6 @@ def _crash(lines: Sequence[str]) -> LastWords | None:
 
 
 def _last(text: str, lines: Sequence[str]) -> int | None:
-    """Return the index of the last line that has a text; ``None`` without one."""
     return max((n for n, line in enumerate(lines) if text in line), default=None)
 
 

@@ -23,14 +23,9 @@ if TYPE_CHECKING:
 class LocalWorld:
     """One node's view of the end of such a world.
 
-    Attributes:
-        failure: Why it failed.
-        took_part: Whether somebody reports.
-        reports: Whether this node reports; each node does.
-        is_unreported: Whether nobody has reported the failure.
-        is_certain: Whether this node writes the outcome.
-        out_at_end: Ranks of lost nodes; nobody counts them.
-        restarts: How often a failed worker of this node restarted all workers.
+    Its attributes are those of `SchedulerRendezvous`. Each node reports; the reporter's
+    node writes the outcome (``is_certain``). ``restarts`` counts failed workers of this
+    node.
     """
 
     took_part = reports = True

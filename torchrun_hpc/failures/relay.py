@@ -43,15 +43,7 @@ def reason_not_to_read() -> str:
 
 
 class Relay:
-    """Passes on the stderr of the workers of this node.
-
-    Args:
-        clock: Returns seconds since 1970.
-
-    Attributes:
-        clock: As given; `Watch` also uses it.
-        unread: Why stderr is not read, as `reason_not_to_read`.
-    """
+    """Passes on the stderr of this node's workers; ``clock`` returns s since 1970."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
@@ -61,10 +53,9 @@ class Relay:
     def start(self, popen: Callable[[Any], Any], *, is_shown: bool = True) -> Any:
         """Start a worker, and pass on its stderr if possible.
 
-        Args:
-            popen: Starts it. It gets an open file for the worker's stderr, or ``None``
-                for the default one, and returns an object with a ``pid``.
-            is_shown: Whether stderr is passed on; otherwise it is only read.
+        ``popen`` gets an open file for the worker's stderr, or ``None`` for the default
+        one, and returns an object with a ``pid``. Unless ``is_shown``, stderr is only
+        read.
         """
         pipe = None
         if not (self.unread and is_shown):
@@ -85,12 +76,8 @@ class Relay:
     def end_of(self, pid: int) -> tuple[bytes, float]:
         """Return the end of what an ended worker wrote, and when it failed.
 
-        Args:
-            pid: Its number.
-
-        Returns:
-            The bytes, and the time of the last traceback or crash in them: seconds
-            since 1970, or 0 without one.
+        This is the time of the last traceback or crash in it, in seconds since 1970, or
+        0.
         """
         pipe = self._pipes[pid]
         pipe.read()
@@ -108,11 +95,9 @@ class Relay:
     def close(self, timeout: float) -> None:
         """Pass on the rest; leave later text to a separate process.
 
-        Everything read is passed on, however long that takes: without a pipe, the
-        workers would also have waited.
-
-        Args:
-            timeout: Seconds to wait for the end of all pipes.
+        Wait up to ``timeout`` seconds for the end of the pipes. Everything read is
+        passed on, however long that takes: without a pipe, the workers would also have
+        waited.
         """
         end = time.monotonic() + timeout
         for pipe in self._pipes.values():
@@ -127,15 +112,8 @@ class _Pipe:
     """The stderr of one worker; its thread also passes on what other threads read.
 
     Attributes:
-        writer: The worker's end.
-        tail: The end of what it wrote.
         failed_at: When it wrote a traceback; 0 if it did not.
         is_left_behind: Whether another process passes on later text.
-        thread: Passes it on.
-
-    Raises:
-        OSError: No more files.
-        RuntimeError: No more threads.
     """
 
     def __init__(self, clock: Callable[[], float], *, is_shown: bool) -> None:

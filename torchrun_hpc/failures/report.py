@@ -25,13 +25,7 @@ _OWN = console.PREFIX + _INDENT
 
 
 def failed(failure: Failure, meeting: Meeting, note: str = "") -> Message:
-    """Return why the job has failed: the last line of the reporting node.
-
-    Args:
-        failure: Why.
-        meeting: Where the nodes meet.
-        note: Follows the sentence.
-    """
+    """Return why the job has failed: the last line of the reporting node."""
     text = f"the job has failed: {sentence(failure, meeting)}{note}"
     return Message("HPC125", text)
 

@@ -34,12 +34,7 @@ _EXCEPTION = 1  # Python's exit code after a traceback
 
 
 class Attempt(NamedTuple):
-    """The attempt in which workers failed; each restart begins another one.
-
-    Attributes:
-        number: How often workers have been started here.
-        restarts_left: How many restarts were left then.
-    """
+    """Which attempt failed, from 1, and how many restarts were left then."""
 
     number: int
     restarts_left: int
@@ -50,9 +45,6 @@ class Watch:
 
     Torch's agent looks only every ``--monitor-interval``. It then stops the other
     workers first, which may take long.
-
-    Args:
-        relay: Has what they write.
 
     Attributes:
         on_begin: Gets the workers of each attempt.
@@ -102,10 +94,9 @@ class Watch:
     def stopping(self, *, look: bool) -> None:
         """Note that the workers are being stopped, which is no failure.
 
-        Args:
-            look: Whether a worker may already have failed. If one has, watch the others
-                to their end: they may have failed with it. Otherwise watch only workers
-                that have written a traceback and may be about to end.
+        With ``look``, a worker may already have failed. Then watch the others to their
+        end: they may have failed with it. Otherwise watch only workers that have
+        written a traceback and may be about to end.
         """
         with self._lock:
             if not look:
@@ -174,7 +165,6 @@ class Watch:
 
 
 def _wait_for_one(pids: Iterable[int]) -> None:
-    """Wait until one of these processes ends, or for the interval."""
     ends = select.poll()
     with contextlib.ExitStack() as files:
         for pid in pids:

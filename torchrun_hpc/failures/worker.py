@@ -24,11 +24,6 @@ class Worker:
     """A worker of this node.
 
     Attributes:
-        rank: Its global rank.
-        size: Number of all workers.
-        node: Rank of its node.
-        local_rank: Its rank on that node.
-        pid: Its process number.
         exit_code: Returns its exit code, ``None`` while it runs.
         log: The file for its stderr; empty without one.
         error_file: The file in which ``@record`` describes an exception.
@@ -47,13 +42,7 @@ class Worker:
 
 
 def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
-    """Describe how a worker failed, with its last words from wherever they are.
-
-    Args:
-        worker: The ended worker.
-        code: Its exit code; below 0 the signal that killed it.
-        relay: Has its stderr if there is no log file.
-    """
+    """Describe how a worker failed, with its last words from wherever they are."""
     tail, failed_at, unread, words = b"", 0.0, "", LastWords()
     # The job has failed, even if its output cannot be read.
     with contextlib.suppress(Exception):
@@ -96,10 +85,7 @@ def end_of(number: int) -> bytes:
 
 
 def exit_code_of(pid: int) -> int | None:
-    """Return a child's exit code without collecting it.
-
-    It is ``None`` while the child runs, and after it has been collected.
-    """
+    """Return a child's exit code without collecting it; ``None`` while it runs."""
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid == pid:

@@ -54,13 +54,9 @@ WRONG_USE = 2  # exit code
 
 @dataclass
 class Known:
-    """What a launch has found out so far; a fault can come at any time.
+    """The state of a launch so far; a fault can come at any time.
 
-    Attributes:
-        preflight: What this process shows.
-        options: The user's options, once parsed.
-        mode: How the workers are started, once chosen.
-        meeting: Where the nodes meet, once decided.
+    A field is ``None`` until it is known.
     """
 
     preflight: Preflight | None = None
@@ -85,16 +81,11 @@ def faults_reported(known: Known) -> Iterator[None]:
 
 
 def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> None:
-    """Report a fault, and tell the other nodes.
+    """Report a fault, unless ``is_silent``, and tell the other nodes.
 
     One node reports a fault that all nodes find. A node reports its own fault itself,
     with its name, unless the coordinator has already heard of the same failure from
     another node.
-
-    Args:
-        fault: What is wrong.
-        known: What the launch has found out.
-        is_silent: Whether to print nothing; the other nodes are told in any case.
     """
     seen = known.preflight or preflight("")
     is_first = is_reporter(seen.task_rank or 0)
@@ -228,7 +219,6 @@ def _reported(limit: float) -> Iterator[None]:
 
 
 def _host(job: Job | None) -> str:
-    """Return the name of this node if the job has several."""
     if job is None or len(job.nodes) == 1 or job.node_rank is None:
         return ""
     return job.own_name or socket.gethostname()

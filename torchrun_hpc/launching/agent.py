@@ -69,8 +69,8 @@ class AgentStarter(Starter):
         args: torchrun's arguments, which `plan` fills in.
         preloaded: Connects to the fork server, if there is one.
         resolver: Checks whether the resolver answers.
-        is_command: Whether the launch is all that this process does. Torch's own
-            failure report is then withheld, unless the user asked for torch's logs.
+        is_command: Whether this process does nothing else. Then torch's own failure
+            report is withheld, unless the user asked for torch's logs.
     """
 
     def __init__(
@@ -193,7 +193,6 @@ class AgentStarter(Starter):
             console.write_lines(joined_line(plan, first.nodes, first.size, seconds))
 
     def _world(self, plan: LaunchPlan) -> World:
-        """Return the world of this launch, which hears of failed workers."""
         args, observer, meeting = self._args, self._observer, plan.meeting
         if not meeting.has_coordinator:
             own = LocalWorld(meeting)

@@ -22,12 +22,7 @@ _copier: subprocess.Popen[bytes] | None = None
 
 
 def switch_on(host: str, rank: int | None) -> None:
-    """Set the unset variables, and prefix each line of stderr with this node.
-
-    Args:
-        host: Name of this machine.
-        rank: Rank of this node; ``None`` if unknown.
-    """
+    """Set the unset variables, and prefix each line of stderr with this node."""
     global _copier  # noqa: PLW0603 - a process has one stderr
     if _copier is not None:
         return

@@ -43,12 +43,6 @@ def meet(
 ) -> DryRunReplies:
     """Meet the other nodes; return, on the reporting node, what all nodes would do.
 
-    Args:
-        args: torchrun's arguments, filled in.
-        plan: The plan of this node.
-        own: The description of this node.
-        environ: Environment of this process.
-
     Raises:
         JobFailedError: A node cannot take part.
         RendezvousError: The head node could not be reached, or is lost.
@@ -93,7 +87,6 @@ def meet(
 
 
 def _ask(client: Client, meeting: Meeting, limit: float) -> dict[int, Description]:
-    """Return the descriptions of all nodes that reply."""
     total = meeting.nodes
 
     def wait(replies: Mapping[int, Any]) -> None:
@@ -125,11 +118,7 @@ def _wait(
     limit: float,
     state: Callable[[], str] | None,
 ) -> bool:
-    """Wait for a condition, and report the progress if it is known.
-
-    Raises:
-        JobFailedError: A node cannot take part.
-    """
+    """Wait for a condition, and report progress; raise if a node fails."""
 
     def report(waited: float) -> None:
         if state is not None:

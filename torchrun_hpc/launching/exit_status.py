@@ -53,11 +53,6 @@ def together(
 ) -> Iterator[None]:
     """End a launch in the same way as all other nodes, if they can be told.
 
-    Args:
-        plan: The plan of this node.
-        world: The world of this launch.
-        is_command: Whether the launch is all that this process does.
-
     Raises:
         SystemExit: 1 if the job failed, here or elsewhere; ``__cause__`` is the reason.
         ChildFailedError: Workers of this node failed.

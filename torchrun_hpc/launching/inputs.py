@@ -22,14 +22,10 @@ if TYPE_CHECKING:
 def inputs_of(
     mode: Mode, seen: Preflight, options: Options, script: str = ""
 ) -> Inputs:
-    """Collect what is known without torch.
+    """Collect what is known without torch, and add the site's options.
 
-    Args:
-        mode: How the workers are started.
-        seen: What this process shows.
-        options: The user's options; the site's are added.
-        script: What the workers run, if they can be forks of this process. It is empty
-            for a program, which has already imported torch.
+    ``script`` is empty in a program that has called torch: it has imported torch
+    already, so workers cannot be its forks.
 
     Raises:
         LaunchError: The site is unknown, or its file is wrong.

@@ -24,11 +24,8 @@ _REST_TIMEOUT = 1.0  # seconds to read the rest of the workers' stderr
 def ask_for_stacks(client: Client, timeout: float) -> dict[int, Any]:
     """Ask all agents for the stacks of their workers; return the replies by node.
 
-    Nodes without workers, and lost nodes, count as answered.
-
-    Args:
-        client: Asks the agents.
-        timeout: Seconds to wait for the replies.
+    Wait up to ``timeout`` seconds. Lost nodes, and nodes without workers, are not
+    missed.
     """
 
     def wait(replies: Mapping[int, Any]) -> None:
@@ -44,8 +41,6 @@ class Observer:
     """Observes the workers of this node.
 
     Attributes:
-        relay: Passes on their stderr.
-        watch: Finds out which of them fail.
         ask_all: Returns the stacks from all nodes, by node; ``None`` if the other nodes
             cannot be asked.
         is_first: Returns whether this node acts for all nodes.

@@ -49,9 +49,6 @@ _LONGEST = 4096  # bytes of a reason
 class Preloaded:
     """The connection to the fork server, if there is one.
 
-    Args:
-        preload: What is preloaded by `start`.
-
     Attributes:
         server: Its process number; 0 without one.
         problem: Why preloading failed; ``None`` if it did not, or was not wanted.
@@ -67,8 +64,7 @@ class Preloaded:
     def start(self, words: Sequence[str]) -> None:
         """Import torch, and split off the fork server if possible.
 
-        Args:
-            words: The script, or ``-m`` and a module, and its arguments.
+        ``words`` are the script, or ``-m`` and a module, and its arguments.
 
         Raises:
             SplitOff: In the process of the fork server.
@@ -91,12 +87,7 @@ class Preloaded:
             self._give_up(str(reason))
 
     def check(self, environ: Mapping[str, str], *, is_reporter: bool) -> None:
-        """Wait for the imports; check that they have seen the workers' variables.
-
-        Args:
-            environ: The environment of the workers.
-            is_reporter: Whether to report a long wait.
-        """
+        """Wait for the imports; check that they have seen the workers' variables."""
         if self._connection is None:
             return
         reason = _answer(self._connection, self._preload, is_reporter=is_reporter)
@@ -113,11 +104,7 @@ class Preloaded:
     ) -> ForkedWorker | None:
         """Start a worker; return ``None`` if it must be started by exec.
 
-        Args:
-            command: Its command line.
-            environ: Its environment.
-            stdout: An open file; ``None`` for this process's own.
-            stderr: As ``stdout``.
+        ``stdout`` and ``stderr`` are open files; ``None`` means this process's own.
 
         Raises:
             OSError: There can be no more processes.
@@ -153,7 +140,6 @@ class Preloaded:
         self.server = 0
 
     def _lost(self) -> None:
-        """Report, once, that the fork server and its workers have ended."""
         if self._connection is not None:
             problem = self._give_up("the fork server has ended, perhaps killed")
             console.write(problem, "warning")
@@ -196,7 +182,6 @@ def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _split_off(server: ForkServer) -> tuple[socket.socket, int]:
-    """Return the connection to the fork server, and its process number."""
     agent = os.getpid()
     ours, theirs = socket.socketpair()
     for stream in (sys.stdout, sys.stderr):

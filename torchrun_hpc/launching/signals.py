@@ -41,7 +41,6 @@ class _ReceivedSignal:
     """A signal that the agent received.
 
     Attributes:
-        number: Its number.
         when: Arrival time, by ``time.monotonic``.
         workers_have_it: Whether all processes beside the agent got it; ``None`` if
             unknown.
@@ -96,10 +95,8 @@ class _Forwarder:
     def begin(self, *, scheduled: bool, fork_server: int = 0) -> None:
         """Prepare, before the workers start.
 
-        Args:
-            scheduled: Whether a scheduler started this process: it may also signal
-                workers.
-            fork_server: Process number of the fork server; 0 without one.
+        A scheduler that started this process may also signal the workers.
+        ``fork_server`` is a process number; 0 without one.
         """
         self._fork_server, self._reported = fork_server, False
         if scheduled and any(signal.getsignal(n) == self._on_signal for n in FORWARDED):
@@ -194,7 +191,6 @@ class _Forwarder:
                 self._report(number, f"{rank} ({status['Name']}, pid {pid})", waited)
 
     def _report(self, number: signal.Signals, worker: str, waited: float) -> None:
-        """Report, once, that a worker would die of a signal."""
         if waited < waiting.FIRST_REPORT or self._reported:
             return
         self._reported = True

@@ -32,12 +32,9 @@ INTERRUPTED = 130  # as in a shell: 128 plus SIGINT
 
 
 class DryRunReplies(NamedTuple):
-    """The nodes' replies in a dry run.
+    """The nodes' replies in a dry run, in the order of the nodes' ranks.
 
-    Attributes:
-        nodes: The descriptions, in the order of the nodes' ranks.
-        missing: Names of the nodes that did not answer.
-        limit: Seconds that the nodes had.
+    ``missing`` are the names of the nodes that did not answer within ``limit`` seconds.
     """
 
     nodes: Sequence[Description]
@@ -46,14 +43,7 @@ class DryRunReplies(NamedTuple):
 
 
 class Starter:
-    """Starts the workers in one way: by torch's agent, or by becoming one.
-
-    Args:
-        inputs: What is known without torch.
-
-    Attributes:
-        inputs: As given.
-    """
+    """Starts the workers in one way: by torch's agent, or by becoming one."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
@@ -90,10 +80,6 @@ class Starter:
 def start(plan: LaunchPlan, starter: Starter) -> None:
     """Start what is planned.
 
-    Args:
-        plan: The plan, which the starter has checked.
-        starter: Starts the workers.
-
     Raises:
         LaunchError: Something on this node prevents it.
         SystemExit: It was a dry run; or the job has failed, and ``__cause__`` is the
@@ -109,11 +95,7 @@ def start(plan: LaunchPlan, starter: Starter) -> None:
 
 
 def check_port(plan: LaunchPlan) -> None:
-    """Check that this process can listen on its port, unless it has several ports.
-
-    Raises:
-        LaunchError: It cannot.
-    """
+    """Check that this process can listen on its port, unless it has several ports."""
     where = plan.meeting
     if where.listen is None or where.may_join or len(where.ports) > 1:
         return
@@ -134,7 +116,6 @@ def check_port(plan: LaunchPlan) -> None:
 
 
 def _dry_run(plan: LaunchPlan, starter: Starter) -> int:
-    """Print what would be done, and return the exit code."""
     try:
         answers = starter.answers(plan)
     except KeyboardInterrupt:
@@ -150,7 +131,6 @@ def _dry_run(plan: LaunchPlan, starter: Starter) -> int:
 def _announce(
     plan: LaunchPlan, own: Sequence[Message], shared: Sequence[Message]
 ) -> None:
-    """Print the start line and the warnings."""
     is_first = is_reporter(plan.meeting.report_rank)
     warnings = [*plan.messages.warnings, *own]
     if is_first:

@@ -35,11 +35,7 @@ def starter_of(
 ) -> Starter:
     """Return the starter; with an agent, torch's parser has the last word.
 
-    Args:
-        inputs: What is known without torch.
-        line: The command line, as far as it is understood without torch.
-        argv: The same in words.
-        is_launch: Whether this process may be changed.
+    Change nothing in this process unless ``is_launch``.
 
     Raises:
         LaunchError: The command line is wrong, or there is no torch.
@@ -96,11 +92,7 @@ def prepare_to_debug(preflight: Preflight, options: Options) -> None:
 
 
 def count_workers(options: Options) -> int:
-    """Return how many workers ``--nproc-per-node`` means on this node.
-
-    Raises:
-        LaunchError: It counts devices that do not exist.
-    """
+    """Return how many workers ``--nproc-per-node`` means on this node."""
     if isinstance(options.nproc_per_node, int):
         return options.nproc_per_node
     import_torch()  # to count
@@ -110,11 +102,7 @@ def count_workers(options: Options) -> int:
 
 
 def import_torch() -> None:
-    """Import torch, which takes a second or more.
-
-    Raises:
-        LaunchError: There is no torch, or it is too old.
-    """
+    """Import torch, which takes a second or more, and check its release."""
     try:
         import torch  # noqa: F401, PLC0415
     except Exception as error:  # noqa: BLE001 - a library of its own may be missing

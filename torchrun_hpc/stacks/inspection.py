@@ -41,8 +41,8 @@ class Inspection:
     Args:
         plan: The plan of this node.
         watch: Knows the workers of this node.
-        ask_all: Returns the stacks from all nodes, by node; ``None`` if there is one
-            node, or the others cannot be asked.
+        ask_all: Returns the stacks from all nodes, by node; ``None`` if they cannot be
+            asked.
         is_first: Returns whether this node reports a stall.
     """
 

@@ -64,10 +64,6 @@ class WorkerStack:
         """Return whether this worker has made progress, even at the same line.
 
         A hung worker waits once, spins, or polls. Polling takes hardly any CPU time.
-
-        Args:
-            before: The earlier sample.
-            seconds: Time since then.
         """
         is_elsewhere = (self.frames, self.problem) != (before.frames, before.problem)
         works = self.cpu - before.cpu > _WORKING * seconds
@@ -75,12 +71,7 @@ class WorkerStack:
 
 
 def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
-    """Return the stacks of this node's workers, sampled together while they run.
-
-    Args:
-        workers: The workers.
-        timeout: Seconds for all of them.
-    """
+    """Return the stacks of this node's workers, sampled together while they run."""
     program = _program()
     if program is None:
         text = f"py-spy is not installed: {sys.executable} -m pip install "

@@ -32,12 +32,7 @@ _TIMEOUT = 10.0  # seconds for a command to read its answer
 
 
 class Service:
-    """Answers the command in its own thread.
-
-    Args:
-        launch_id: Of this launch; empty if a single node needs none.
-        collect: Returns the stacks of all workers as plain data.
-    """
+    """Answers the command in its own thread; one node may have no launch id."""
 
     def __init__(self, launch_id: str, collect: Callable[[], Any]) -> None:
         self._collect = collect
@@ -88,11 +83,7 @@ def launches() -> Iterator[tuple[str, str]]:
 
 
 def ask(name: str, timeout: float) -> Mapping[str, Any]:
-    """Ask the agent with this socket.
-
-    Args:
-        name: As `launches` yields it.
-        timeout: Seconds to wait for the answer.
+    """Ask the agent with this socket, from `launches`, for up to ``timeout`` seconds.
 
     Raises:
         OSError: It does not answer, or belongs to another user.

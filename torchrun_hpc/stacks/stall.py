@@ -21,13 +21,9 @@ _SHORTEST, _LONGEST = 0.5, 10.0  # seconds between two
 
 
 class StallReport:
-    """Compares the stacks of all workers, in its own thread.
+    """Compares the stacks of all workers, in its own thread, until they stay the same.
 
-    Args:
-        seconds: How long the stacks must stay the same.
-        collect: Returns the stacks of all workers, by rank; none if a node does not
-            answer, or another node reports.
-        hosts: Names of the nodes by rank.
+    ``collect`` returns none if a node does not answer, or another node reports.
     """
 
     def __init__(

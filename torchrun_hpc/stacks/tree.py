@@ -19,14 +19,9 @@ _ODD, _USUAL = "* ", "  "
 
 
 def render(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]:
-    """Return the stacks as a tree, with the stack of most ranks first.
+    """Return the stacks as lines of a tree, with the stack of most ranks first.
 
-    Args:
-        stacks: Of each rank.
-        hosts: Names of the nodes by rank.
-
-    Returns:
-        Lines; ``*`` marks what few ranks do while most do something else.
+    ``*`` marks what few ranks do while most do something else.
     """
     if len({stack.node for stack in stacks}) == 1:
         hosts = {}
@@ -46,12 +41,7 @@ def render(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]
 
 
 class _Tree(NamedTuple):
-    """Writes groups of ranks.
-
-    Attributes:
-        total: Number of all ranks.
-        hosts: Names of the nodes by rank.
-    """
+    """Writes groups of ranks; ``total`` counts all ranks."""
 
     total: int
     hosts: Mapping[int, str]
@@ -84,7 +74,6 @@ class _Tree(NamedTuple):
                 yield " " * len(indent) + f"{_USUAL}{self.who(rest)}: at {places}"
 
     def who(self, group: Sequence[WorkerStack]) -> str:
-        """Name a group of ranks."""
         if len(group) == self.total:
             return count(self.total, "rank")
         ranks, node = ranges(stack.rank for stack in group), group[0].node

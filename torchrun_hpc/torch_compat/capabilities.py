@@ -149,11 +149,7 @@ _OPTIONS = {
 
 
 def check_release() -> None:
-    """Check that torch is not too old.
-
-    Raises:
-        LaunchError: It is.
-    """
+    """Check that torch is not too old."""
     if not EVERY.is_expected:
         raise LaunchError(
             "HPC086",

@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def bound(share: Share, worker: str) -> Iterator[None]:
-    """Bind this thread for a moment: a process started meanwhile stays there.
-
-    Args:
-        share: The CPUs.
-        worker: Names the worker in a message.
-    """
+    """Bind this thread for a moment: a process started meanwhile stays there."""
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, share.cpus)

@@ -66,10 +66,6 @@ class ForkServer:
 
         All signals are blocked: signals to the agent's group are not for the fork
         server.
-
-        Args:
-            connection: Leads to the agent.
-            agent: The agent's process number.
         """
         os.setsid()
         end_with_parent(agent)()
@@ -85,11 +81,7 @@ class ForkServer:
         script.run(request.command[len(PYTHON) :])
 
     def _import(self) -> None:
-        """Import as the script would do it.
-
-        Raises:
-            ForkError: Forks are impossible.
-        """
+        """Import as the script would; raise `ForkError` if forks are impossible."""
         script.prepare(self._words)
         before = procfs.open_files()
         gc.disable()

@@ -45,11 +45,7 @@ class _WatchedEnvironment(type(environment())):  # type: ignore[misc]
 
 
 def import_all(names: Iterable[str]) -> None:
-    """Import modules.
-
-    Raises:
-        ForkError: A module cannot be imported, or does what would be wrong in a fork.
-    """
+    """Import modules; raise `ForkError` if a fork could not use them."""
     folder, environ = Path.cwd(), cast("Any", environment())
     plain = type(environ)
     _WatchedEnvironment.read = set()
@@ -79,14 +75,7 @@ def _import(name: str) -> None:
 
 
 def check_gpus(files: Iterable[int]) -> None:
-    """Check that no GPU driver is initialised, because forks would be impossible.
-
-    Args:
-        files: Numbers of the files that the imports have opened.
-
-    Raises:
-        ForkError: A driver is initialised.
-    """
+    """Raise `ForkError` if an import has opened ``files`` of a GPU driver."""
     found = [name for name in map(procfs.target, files) if name.startswith(_GPUS)]
     torch: Any = sys.modules.get("torch")
     devices = ("cuda", "xpu") if torch is not None else ()
@@ -100,12 +89,9 @@ def check_gpus(files: Iterable[int]) -> None:
 
 
 def check_threads() -> None:
-    """Check that there are no threads, which a fork would not have.
+    """Raise `ForkError` if there are threads, which a fork would not have.
 
     Libraries that can be forked, such as OpenBLAS, end their threads before a fork.
-
-    Raises:
-        ForkError: There are threads.
     """
     if _other_threads():
         with warnings.catch_warnings():

@@ -20,11 +20,8 @@ _PR_SET_PTRACER = 0x59616D61  # for a process and its children, under Yama's mod
 def end_with_parent(parent: int, agent: int = 0) -> Callable[[], None]:
     """Return a function that lets the calling process end with its parent.
 
-    It can be called between fork and exec, because it loads no library.
-
-    Args:
-        parent: Process number of the parent.
-        agent: Process number of the agent, if that is another process.
+    It can be called between fork and exec, because it loads no library. ``agent`` is a
+    process number, if the agent is not the parent.
     """
     prctl = ctypes.CDLL(None).prctl
 

@@ -34,13 +34,7 @@ _AUTHKEY = 32  # bytes, as in multiprocessing.process
 
 
 def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> None:
-    """Make this process what an exec would make it.
-
-    Args:
-        request: Describes the worker.
-        files: Numbers of the open files for its standard streams.
-        kept: Numbers of further files that stay open.
-    """
+    """Make this process what an exec would make it; ``kept`` files stay open."""
     for number, file in enumerate(files):
         os.dup2(file, number)
     for number in procfs.open_files() - {0, 1, 2, *kept}:

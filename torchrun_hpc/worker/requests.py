@@ -47,11 +47,9 @@ class Request:
 
     Attributes:
         command: Python, its option ``-u``, and what it runs.
-        environ: Its environment.
         ignored: Numbers of the signals that it ignores.
         blocked: Numbers of the signals that it blocks.
         limits: Number, soft and hard limit of each resource.
-        cpus: Numbers of the CPUs on which it can run.
     """
 
     command: list[AnyText]
@@ -103,10 +101,7 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
 class ForkedWorker:
     """A worker of the fork server: the part of ``Popen`` that torch uses.
 
-    Args:
-        command: Its command line.
-        answers: Brings its answers.
-        lost: Called if the fork server ends before the worker.
+    It calls ``lost`` if the fork server ends first.
 
     Raises:
         OSError: No more processes are possible.
@@ -148,11 +143,7 @@ class ForkedWorker:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, at most this many seconds, and return its exit code.
-
-        Raises:
-            TimeoutExpired: It still runs.
-        """
+        """Wait for its end, and return its exit code; or raise `TimeoutExpired`."""
         limit = math.inf if timeout is None else timeout
         waiting.until(lambda: self.returncode is not None, limit, pause=_PAUSE)
         if (code := self.returncode) is None:

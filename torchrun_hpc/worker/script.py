@@ -19,11 +19,7 @@ _NO_SUCH_FILE = 2  # exit code
 
 
 def _search_path(words: Sequence[str]) -> list[str]:
-    """Return what Python puts first in ``sys.path``.
-
-    Args:
-        words: A script, or ``-m`` and a module, and its arguments.
-    """
+    """Return what Python puts first in ``sys.path`` for a script or ``-m MODULE``."""
     if words[0] != _MODULE and _has_main(words[0]):
         return [_absolute(words[0])]
     if _is_safe_path():

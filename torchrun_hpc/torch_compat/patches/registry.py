@@ -98,11 +98,7 @@ class Outcome:
 
 
 def check_names(options: Options) -> None:
-    """Check the names of the patches that the user leaves out.
-
-    Raises:
-        LaunchError: There is no such patch.
-    """
+    """Check the names of the patches that the user leaves out."""
     known = [_name(patch) for patch in PATCHES]
     for name in options.hpc_without_patches:
         if name not in known:
@@ -119,17 +115,10 @@ def apply_patches(
     hooks: Hooks | None = None,
     without: Sequence[str] = (),
 ) -> tuple[Outcome, ...]:
-    """Apply the patches that this torch needs and that fit it.
+    """Apply the patches that this torch needs and that fit it; return all outcomes.
 
-    First undo the patches of an earlier launch of this process.
-
-    Args:
-        plan: The launch; without it, only patches that need no plan are applied.
-        hooks: The launcher's part; a launch has them.
-        without: Names of patches to leave out if there is no plan.
-
-    Returns:
-        What became of each patch.
+    First undo the patches of an earlier launch of this process. Without a plan, apply
+    only those that need none, except ``without``; a plan has its own.
     """
     replacing.restore()
     if plan is None:
@@ -155,12 +144,7 @@ def patches_for(plan: LaunchPlan) -> tuple[Patch, ...]:
 def examine(
     patches: Sequence[Patch], without: Sequence[str] = ()
 ) -> tuple[Outcome, ...]:
-    """Return what would become of patches with this torch, without applying any.
-
-    Args:
-        patches: The patches to look at.
-        without: Names of patches that are left out.
-    """
+    """Return what would become of patches with this torch, without applying any."""
     return tuple(
         Outcome(name, patch, _state(patch, is_wanted=name not in without))
         for patch in patches
