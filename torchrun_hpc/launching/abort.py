@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import schedulers, wire
-from torchrun_hpc.errors import COPIED, LaunchError, Message
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import Options
@@ -99,9 +99,8 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
         nonlocal is_reported
         if not is_reported:
             is_reported = True
-            text, *copied = f"{where}{fault}".split(COPIED)
-            message = Message(fault.code, COPIED.join([text + advice, *copied]))
-            console.write(message, "error")
+            message = Message(fault.code, f"{where}{fault}")
+            console.write(message, "error", [advice] if advice else ())
 
     def wait(event: Mapping[str, Any]) -> None:
         if event.get("looking", 0) >= _SOON:
@@ -229,4 +228,4 @@ def _advice(job: Job | None) -> str:
     if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
     option = messages.fail_together(job.launcher)
-    return f". The other tasks may wait: {option}" if option else ""
+    return f"{console.PREFIX}    other tasks may wait: {option}" if option else ""
