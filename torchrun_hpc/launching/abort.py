@@ -53,7 +53,7 @@ WRONG_USE = 2  # exit code
 
 
 @dataclass
-class Known:
+class LaunchState:
     """The state of a launch so far; a fault can come at any time.
 
     A field is ``None`` until it is known.
@@ -71,7 +71,7 @@ class Known:
 
 
 @contextlib.contextmanager
-def faults_reported(known: Known) -> Iterator[None]:
+def faults_reported(known: LaunchState) -> Iterator[None]:
     """Turn a fault into one message and exit code 2, and tell the other nodes."""
     try:
         yield
@@ -80,7 +80,7 @@ def faults_reported(known: Known) -> Iterator[None]:
         sys.exit(WRONG_USE)
 
 
-def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> None:
+def give_up(fault: LaunchError, known: LaunchState, *, is_silent: bool = False) -> None:
     """Report a fault, unless ``is_silent``, and tell the other nodes.
 
     One node reports a fault that all nodes find. A node reports its own fault itself,
@@ -139,7 +139,7 @@ def _is_said(text: str) -> bool:
     return False
 
 
-def meeting_place(known: Known) -> Meeting | None:
+def meeting_place(known: LaunchState) -> Meeting | None:
     """Return where the nodes meet; ``None`` if nobody can be told there.
 
     If this is not decided yet, the explicit endpoint may be at fault. All nodes with
@@ -158,7 +158,7 @@ def meeting_place(known: Known) -> Meeting | None:
     return None if messages.nested(seen.environ, run_id) else found
 
 
-def _meeting(known: Known, seen: Preflight, options: Options) -> Meeting | None:
+def _meeting(known: LaunchState, seen: Preflight, options: Options) -> Meeting | None:
     try:
         line = CommandLine(options)
         mode = known.mode or choose_mode(seen, line, has_agent=True)

@@ -27,7 +27,7 @@ from waiting import PATIENCE
 import torchrun_hpc
 from torchrun_hpc import main
 from torchrun_hpc.launching import start
-from torchrun_hpc.launching.abort import Known
+from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.launching.agent import AgentStarter
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.options import torchrun_parser
@@ -305,7 +305,7 @@ def _warned(
     )
     argv = [*options, "train.py"]
     args, seen = torchrun_parser.parse(argv, os.environ), preflight("command")
-    line = main.parse(argv, seen, Known())
+    line = main.parse(argv, seen, LaunchState())
     inputs = inputs_of(choose_mode(seen, line), seen, line.options)
     starter = AgentStarter(inputs, args)
     plan = starter.plan(meet(inputs))
