@@ -92,15 +92,15 @@ def give_up(fault: LaunchError, known: LaunchState, *, is_silent: bool = False) 
     place = None if fault.others_know else meeting_place(known)
     advice = "" if fault.others_know else _advice(known.job)
     host = "" if fault.everywhere and is_first else _host(known.job)
-    where = f"on {host}: " if host else ""
     is_reported = is_silent
 
     def print_once(advice: str = "") -> None:
         nonlocal is_reported
         if not is_reported:
             is_reported = True
-            message = Message(fault.code, f"{where}{fault}")
-            console.write(message, "error", [advice] if advice else ())
+            text = f"on {host}: {fault}" if host else str(fault)
+            details = [advice] if advice else ()
+            console.write(Message(fault.code, text), "error", details)
 
     def wait(event: Mapping[str, Any]) -> None:
         if event.get("looking", 0) >= _SOON:
