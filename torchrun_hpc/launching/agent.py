@@ -281,7 +281,7 @@ def _backend_faults(backend: str, asked: Options) -> Iterator[None]:
     try:
         yield
     except ImportError as error:  # torch has a stub for one
-        text = f"needs a package that is not installed. Install {error.name or error}"
+        text = f"needs a package that is not installed: {error.name or error}"
         raise LaunchError("HPC017", f"--rdzv_backend={backend} {text}") from None
     except (ValueError, OverflowError) as error:
         code = backends.get_rendezvous_handler.__code__
