@@ -63,9 +63,7 @@ class Watch:
         self._attempt = Attempt(0, 0)
         self.has_failed = False
         self._stopped_since = _NEVER
-        self._known: set[object] = (
-            set()
-        )  # signatures of failures already sent with their lines
+        self._known: set[object] = set()  # signatures sent with their lines
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
