@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.launching import direct, environment, signals, starters
-from torchrun_hpc.launching.abort import Known, faults_reported
+from torchrun_hpc.launching.abort import LaunchState, faults_reported
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.options import arguments, command_line
@@ -72,7 +72,7 @@ def _launch(argv: Sequence[str], job: Job | None, *, may_split_off: bool) -> Non
     streams.open_closed()  # before anything else is opened, and gets their numbers
     streams.forgive_at_exit(sys.stderr)
     signals.install()  # a scheduler may send one at any time
-    known = Known()
+    known = LaunchState()
     with faults_reported(known):
         environment.drop_empty_options()
         start(*_planned(argv, known, job, may_split_off=may_split_off))
@@ -80,7 +80,7 @@ def _launch(argv: Sequence[str], job: Job | None, *, may_split_off: bool) -> Non
 
 def _planned(
     argv: Sequence[str],
-    known: Known,
+    known: LaunchState,
     job: Job | None = None,
     *,
     may_split_off: bool = True,
@@ -118,7 +118,7 @@ def _planned(
     return plan, starter
 
 
-def parse(argv: Sequence[str], seen: Preflight, known: Known) -> CommandLine:
+def parse(argv: Sequence[str], seen: Preflight, known: LaunchState) -> CommandLine:
     """Parse the command line, without torch if that is possible.
 
     It is not for help, nor for what is not understood here: an option may be newer, or
@@ -156,7 +156,7 @@ def parse(argv: Sequence[str], seen: Preflight, known: Known) -> CommandLine:
 def describe(argv: Sequence[str]) -> dict[str, Any]:
     """Describe what would be launched; see `torchrun_hpc.describe`."""
     with environment.without_empty_options():
-        plan, starter = _planned([*argv, "SCRIPT"], Known(), is_launch=False)
+        plan, starter = _planned([*argv, "SCRIPT"], LaunchState(), is_launch=False)
         described = wire.encode(starter.describe(plan))
     found: dict[str, Any] = wire.from_json(wire.to_line(described))
     return found
