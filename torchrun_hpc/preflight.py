@@ -119,7 +119,7 @@ def _exchange(
         raise LaunchError(
             "HPC138",
             f"{name}={environ[name]} does not lead to a process manager that answers, "
-            "so the tasks cannot exchange their hosts. Perhaps a container or a wrapper "
+            "so the tasks cannot exchange their hosts. Perhaps a container or wrapper "
             "has closed it. Pass it on, or unset it and export MASTER_ADDR",
         )
     return exchanged

@@ -110,8 +110,8 @@ def load(
     near = next((name for name in sites if wanted.lower() in titles[name]), wanted)
     raise LaunchError(
         "HPC040",
-        f"{setting}: there is no such site. {choices(near, sites)}, {NONE}. A file also "
-        "works: /path/to/site.toml",
+        f"{setting}: there is no such site. {choices(near, sites)}, {NONE}. A file "
+        "also works: /path/to/site.toml",
         everywhere=True,
     )
 
