@@ -153,13 +153,20 @@ def _local_endpoint(
         raise local_endpoint.unreachable(inputs, job, endpoint, here)
     if options.is_static and here.is_host != (job.node_rank == 0):
         first = endpoints.hosts_of(job)[0]
-        raise LaunchError(
-            "HPC069",
-            f"{endpoint.setting} is not an address of node 0"
-            f"{', ' if first else ''}{first}, which hosts the static rendezvous. Leave "
-            "the option out, or type --rdzv_backend=c10d",
-        )
+        where = f"not an address of node 0{', ' if first else ''}{first}"
+        raise _not_at_node_0(endpoint, where)
     return here
+
+
+def _not_at_node_0(
+    endpoint: Endpoint, where: str, *, everywhere: bool = False
+) -> LaunchError:
+    return LaunchError(
+        "HPC069",
+        f"{endpoint.setting} is {where}, which hosts the static rendezvous. Remove the "
+        "option, or pass --rdzv_backend=c10d",
+        everywhere=everywhere,
+    )
 
 
 def _options(
@@ -275,13 +282,8 @@ def _check_static(inputs: Inputs, job: Job, rank: int, endpoint: Endpoint) -> No
             f"forever. {was if variable else ''}Leave the option out",
         )
     if job.is_ranked and endpoint.node not in (None, 0):
-        raise LaunchError(
-            "HPC072",
-            f"{endpoint.setting} is node {endpoint.node} of the step, but the static "
-            f"rendezvous is hosted by node 0, {job.nodes[0]}. Leave the option out, or "
-            "type --rdzv_backend=c10d",
-            everywhere=True,
-        )
+        where = f"node {endpoint.node} of the step, not node 0, {job.nodes[0]}"
+        raise _not_at_node_0(endpoint, where, everywhere=True)
 
 
 def _notes(

@@ -45,7 +45,8 @@ class Variables:
             "HPC020",
             f"{names[0]} is not set, but other variables show that {self._source} "
             "started this process. A container or a wrapper has removed it, or the "
-            f"others come from another job. Pass all {self._family} variables on, or unset them. "
+            "others come from another job. "
+            f"Pass all {self._family} variables on, or unset them. "
             "For one node, pass --standalone",
             everywhere=True,
         )

@@ -47,7 +47,7 @@ EVENTS = {
         replaced((1, 1, 3), because=LOST),
         (
             f"HPC207 restart 1 of all workers: the agent on {N1} is gone without a "
-            "word: it was killed, or the node is lost. "
+            "message: it was killed, or the node is lost. "
             f"{N3} takes the place of {N1} as node rank 1"
         ),
     ),
