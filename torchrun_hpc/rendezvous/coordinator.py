@@ -387,7 +387,7 @@ class Coordinator:
             roster.lost.pop(node, None)
             self.members.agents[node].has_joined = True  # its loss counts
         if state.done and (rounds.phase is Phase.RUN or node not in record.active):
-            rounds.exclude(node, "its workers had finished, without the others")
+            rounds.exclude(node, "its workers finished without the others")
         elif state.done and state.round == record.round:
             lost = next(iter(roster.lost.values()), Failure(Kind.AGENT, (node,)))
             rounds.fail(replace(lost, finished=1))

@@ -24,7 +24,7 @@ from torchrun_hpc.wire import WireError
 SILENCE, KILL, SPARE_AFTER, JOIN = 40, 5, 60, 200
 LEASE = SILENCE + KILL
 STORE = ["10.20.0.1", 40000]
-BLAMED = "its workers were the first to fail in two rounds running"
+BLAMED = "its workers were the first to fail in two consecutive rounds"
 
 
 def address(member):
