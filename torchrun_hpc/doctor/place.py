@@ -28,7 +28,7 @@ from torchrun_hpc.schedulers.job import Task
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.launching.abort import Known
+    from torchrun_hpc.launching.abort import LaunchState
     from torchrun_hpc.options.command_line import CommandLine
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.meeting import Meeting
@@ -132,7 +132,7 @@ class Place:
         return tuple(dict.fromkeys(filter(None, (self.fast_host, fast[0], following))))
 
 
-def find(seen: Preflight, argv: Sequence[str], known: Known) -> Place:
+def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
     """Find out where this task is, as a launch does.
 
     Args:

@@ -57,7 +57,7 @@ class Gpu:
         cpus: Numbers of the CPUs that are local to it; empty if that is not known.
         uuid: Its name in a list of visible devices: ``GPU-...``; empty if not known.
         is_usable: Whether this process may open it.
-        is_amd: Whether it is AMD's; else it is NVIDIA's.
+        is_amd: Whether it is AMD's; otherwise it is NVIDIA's.
         model: Its name, if the driver says.
     """
 
@@ -190,7 +190,7 @@ def _amd(root: Path) -> Iterator[Gpu]:
         pairs = (line.split() for line in _text(folder / "properties").splitlines())
         facts = {p[0]: int(p[1]) for p in pairs if p[1:] and p[1].isdecimal()}
         if not facts.get("simd_count"):
-            continue  # a CPU, or a GPU that this process may not use
+            continue  # a CPU, or a GPU that this process must not use
         # Its function may be the number of a partition.
         bus, device = divmod(facts.get("location_id", 0) & 0xFFFF, 256)
         address = f"{facts.get('domain', 0):04x}:{bus:02x}:{device >> 3:02x}.0"

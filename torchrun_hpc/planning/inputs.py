@@ -83,10 +83,8 @@ class Inputs:
         Args:
             patch: Name of the change.
         """
-        return patch in {
-            *self.options.hpc_without_patches,
-            *self.node.incompatible_patches,
-        }
+        incompatible = self.node.incompatible_patches
+        return patch in {*self.options.hpc_without_patches, *incompatible}
 
     @property
     def the_job(self) -> Job:

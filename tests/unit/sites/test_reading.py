@@ -236,8 +236,8 @@ GLOO_SOCKET_IFNAME = "ib0,ib1"
 
 # The message of a broken file: how to break `WHOLE`, as pairs of old and new text.
 BROKEN = {
-    "HPC042 this is not TOML: Expected '='": [("= 'fast", "'fast")],
-    "HPC042 this is not TOML:": [
+    "HPC043 this is not TOML: Expected '='": [("= 'fast", "'fast")],
+    "HPC043 this is not TOML:": [
         ('"ib0,ib1"', '"""ib0'),
         ("[mine.variables]", "[mine]"),
         ("source =", "hosts = 1 #"),
@@ -337,13 +337,13 @@ BROKEN = {
     "HPC043 mine.recognise.pattern: '[z-c]+' does not work: bad character range z-c": [
         ("'[c-z]+'", "'[z-c]+'")
     ],
-    "HPC047 mine.hosts.examples: the rule makes 'fast-1.net' of 'm1.net'": [
+    "HPC043 mine.hosts.examples: the rule makes 'fast-1.net' of 'm1.net'": [
         ('"fast-1.net"', '"fast-2.net"')
     ],
-    "HPC047 mine.hosts.examples: the rule makes 'mfast-1' of 'm1', not 'fast-1'.": [
+    "HPC043 mine.hosts.examples: the rule makes 'mfast-1' of 'm1', not 'fast-1'.": [
         ("'^m([0-9]+)'", "'([0-9]+)'")
     ],
-    "HPC047 mine.hosts.examples: the rule makes 'fast-ast-1' of 'fast-1', not": [
+    "HPC043 mine.hosts.examples: the rule makes 'fast-ast-1' of 'fast-1', not": [
         ("'^m([0-9]+)'", "'^[mf]([^.]+)'")
     ],
 }
@@ -379,10 +379,10 @@ def test_a_wrong_interface_for_gloo_is_told_how_it_is_right(tmp_path):
 
 def test_what_is_no_toml(tmp_path):
     assert fault_of(tmp_path, 'centre = "A"\n# Jülich'.encode("latin-1")).startswith(
-        "HPC042 this is not TOML: 'utf-8' codec"
+        "HPC043 this is not TOML: 'utf-8' codec"
     )
     assert fault_of(tmp_path, f"a = {'1' * 5000}\n\n# end".encode()).startswith(
-        "HPC042 this is not TOML: "
+        "HPC043 this is not TOML: "
     )
 
 
