@@ -32,7 +32,7 @@ JOIN_TIMEOUT = 900
 
 @dataclass(frozen=True)
 class Preflight:
-    """What this process shows: its environment, and the job that started it.
+    """The facts of this process: its environment, and its job.
 
     Attributes:
         job: What the scheduler says; ``None`` without one.

@@ -57,7 +57,7 @@ def output(text: str) -> None:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except OSError as error:
-        # What is still buffered must not be tried again at the end.
+        # Buffered text must not be written again at the end.
         streams.discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):  # that is | head
             text = f"cannot print to standard output: {error.strerror}"

@@ -1,4 +1,4 @@
-"""What is known and decided about a launch, as one of its nodes sees it.
+"""The facts and decisions of a launch, as one of its nodes sees it.
 
 The dry run prints it, its nodes send it to each other, and other programs ask for it
 by `torchrun_hpc.describe`. As plain data it has the form that `torchrun_hpc.wire` gives

@@ -1,4 +1,4 @@
-"""The standard streams: whatever is wrong with them, a launch goes on.
+"""The standard streams: whatever is wrong with them, a launch continues.
 
 They may be closed, full, without a reader, or on a terminal that has been closed; from
 the start, or later.
@@ -28,7 +28,7 @@ _STDERR = 2
 # Held while something is written, so that it stays in one piece.
 _lock = threading.RLock()
 
-# Not every exception: those of signal handlers are to be raised.
+# Not every exception: those of signal handlers are raised.
 _FAULTS = (OSError, ValueError, RuntimeError)
 
 
@@ -83,14 +83,14 @@ def exclusive() -> AbstractContextManager[Any]:
 def copy(data: bytes) -> None:
     """Write bytes to standard error as they are, however long that takes.
 
-    What cannot be written is lost, because a disk is full, for example.
+    Text that cannot be written is lost, because a disk is full, for example.
 
     Raises:
         BrokenPipeError: Nobody will ever read it.
     """
     try:
         while data:
-            # It may have been made non-blocking, and others write there, too.
+            # It may be non-blocking now, and others also write there.
             select.select([], [_STDERR], [])
             with contextlib.suppress(BlockingIOError):
                 data = data[os.write(_STDERR, data) :]
@@ -132,7 +132,7 @@ def default_signals() -> Iterator[None]:
     """Restore the default of SIGPIPE for a program that replaces this process.
 
     Python ignores it, and the program would inherit that: ``yes | head`` would not end.
-    Torchrun's workers, which are started with ``subprocess``, have the default, too.
+    Torchrun's workers, started with ``subprocess``, also have the default.
     """
     ignored = (signal.SIGPIPE, signal.SIGXFSZ)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in ignored}
@@ -151,7 +151,7 @@ def _flush_or_discard(stream: TextIO) -> None:
 def _descriptor(stream: TextIO) -> int | None:
     """Return the file descriptor of a stream, if it is one of Python's own.
 
-    A program may have replaced it by an object that writes somewhere else, too.
+    A program may have replaced it by an object that also writes somewhere else.
     """
     if type(stream) is not io.TextIOWrapper:
         return None

@@ -1,4 +1,4 @@
-"""What is particular to a computing centre: one TOML file each, and no code.
+"""The facts of computing centres: one TOML file each, and no code.
 
 A file says how its systems are recognised, how a node's name is rewritten to its name
 on the fast network, and which variables the centre documents for torch. A file of the
