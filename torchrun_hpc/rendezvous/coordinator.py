@@ -89,7 +89,7 @@ class Coordinator:
             self._reset(record)
             self.rounds.take_over()
 
-    def give_way(self) -> bool:
+    def step_down(self) -> bool:
         """Stop coordinating if too few nodes are here; all look for another one.
 
         Returns:
@@ -376,7 +376,7 @@ class Coordinator:
     def _present(self, node: int, state: MemberState) -> None:
         """Take note where a node can be asked, and what it knows."""
         rounds, roster = self.rounds, self.rounds.roster
-        rounds.learn(state.term, state.record)
+        rounds.adopt(state.term, state.record)
         gone = roster.came(node, state)
         if gone is not None and gone[1] >= roster.record.round:
             rounds.ended(*gone)

@@ -286,7 +286,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def _check_health(self) -> None:
         """Run the health check; a node that is not well takes part no more."""
         peers, command = self.client.peers, self._meeting.spares.health_check
-        if peers is None or peers.member.unfit or not command:
+        if peers is None or peers.member.unhealthy or not command:
             return
         try:
             check = HealthCheck(command, self._meeting.spares.health_check_timeout)
@@ -298,7 +298,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             finally:
                 problem = check.end()
         if problem and self.failure is None:
-            peers.member.unfit = problem
+            peers.member.unhealthy = problem
             self.client.send({"unfit": problem})
 
     def _open_workers_store(self) -> tuple[str, int]:

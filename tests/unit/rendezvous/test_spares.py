@@ -751,12 +751,12 @@ def test_a_coordinator_with_few_members_waits_longer(join_timeout, limit):
 
 
 @pytest.mark.parametrize(
-    ("lost", "is_strong"), [((), True), ((1,), True), ((1, 2), False), ((3,), True)]
+    ("lost", "has_quorum"), [((), True), ((1,), True), ((1, 2), False), ((3,), True)]
 )
-def test_whether_enough_are_here(lost, is_strong):
+def test_whether_enough_are_here(lost, has_quorum):
     job = Job().all_at_work()
     job.lose(*lost)
-    assert job.rounds.has_quorum is is_strong
+    assert job.rounds.has_quorum is has_quorum
     assert {*job.here} == set(range(4)) - {*lost}
 
 
