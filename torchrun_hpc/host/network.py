@@ -1,6 +1,6 @@
 """The network as this node sees it: interfaces, names, routes, ports.
 
-A plan is made from a `Network`. Its interfaces, names and routes are functions. So a plan
+A plan is made from a `Network`. Interfaces, names and routes are functions. So a plan
 asks the machine only for what it needs, and a test describes a node with dictionaries.
 """
 
