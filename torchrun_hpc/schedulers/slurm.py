@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, to_copy
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import hostlist
 from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id
 from torchrun_hpc.schedulers.detector import Detector
@@ -47,8 +47,8 @@ SRUN = Launcher(
     exclude="--exclude=",
     bind_option="--cpus-per-task=N --cpu-bind=cores",
     all_gpus_option="--gpu-bind=none",
-    forgets_cpus="srun 22.05 to 23.02 does not read that variable. Export before srun:"
-    + to_copy(f"export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}"),
+    forgets_cpus="srun 22.05 to 23.02 does not read that variable. Add this before "
+    f"srun: export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}",
     takes_from="sbatch, salloc or srun",
     node_variable=NODE_ID,
 )
