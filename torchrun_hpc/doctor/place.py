@@ -170,7 +170,7 @@ def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
     task = Task(meeting.node_rank, meeting.nodes)
     if mode.is_direct and seen.job is not None:
         task = seen.job.task
-    elif mode is Mode.AS_TYPED:
+    elif mode is Mode.MANUAL:
         task = Task(_rank_as_typed(meeting, options), meeting.nodes)
     return Place(
         job=seen.job,
