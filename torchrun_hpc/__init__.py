@@ -27,7 +27,7 @@ def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
     Nothing is started and nothing changed; no other node is asked. It imports torch.
 
     Args:
-        argv: Options as they would be typed, without the script: ``["--nnodes=2"]``.
+        argv: Options, without the script: ``["--nnodes=2"]``.
 
     Returns:
         Dictionaries, lists, texts, numbers; the same as one of the nodes in
@@ -35,7 +35,7 @@ def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
 
     Raises:
         TypeError: ``argv`` is a text.
-        LaunchError: A launch would be refused for what is set or typed; its ``code``
+        LaunchError: A launch would be refused; ``messages.toml`` explains its ``code``
             is in the documentation. Ports are not tried, nor is torch asked.
     """
     if isinstance(argv, str):

@@ -22,7 +22,7 @@ from torch.distributed import run as torch_run
 
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
 from torchrun_hpc.launching import abort, environment, signals
-from torchrun_hpc.launching.abort import Known
+from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.launching.agent import AgentStarter
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start
@@ -50,7 +50,7 @@ _OPTIONS = "hpc_explicit"
 
 
 @contextlib.contextmanager
-def _faults_raised(known: Known | None = None) -> Iterator[None]:
+def _faults_raised(known: LaunchState | None = None) -> Iterator[None]:
     """Raise what the command would report, and what would end it.
 
     Args:
@@ -78,7 +78,7 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     environ = process.environment()
     with _faults_raised():
         torchrun_parser.parser(environ)  # torch reads variables here
-    with abort.faults_reported(Known()):  # and argparse ends the program
+    with abort.faults_reported(LaunchState()):  # and argparse ends the program
         parsed = torchrun_parser.parse(argv, environ)
         options = torchrun_parser.explicit(parsed, argv, environ)
     setattr(parsed, _OPTIONS, options)
@@ -88,7 +88,7 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 @functools.wraps(_original_run)
 def _run(args: argparse.Namespace) -> None:
     """Go through the stages for arguments that are parsed already."""
-    known = Known()
+    known = LaunchState()
     with _signals_noted(), _faults_raised(known):
         environment.drop_empty_options()
         command = shlex.join(["python", *sys.argv])

@@ -1,7 +1,6 @@
-"""Messages to a person: each has a code that the documentation lists.
+"""Messages to the user. ``messages.toml`` explains the code of each.
 
-A code stands in one place of the code only. ``docs/messages.md`` gives its cause and
-remedy, and a test compares the two.
+A code occurs in one place of the package only.
 """
 
 from __future__ import annotations
@@ -44,15 +43,14 @@ def on_one_line(text: str) -> str:
 
 
 class LaunchError(Exception):
-    """A fault that the user can mend; its text is the whole message to a person.
+    """A fault that the user can correct; its text is the whole message.
 
     Args:
         code: ``HPC`` and three digits.
-        message: What is wrong, the values, the variable they came from, and what to
-            type instead.
-        everywhere: Whether all tasks find the same, because it follows from what is
-            equal on all nodes. Then the first one reports it for all.
-        others_know: Whether the other nodes have heard of it already.
+        message: What is wrong, with the values and their source, and what to do.
+        everywhere: Whether all tasks find the same fault, because its causes are equal
+            on all nodes. Then the first one reports it.
+        others_know: Whether the other nodes already know.
     """
 
     def __init__(
@@ -72,11 +70,11 @@ class LaunchError(Exception):
 class EmbeddedLaunchError(LaunchError, ValueError):
     """The same for a program that has called us, or torch, which raises ``ValueError``.
 
-    The code is in front of its text: a traceback shows nothing else.
+    Its text begins with the code: a traceback shows nothing else.
     """
 
     def __str__(self) -> str:
-        """Write the code in front."""
+        """Return code and text."""
         return f"{self.code} {super().__str__()}"
 
 

@@ -5,8 +5,8 @@
 `main` goes through all of them. Others stop earlier: `describe` after the plan, the dry
 run where the workers would be started, ``torchrun_hpc.sites`` after preflight.
 
-A plan has two parts. Where the nodes meet is decided without torch, so that a node that
-has none can tell the others there. The rest needs torch, but for direct mode.
+A plan has two parts. The meeting point is decided without torch, so that a node without
+torch can inform the others there. The rest needs torch, except in direct mode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.launching import direct, environment, signals, starters
-from torchrun_hpc.launching.abort import Known, faults_reported
+from torchrun_hpc.launching.abort import LaunchState, faults_reported
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.options import arguments, command_line
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
             line.
     """
     try:
-        # A program that has given the arguments would go on in each worker.
+        # A program that has passed the arguments would continue in each worker.
         words = sys.argv[1:] if argv is None else argv
         _launch(words, job, may_split_off=argv is None)
     except SplitOff as split:
@@ -72,7 +72,7 @@ def _launch(argv: Sequence[str], job: Job | None, *, may_split_off: bool) -> Non
     streams.open_closed()  # before anything else is opened, and gets their numbers
     streams.forgive_at_exit(sys.stderr)
     signals.install()  # a scheduler may send one at any time
-    known = Known()
+    known = LaunchState()
     with faults_reported(known):
         environment.drop_empty_options()
         start(*_planned(argv, known, job, may_split_off=may_split_off))
@@ -80,13 +80,13 @@ def _launch(argv: Sequence[str], job: Job | None, *, may_split_off: bool) -> Non
 
 def _planned(
     argv: Sequence[str],
-    known: Known,
+    known: LaunchState,
     job: Job | None = None,
     *,
     may_split_off: bool = True,
     is_launch: bool = True,
 ) -> tuple[LaunchPlan, Starter]:
-    """Go through the stages up to the plan; return what starts it, too.
+    """Go through the stages up to the plan; return the plan and its starter.
 
     Args:
         argv: Arguments, without the program's name.
@@ -96,7 +96,7 @@ def _planned(
         is_launch: Whether anything may be changed in this process.
 
     Raises:
-        LaunchError: Something that the user typed, or set, cannot work.
+        LaunchError: The user's command line or environment cannot work.
         SystemExit: The command line asks for help.
     """
     command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
@@ -114,11 +114,11 @@ def _planned(
     meeting = known.meeting = meet(inputs)
     starter = starters.starter_of(inputs, line, argv, is_launch=is_launch)
     plan = starter.plan(meeting)
-    known.meeting = plan.meeting  # torch may not be able to meet as we would
+    known.meeting = plan.meeting  # torch might not be able to meet as we would
     return plan, starter
 
 
-def parse(argv: Sequence[str], seen: Preflight, known: Known) -> CommandLine:
+def parse(argv: Sequence[str], seen: Preflight, known: LaunchState) -> CommandLine:
     """Parse the command line, without torch if that is possible.
 
     It is not for help, nor for what is not understood here: an option may be newer, or
@@ -156,7 +156,7 @@ def parse(argv: Sequence[str], seen: Preflight, known: Known) -> CommandLine:
 def describe(argv: Sequence[str]) -> dict[str, Any]:
     """Describe what would be launched; see `torchrun_hpc.describe`."""
     with environment.without_empty_options():
-        plan, starter = _planned([*argv, "SCRIPT"], Known(), is_launch=False)
+        plan, starter = _planned([*argv, "SCRIPT"], LaunchState(), is_launch=False)
         described = wire.encode(starter.describe(plan))
     found: dict[str, Any] = wire.from_json(wire.to_line(described))
     return found

@@ -32,7 +32,7 @@ JOIN_TIMEOUT = 900
 
 @dataclass(frozen=True)
 class Preflight:
-    """What this process shows: its environment, and the job that started it.
+    """The facts of this process: its environment, and its job.
 
     Attributes:
         job: What the scheduler says; ``None`` without one.
@@ -41,7 +41,7 @@ class Preflight:
         environ: Environment of this process, without the variables that another job
             or launcher has left over.
         hostname: Name of this machine.
-        command: The command as typed, for messages.
+        command: The user's command, for messages.
         promise: What the scheduler promises, also if it did not start this process.
         task_rank: Rank of this task; ``None`` without one, and where it is unclear.
     """
@@ -64,7 +64,7 @@ def preflight(command: str, tell: Callable[[Message], None] | None = None) -> Pr
     """Look at this process.
 
     Args:
-        command: The command as typed, for messages.
+        command: The user's command, for messages.
         tell: Reports that other tasks are waited for. With it, the tasks exchange names
             if they have a process manager (PMI): all of them have to, so it is for a
             launch only.
@@ -104,7 +104,7 @@ def _exchange(
             raise LaunchError(
                 "HPC166",
                 f"waited {waited}: one of them has ended, or its node does not answer. "
-                "Look at what each node said. The launcher has to start torchrun_hpc "
+                "Look at what each node printed. The launcher must start torchrun_hpc "
                 "in all of its tasks",
             )
         if not schedulers.task_rank(environ):
@@ -119,15 +119,14 @@ def _exchange(
         raise LaunchError(
             "HPC138",
             f"{name}={environ[name]} does not lead to a process manager that answers, "
-            "so that the tasks cannot tell each other where they are: has a container "
-            "or a wrapper closed it? Let it through; or unset it, and export "
-            "MASTER_ADDR",
+            "so the tasks cannot exchange their hosts. Perhaps a container or wrapper "
+            "has closed it. Pass it on, or unset it and export MASTER_ADDR",
         )
     return exchanged
 
 
 def _other_tasks(environ: Mapping[str, str]) -> str:
-    """Say how many other tasks there are, and on which nodes they may be."""
+    """Return the number of other tasks, and the nodes on which they may be."""
     tasks = count(int(environ[pmi.SIZE]) - 1, "other task")
     nodes = schedulers.nodes_of_job(schedulers.weigh(this_process()))
     return f"{tasks} on the nodes of the job ({fold(nodes)})" if nodes else tasks

@@ -14,5 +14,5 @@ class Setting:
     source: str
 
     def __str__(self) -> str:
-        """Show it as it was typed: ``--nnodes=4``, a flag by its name alone."""
+        """Write it as the user did: ``--nnodes=4``, a flag by its name alone."""
         return self.source if self.value is True else f"{self.source}={self.value}"

@@ -38,7 +38,7 @@ REFUSED = {
     "another of these tasks": (TASKS, 5, {"PET_MAX_RESTARTS": "3"}, None),
     "broken list": (
         *(STEP, 0, {"SLURM_STEP_NODELIST": "jwb[0001-"}),
-        r"HPC022\]: .*SLURM_STEP_NODELIST='jwb\[0001-' is not a list of nodes",
+        r"HPC021\]: .*SLURM_STEP_NODELIST='jwb\[0001-' is not a list of nodes",
     ),
     "broken list, second task": (STEP, 1, {"SLURM_STEP_NODELIST": "jwb[0001-"}, None),
     "no list": (
@@ -47,7 +47,7 @@ REFUSED = {
     ),
     "not in the list": (
         *(STEP, 2, {"SLURMD_NODENAME": "jwb0009"}),
-        r"HPC028\]: .*SLURMD_NODENAME='jwb0009', is not among the step's nodes",
+        r"HPC025\]: .*SLURMD_NODENAME='jwb0009', is not among the step's nodes",
     ),
     "letters beyond ASCII": (
         *(STEP, 0, {"SLURM_STEP_NUM_NODES": "drei\n\u2028ü"}),

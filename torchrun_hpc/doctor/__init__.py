@@ -91,13 +91,13 @@ def examine(
     """
     # The pipeline, which no import of this package needs.
     from torchrun_hpc.doctor import examination, place  # noqa: PLC0415
-    from torchrun_hpc.launching.abort import Known  # noqa: PLC0415
+    from torchrun_hpc.launching.abort import LaunchState  # noqa: PLC0415
     from torchrun_hpc.options.arguments import wrong_line  # noqa: PLC0415
 
     try:
         if isinstance(argv, str):
             raise wrong_line(f"argv={argv!r}: pass a list of words")
         wishes = place.Wishes(max_bytes, timeout)
-        return examination.examine(argv, wishes, tell, Known())
+        return examination.examine(argv, wishes, tell, LaunchState())
     except LaunchError as fault:
         raise EmbeddedLaunchError(fault.code, str(fault)) from None

@@ -17,7 +17,7 @@ from torchrun_hpc.doctor.place import COMMAND, TIMEOUT, Wishes
 from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.doctor.text import finding_lines
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.launching.abort import WRONG_USE, Known, faults_reported
+from torchrun_hpc.launching.abort import WRONG_USE, LaunchState, faults_reported
 from torchrun_hpc.launching.start import INTERRUPTED
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.arguments import wrong_line
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    known = Known()
+    known = LaunchState()
     with faults_reported(known):
         args, words = _parsed(argv)
         output = _output(args)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.doctor.place import Place, Wishes
     from torchrun_hpc.doctor.results import Report
-    from torchrun_hpc.launching.abort import Known
+    from torchrun_hpc.launching.abort import LaunchState
 
 # Seconds. A coordinator on task 0 gives up no silent node: task 0 has a limit for each
 # wait. A coordinator elsewhere gives up a node that is silent for `_SILENCE` or longer,
@@ -44,7 +44,7 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
     argv: Sequence[str],
     wishes: Wishes,
     tell: Callable[[Message], None],
-    known: Known,
+    known: LaunchState,
     words: Sequence[str] | None = None,
     on_first: Callable[[], None] = lambda: None,
 ) -> Report | None:

@@ -1,4 +1,4 @@
-"""The failures of workers: which was the first, and which others are equal."""
+"""The workers' failures: which was first, and which others are equal."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from torchrun_hpc.failures.failure import Failure, ending
 from torchrun_hpc.wire import WireError
 
-_CAUSES = 5  # that a report lists
-_LONGEST = 150  # characters of each
+_CAUSES = 5  # in a report
+_LONGEST = 150  # characters of a cause
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What there is to report.
+    """The content of a report.
 
     Attributes:
-        first: The first failure.
         same_as_first: Ranks of the other workers that failed in the same way.
         others: Causes of other failures, and the ranks that had them.
-        unlisted: How many have failed in still other ways.
+        unlisted: Number of workers that failed in yet other ways.
     """
 
     first: Failure
@@ -35,7 +34,7 @@ class Collection:
         self._failures: dict[int, Failure] = {}
 
     def add(self, failure: Failure) -> None:
-        """Add one; only the first of a worker counts.
+        """Add a failure; only the first one of a worker counts.
 
         Raises:
             WireError: It is not about a worker.
@@ -45,14 +44,14 @@ class Collection:
         self._failures.setdefault(failure.rank, failure)
 
     def clear(self) -> None:
-        """Begin with another round."""
+        """Begin another round."""
         self._failures.clear()
 
     def summary(self) -> Summary | None:
-        """Return what there is to report; ``None`` if nothing has failed."""
+        """Return what to report; ``None`` if nothing has failed."""
         if not self._failures:
             return None
-        # In the order in which they came, but for those that follow from others.
+        # In order of arrival, but consequences of other failures come last.
         first, *rest = sorted(self._failures.values(), key=lambda f: f.is_consequence)
         others: dict[tuple[int, str], list[Failure]] = {}
         for failure in rest:
@@ -72,7 +71,7 @@ def _ranks(group: list[Failure]) -> tuple[int, ...]:
 
 
 def _cause(group: list[Failure]) -> str:
-    """Return the cause of equal failures: without what differs between them."""
+    """Return the cause of equal failures, without what differs between them."""
     first = group[0]
     text = first.plain or ending(first.code)
     if any(failure.text != first.text for failure in group):

@@ -1,6 +1,6 @@
-"""A failure: how a job, or one of its workers, has failed.
+"""The record of a failure: how a job, or one of its workers, has failed.
 
-It is made once, by who notices it. Then it is sent, collected and written as it is.
+Whoever notices the failure makes it. It is sent, collected and written unchanged.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Annotated
 
 from torchrun_hpc.wire import short_text
 
-_SHELL = 128  # what it adds to the number of a signal
+_SHELL = 128  # a shell adds this to the number of a signal
 
-# What other nodes may send.
+# Limits for what other nodes send.
 ShortText = Annotated[str, short_text(500)]
 _LINES = 50
 _WORKERS, _CODES = 2**24, 2**32  # at most
 _LATEST = 2**36  # seconds since 1970
 
-# What a worker reports whose peer has gone: gloo, NCCL, and torch's stores.
+# Errors of a worker that has lost a peer: from gloo, NCCL, and torch's stores.
 _FOLLOWS = re.compile(
     r"connection (was )?(closed|reset|refused)|peer closed|broken pipe"
     r"|failed to recv|(recv|send)\w+ failed|failed to connect to any network address"
@@ -29,7 +29,7 @@ _FOLLOWS = re.compile(
     r"|ncclSystemError|communicator was aborted|timed out|timeout",
     re.IGNORECASE,
 )
-# What differs between failures that are equal.
+# Parts that differ between equal failures.
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+")
 _ADDRESS = re.compile(r" \[?[0-9a-f]*[:.][0-9a-f:.%\w]*\]?:\d+")  # gloo: [::1]:1234
 
@@ -39,25 +39,24 @@ class Kind(Enum):
 
     WORKER = "worker"  # a worker ended with an error, and no restart is left
     SIGNAL = "signal"  # an agent received a signal
-    AGENT = "agent"  # an agent cannot go on
+    AGENT = "agent"  # an agent cannot continue
     LOST = "lost"  # an agent's connection ended without ``bye``
     SILENT = "silent"  # an agent does not answer
     MISSING = "missing"  # nodes did not join in time
     REFUSED = "refused"  # an agent of this job was refused
-    UNFIT = "unfit"  # a node is out, by its health check or by its failures
+    UNFIT = "unfit"  # a node is excluded, for its health check or its failures
     COORDINATOR = "coordinator"  # the connection to it ended, or it does not answer
 
 
 @dataclass(frozen=True)
 class WorkerPart:
-    """What a failure of a worker says of that worker.
+    """The part of a failure that describes a worker.
 
     Attributes:
-        rank: Its global rank.
-        size: Number of all workers; 0 if it is not known.
-        local_rank: Its rank on its node; -1 if it is not known.
+        size: Number of all workers; 0 if unknown.
+        local_rank: -1 if unknown.
         lines: The traceback, or what it wrote last.
-        log: The file that has all of it; empty without.
+        log: The file with its whole stderr; empty without one.
         unread: Why its stderr was not read; empty if it was.
     """
 
@@ -69,7 +68,7 @@ class WorkerPart:
     unread: ShortText = ""
 
     def check(self) -> None:
-        """Raise ``ValueError`` if another node cannot have sent this."""
+        """Raise ``ValueError`` if no other node can have sent this."""
         size = self.size or _WORKERS
         if len(self.lines) > _LINES or not 0 <= self.rank < size <= _WORKERS:
             raise ValueError("too many lines, or not a rank")
@@ -80,16 +79,15 @@ class Failure:
     """How a job, or one of its workers, has failed.
 
     Attributes:
-        kind: What has happened.
-        nodes: Ranks of the nodes where it has.
-        code: Exit code of a worker (negative: the signal that killed it); number of
-            the signal that an agent received; seconds that were waited.
-        text: The cause, in one line; empty if nothing is known.
-        finished: How many nodes had finished, so that there was no restart.
-        time: When, in seconds since 1970; 0 if its maker has no clock, as the
-            coordinator.
-        by: Rank of the node that has noticed it; -1 if that is none of these nodes.
-        worker: Of a worker: which one, and what it wrote.
+        kind: What happened.
+        nodes: Ranks of the nodes where it happened.
+        code: A worker's exit code (negative: the signal that killed it), an agent's
+            signal number, or the seconds of a wait.
+        text: The cause, in one line; empty if unknown.
+        finished: How many nodes had finished, which prevented a restart.
+        time: Seconds since 1970; 0 from the coordinator, which has no clock.
+        by: Rank of the node that noticed it; -1 if it is none of the job's nodes.
+        worker: The failed worker, if it is about one.
     """
 
     kind: Kind
@@ -102,23 +100,23 @@ class Failure:
     worker: WorkerPart | None = None
 
     def check(self) -> None:
-        """Raise ``ValueError`` if another node cannot have sent this."""
+        """Raise ``ValueError`` if no other node can have sent this."""
         if not 0 <= self.time < _LATEST or abs(self.code) > _CODES:
             raise ValueError("not a time, or not a code")
 
     @property
     def rank(self) -> int:
-        """Global rank of the worker; -1 if it is about none."""
+        """Global rank of the worker; -1 if it is not about a worker."""
         return -1 if self.worker is None else self.worker.rank
 
     @property
     def unaware(self) -> tuple[int, ...]:
-        """Nodes that it is about, and that have not noticed it: they may be gone."""
+        """Nodes that it is about and that have not noticed it: they may be gone."""
         return () if self.by in self.nodes else self.nodes
 
     @property
     def brief(self) -> Failure:
-        """The same without what the worker wrote: for all nodes."""
+        """The same without the worker's lines, for all nodes."""
         return replace(self, worker=self.worker and replace(self.worker, lines=()))
 
     @property
@@ -130,13 +128,13 @@ class Failure:
     def was_stopped(self) -> bool:
         """Whether it ended as torch's agent ends the others as soon as one has failed.
 
-        It sends SIGTERM; what is killed by that writes nothing of it.
+        The agent sends SIGTERM. A worker that it kills writes nothing about it.
         """
         return signal_of(self.code) == signal.SIGTERM and not self.text
 
     @property
     def signature(self) -> tuple[int, str]:
-        """What is the same for failures that are equal."""
+        """The parts that are the same in equal failures."""
         return (0 if self.text else self.code), _VARIES.sub("#", self.plain)
 
     @property
@@ -146,11 +144,7 @@ class Failure:
 
 
 def ending(code: int) -> str:
-    """Say how a worker ended.
-
-    Args:
-        code: Its exit code; below 0 the signal that killed it.
-    """
+    """Describe how a worker ended: its exit code, or its signal if that is negative."""
     how = f"was killed by {signal_name(-code)}"
     if code >= 0:
         how = f"ended with exit code {code}"
@@ -159,17 +153,13 @@ def ending(code: int) -> str:
 
 
 def signal_of(code: int) -> int:
-    """Return the signal that ended a process; 0 if none did.
-
-    Args:
-        code: Its exit code: below 0 the signal; or above 128, as a shell says it.
-    """
+    """Return the signal in an exit code: negative, or 128 plus it; 0 without one."""
     is_of_shell = _SHELL < code < _SHELL + signal.NSIG
     return code - _SHELL if is_of_shell else max(-code, 0)
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal."""
+    """Return a signal's name and number, if it has a name."""
     try:
         return f"{signal.Signals(number).name} ({number})"
     except ValueError:

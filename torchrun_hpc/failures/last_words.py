@@ -1,8 +1,7 @@
-"""What a worker wrote last: the traceback that it ended with, or what there is else.
+"""The last words of a worker: the traceback at its end, or whatever it wrote last.
 
-Python's own form of a traceback is known, in which torch puts ``[rank0]:`` in front of
-each line, and that of ``rich``; and what ``faulthandler`` writes when a process
-crashes.
+Known forms: Python's own traceback, also with torch's ``[rank0]:`` before each line;
+the traceback of ``rich``; and the report of ``faulthandler`` on a crash.
 """
 
 from __future__ import annotations
@@ -18,54 +17,54 @@ from torchrun_hpc.failures.failure import signal_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LAUNCHER = "/torchrun_hpc/worker/"  # in the frames of a fork, below its script
-KEPT = 64 * 1024  # bytes that are kept of what a worker writes
-SENT = 8 * 1024  # bytes of its last words that leave its node
+LAUNCHER = "/torchrun_hpc/worker/"  # in a fork's frames, below its script
+KEPT = 64 * 1024  # bytes kept of a worker's stderr
+SENT = 8 * 1024  # bytes of last words that leave the node
 
-_SHOWN = 30  # lines of a traceback, the middle of which is cut
-_HEAD = 8  # of them, those in front of the cut
-_LAST = 20  # lines that are shown without a traceback
-# Lines that others may write between a traceback and the end of a process whose exit
-# code is that of an exception, 1.
+_SHOWN = 30  # lines of a traceback; its middle is cut
+_HEAD = 8  # lines before the cut
+_LAST = 20  # lines shown without a traceback
+# Lines that can follow a traceback before the process ends with an exception's exit
+# code, 1.
 _BEHIND_EXCEPTION = 50
-_FRAMES = 10  # the innermost ones, of a crash
+_FRAMES = 10  # innermost frames of a crash
 _MESSAGE = 8  # further lines of an exception's message
 _LONGEST = 240  # characters of a line
 
 _LINE_END = re.compile(r"\r\n|\r")
-# By torch/distributed/__init__.py.
+# Added by torch/distributed/__init__.py.
 _RANK = re.compile(r"^(.*?)\[rank\d+\]: ?", re.MULTILINE)
-_COLOUR = re.compile(r"\x1b\[[\d;:]*m")  # of Python 3.13, and rich
-# Python's own, and in the frame of a box; others quote it, with more behind it.
+_COLOUR = re.compile(r"\x1b\[[\d;:]*m")  # from Python 3.13 and rich
+# Python's own, or in a box; a quoted header has more text after it.
 _TRACEBACK = r"(Exception Group )?Traceback \(most recent call last\)(:|[ +╮─-]*)\s*$"
-_BOX = r" \t|+╭─-"  # what may be in front of it; a progress bar has more
+_BOX = r" \t|+╭─-"  # may come before it; a progress bar has other characters
 _HEADER = re.compile(rf"(?!\s+\|)[{_BOX}]*{_TRACEBACK}")  # not within a group
 _BEFORE_HEADER = re.compile(
     rf"([^\n{_BOX}][{_BOX}]*)(?<!Exception Group )(?={_TRACEBACK})", re.MULTILINE
 )
-# One of a group: ``  | ValueError: text``, below frames that are indented more.
+# A member of a group: ``  | ValueError: text``, below frames that are indented more.
 _MEMBER = re.compile(r"^[ |]*\| ([^\W\d][\w.]*(?:: .*)?)$", re.MULTILINE)
 _CHAINED = re.compile("The above exception was |During handling of the above ")
 _NOT_FATAL = "Exception ignored "
 _FATAL = "Fatal Python error: "
-_CXX = "terminate called "  # libstdc++, in front of SIGABRT
+_CXX = "terminate called "  # libstdc++, before SIGABRT
 _CXX_STACK = re.compile(r"frame #\d+:|Exception raised from ")  # c10::Error
 _WHAT = "what():"
-_FRAME = re.compile(f"  File (?!.*{LAUNCHER})")  # not of the launcher
-# Behind a traceback: what others log while the process ends.
+_FRAME = re.compile(f"  File (?!.*{LAUNCHER})")  # not the launcher's
+# After a traceback: log lines from the end of the process.
 _LOG = r"\[?[WEIF]\d{4}"
 _OF_STACK = re.compile(rf"[\s|+│╭╰─]|$|{_LOG}")
 _OTHERS = re.compile(rf"{_LOG}|Exception |Traceback |{_FATAL}|{_CXX}")
-_SOURCE = re.compile(r"\[\S+\.(cc|cpp|cu|h|hpp):\d+\] ")  # of torch and gloo
+_SOURCE = re.compile(r"\[\S+\.(cc|cpp|cu|h|hpp):\d+\] ")  # from torch and gloo
 
 
 class LastWords(NamedTuple):
-    """What a worker wrote last.
+    """The last lines of a worker.
 
     Attributes:
         cause: Why it ended, in one line; empty if it wrote nothing.
         lines: What to show; the last one is the newest.
-        is_traceback: Whether this is how Python, or a crash, ended it.
+        is_traceback: Whether a traceback or a crash report ended it.
     """
 
     cause: str = ""
@@ -74,30 +73,25 @@ class LastWords(NamedTuple):
 
 
 def last_words(tail: bytes, code: int) -> LastWords:
-    """Find the last words in the end of what a worker wrote to stderr.
-
-    Args:
-        tail: The end of it.
-        code: Its exit code; below 0 the signal that killed it.
-    """
+    """Find the last words in the end of a worker's stderr."""
     lines = _lines(tail)
     number = signal_of(code)
     found = None
-    if code and number != signal.SIGKILL:  # that one comes from outside
+    if code and number != signal.SIGKILL:  # SIGKILL comes from outside
         crash = _crash(lines) if number else None
         behind = _BEHIND_EXCEPTION if code == 1 else _LAST
         has_frames = crash and _FRAME.match(crash.lines[-1])
         found = crash if has_frames else _traceback(lines, behind) or crash
     if found is None:
         rest = lines[-_LAST:]
-        # What it wrote before it was killed need not be the reason.
+        # The lines before a kill are not always the reason.
         says_why = rest if code and not number else _what(rest)
         found = LastWords("".join(says_why[-1:]), tuple(rest))
     return _limited(found)
 
 
 def _lines(tail: bytes) -> list[str]:
-    """Split the end of what was written; a traceback begins with a line of its own."""
+    """Split the text into lines; a traceback begins with a line of its own."""
     text = _COLOUR.sub("", tail.decode(errors="backslashreplace"))
     text = _RANK.sub(r"\1", _LINE_END.sub("\n", text))
     text = _BEFORE_HEADER.sub(r"\1\n", text).rstrip()
@@ -105,12 +99,9 @@ def _lines(tail: bytes) -> list[str]:
 
 
 def _traceback(lines: Sequence[str], most: int) -> LastWords | None:
-    """Return the last traceback that ended the process, with those that led to it.
+    """Return the last traceback that ended the process, and the chain before it.
 
-    Args:
-        lines: What it wrote.
-        most: How many lines may be behind it: a process may have survived what it
-            reported long before.
+    At most ``most`` lines can follow it: the process may have survived an earlier one.
     """
     first = start = None
     before = ""
@@ -137,7 +128,7 @@ def _traceback(lines: Sequence[str], most: int) -> LastWords | None:
 
 
 def _of_group(block: Sequence[str]) -> str:
-    """Return the first exception of a group that is none itself; empty without."""
+    """Return the first exception of a group that is no group itself; or empty."""
     if "Exception Group" not in block[0]:
         return ""
     members: list[str] = _MEMBER.findall("\n".join(block))
@@ -148,8 +139,8 @@ def _of_group(block: Sequence[str]) -> str:
 def _crash(lines: Sequence[str]) -> LastWords | None:
     """Return why a process crashed, and the innermost frames of a thread.
 
-    It is the current one, or the main thread, which comes last, where the current one
-    runs no Python.
+    This is the current thread. If it runs no Python, it is the main thread, which comes
+    last.
     """
     fatal = _last(_FATAL, lines)
     if fatal is None:
@@ -158,7 +149,7 @@ def _crash(lines: Sequence[str]) -> LastWords | None:
     if begin is not None:
         kept = [line for line in lines[begin:fatal] if not _CXX_STACK.match(line)]
         reason = [line for line in kept if line.strip()][:_MESSAGE]
-    else:  # the C library says why it aborts, in one line
+    else:  # the C library explains an abort in one line
         near = [line for line in lines[max(fatal - 2, 0) : fatal] if line.strip()]
         reason = near[-1:] if "Aborted" in lines[fatal] else []
     cause = [lines[fatal], *reason, *_what(reason)][-1]
@@ -171,17 +162,16 @@ def _crash(lines: Sequence[str]) -> LastWords | None:
 
 
 def _last(text: str, lines: Sequence[str]) -> int | None:
-    """Return the index of the last line that has a text; ``None`` without."""
     return max((n for n, line in enumerate(lines) if text in line), default=None)
 
 
 def _what(lines: Sequence[str]) -> list[str]:
-    """Return the lines in which C++ says what an exception was."""
+    """Return the lines in which C++ describes an exception."""
     return [line for line in lines if line.strip().startswith(_WHAT)]
 
 
 def _limited(words: LastWords) -> LastWords:
-    """Cut what is too long, and make control characters visible."""
+    """Cut long parts, and make control characters visible."""
     lines = words.lines
     left_out = len(lines) - _SHOWN + 1
     if left_out > 1:

@@ -1,6 +1,6 @@
 """The failures of a world that torch's own rendezvous serves.
 
-No coordinator collects them. Each node reports those of its own workers.
+No coordinator collects them. Each node reports its own workers' failures.
 """
 
 from __future__ import annotations
@@ -21,19 +21,11 @@ if TYPE_CHECKING:
 
 
 class LocalWorld:
-    """What one node knows of the end of such a world: what itself has seen.
+    """One node's view of the end of such a world.
 
-    Args:
-        meeting: Where the nodes meet.
-
-    Attributes:
-        failure: Why it failed.
-        took_part: Whether there is somebody who reports.
-        reports: Whether this node reports; each does.
-        is_unreported: Whether nobody has reported it.
-        is_certain: Whether this node writes the outcome.
-        out_at_end: Ranks of nodes that were lost; nobody counts them.
-        restarts: How often the failure of a worker of this node restarted all.
+    Its attributes are those of `SchedulerRendezvous`. Each node reports; the reporter's
+    node writes the outcome (``is_certain``). ``restarts`` counts failed workers of this
+    node.
     """
 
     took_part = reports = True
@@ -51,12 +43,7 @@ class LocalWorld:
         self._reported: Summary | None = None
 
     def worker_failed(self, failure: Failure, attempt: Attempt) -> None:
-        """Take note of a failure; the first one of the last attempt is reported soon.
-
-        Args:
-            failure: How a worker failed.
-            attempt: Which workers have failed.
-        """
+        """Record a failure; report the first one of the last attempt soon."""
         is_first = attempt.number != self._attempt
         if is_first:
             self._collection.clear()
@@ -71,7 +58,7 @@ class LocalWorld:
             self._timer.start()
 
     def give_up(self, failure: Failure) -> None:
-        """Take note of why this node ends; what torch knows of a worker is less."""
+        """Record why this node ends; torch knows less about a failed worker."""
         self.leave()
         own = (self._meeting.node_rank,)
         self.failure = replace(failure, nodes=own, by=own[0])
@@ -79,7 +66,7 @@ class LocalWorld:
             self.failure = self._reported.first
 
     def leave(self) -> None:
-        """Report what is not reported yet."""
+        """Report what has not been reported yet."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer.join()  # it may be writing

@@ -1,9 +1,9 @@
-"""Passes on what workers write to stderr, and keeps the end of it.
+"""The stderr of workers: passed on to the agent's stderr, and its end kept.
 
-Each worker has a pipe, and the agent a thread for it. Byte for byte, and at once, all
-goes to the agent's own stderr; a worker waits there if nobody reads, as it would
-without a pipe. If stderr is a terminal, or the same file as stdout, there is no pipe:
-the order of the two streams is worth more.
+Each worker has a pipe, for which the agent has a thread. Everything is passed on at
+once, byte for byte. If nobody reads the agent's stderr, a worker waits, as it would
+without a pipe. If stderr is a terminal, or the same file as stdout, there is no pipe,
+because it would change the order of the two streams.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from torchrun_hpc.reporting import streams
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SIZE = 256 * 1024  # bytes: of the pipe, and of a piece
+_SIZE = 256 * 1024  # bytes of the pipe, and of a piece
 # Seconds.
 _REST_TIMEOUT = 0.1  # to wait for the rest of a line
-_INTERVAL = 0.2  # until its thread sees what others have read, or that it is left
+_INTERVAL = 0.2  # until its thread sees what other threads have read
 
 
 def reason_not_to_read() -> str:
-    """Say why the workers' stderr is not read; empty if it is."""
+    """Return why the workers' stderr is not read; empty if it is."""
     if os.isatty(2):
         return "it is a terminal"
     with contextlib.suppress(OSError):  # one of them is closed
@@ -43,15 +43,7 @@ def reason_not_to_read() -> str:
 
 
 class Relay:
-    """Passes on the stderr of the workers of this node.
-
-    Args:
-        clock: Returns the time in seconds since 1970.
-
-    Attributes:
-        clock: Returns the time in seconds since 1970; `Watch` takes it from here.
-        unread: Why it does not, as `reason_not_to_read`.
-    """
+    """Passes on the stderr of this node's workers; ``clock`` returns s since 1970."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
@@ -59,16 +51,15 @@ class Relay:
         self._pipes: dict[int, _Pipe] = {}  # by process number
 
     def start(self, popen: Callable[[Any], Any], *, is_shown: bool = True) -> Any:
-        """Start a worker whose stderr is passed on, if that is possible.
+        """Start a worker, and pass on its stderr if possible.
 
-        Args:
-            popen: Starts it: gets the open file that is to be its stderr, ``None`` for
-                the one that it would have; returns an object with a ``pid``.
-            is_shown: Whether it is passed on; otherwise it is only read.
+        ``popen`` gets an open file for the worker's stderr, or ``None`` for the default
+        one, and returns an object with a ``pid``. Unless ``is_shown``, stderr is only
+        read.
         """
         pipe = None
         if not (self.unread and is_shown):
-            # There can be no more files, or threads.
+            # No more files or threads are possible.
             with contextlib.suppress(OSError, RuntimeError):
                 pipe = _Pipe(self.clock, is_shown=is_shown)
         if pipe is None:
@@ -83,36 +74,30 @@ class Relay:
         return pid in self._pipes
 
     def end_of(self, pid: int) -> tuple[bytes, float]:
-        """Return the end of what a worker wrote, which has ended, and when it failed.
+        """Return the end of what an ended worker wrote, and when it failed.
 
-        Args:
-            pid: Its number.
-
-        Returns:
-            The bytes, and the time of the last traceback or crash in them, in seconds
-            since 1970; 0 without.
+        This is the time of the last traceback or crash in it, in seconds since 1970, or
+        0.
         """
         pipe = self._pipes[pid]
         pipe.read()
         return bytes(pipe.tail), pipe.failed_at
 
     def failed_at(self, pid: int) -> float:
-        """Return when a worker wrote a traceback, which may still run; 0 if not."""
+        """Return when a worker, which may still run, wrote a traceback; 0 if not."""
         return self._pipes[pid].failed_at if pid in self._pipes else 0.0
 
     def forget_ended(self) -> None:
-        """Forget the workers of which all is passed on."""
+        """Forget the workers whose stderr is completely passed on."""
         pipes = self._pipes.items()
         self._pipes = {pid: pipe for pid, pipe in pipes if pipe.thread.is_alive()}
 
     def close(self, timeout: float) -> None:
-        """Pass on the rest; leave what comes later to a process of its own.
+        """Pass on the rest; leave later text to a separate process.
 
-        What has been read is passed on, however long that takes, because the workers
-        would have waited for it, too.
-
-        Args:
-            timeout: Seconds to wait for the end of all pipes.
+        Wait up to ``timeout`` seconds for the end of the pipes. Everything read is
+        passed on, however long that takes: without a pipe, the workers would also have
+        waited.
         """
         end = time.monotonic() + timeout
         for pipe in self._pipes.values():
@@ -124,18 +109,11 @@ class Relay:
 
 
 class _Pipe:
-    """The stderr of one worker. Its thread passes on what other threads read, too.
+    """The stderr of one worker; its thread also passes on what other threads read.
 
     Attributes:
-        writer: The end that the worker gets.
-        tail: The end of what it wrote.
-        failed_at: When it wrote a traceback; 0 if it has not.
-        is_left_behind: Whether another process passes on what is not written yet.
-        thread: Passes it on.
-
-    Raises:
-        OSError: There can be no more files.
-        RuntimeError: There can be no more threads.
+        failed_at: When it wrote a traceback; 0 if it did not.
+        is_left_behind: Whether another process passes on later text.
     """
 
     def __init__(self, clock: Callable[[], float], *, is_shown: bool) -> None:
@@ -163,7 +141,7 @@ class _Pipe:
             raise
 
     def read(self) -> None:
-        """Read what its worker has written, also if it cannot be passed on now."""
+        """Read what the worker has written, even if it cannot be passed on now."""
         with self._lock:
             piece = None if self._reader.closed else self._reader.read(_SIZE)
             if piece is None:  # there is nothing
@@ -188,8 +166,8 @@ class _Pipe:
     def _pass_on(self, piece: bytes) -> None:
         """Write a piece, and the rest of its last line, before others write.
 
-        Whatever the pipe had room for is there as a whole. If a worker wrote more, it
-        is about to write the rest.
+        A piece below ``PIPE_BUF`` is complete. After a longer one, the worker is about
+        to write the rest.
         """
         end = time.monotonic() + _REST_TIMEOUT
         is_long = len(piece) >= select.PIPE_BUF
@@ -200,7 +178,7 @@ class _Pipe:
                 streams.copy(piece)
 
     def _next(self, end: float) -> bytes:
-        """Wait for the next piece; it is empty if none comes any more, or in time."""
+        """Wait for the next piece; return an empty one at the end or the time limit."""
         while not self._unwritten and not self.is_left_behind:
             rest = min(end - time.monotonic(), _INTERVAL)
             if rest < 0:

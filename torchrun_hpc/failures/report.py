@@ -1,4 +1,4 @@
-"""What a person reads about failures: a sentence, and a report on one screen."""
+"""Failure reports: one sentence, and one screen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.collection import Summary
     from torchrun_hpc.planning.meeting import Meeting
 
-# Seconds for other failures of workers to arrive: they may be the cause, or the same.
+# Seconds for other workers' failures to arrive: they may be the cause, or equal.
 COLLECT_TIMEOUT = 1.0
 
 _INDENT = "    "
@@ -25,25 +25,19 @@ _OWN = console.PREFIX + _INDENT
 
 
 def failed(failure: Failure, meeting: Meeting, note: str = "") -> Message:
-    """Say why the job has failed: the last line of the node that reports.
-
-    Args:
-        failure: Why.
-        meeting: Where the nodes meet.
-        note: What follows the sentence.
-    """
+    """Return why the job has failed: the last line of the reporting node."""
     text = f"the job has failed: {sentence(failure, meeting)}{note}"
     return Message("HPC125", text)
 
 
 def restarted(number: int, failure: Failure, meeting: Meeting) -> Message:
-    """Say why all workers are started again."""
+    """Return why all workers are started again."""
     text = f"restart {number} of all workers: {sentence(failure, meeting)}"
     return Message("HPC128", text)
 
 
 def sentence(failure: Failure, meeting: Meeting) -> str:
-    """Say what has happened, where, and why."""
+    """Return what happened, where, and why."""
     ranks, code, cause = failure.nodes, failure.code, failure.text
     where, is_many = nodes(ranks, meeting.hosts) or "another node", len(ranks) > 1
     who = f"the agents on {where}" if is_many else f"the agent on {where}"
@@ -74,12 +68,7 @@ def sentence(failure: Failure, meeting: Meeting) -> str:
 
 
 def write(summary: Summary, meeting: Meeting) -> None:
-    """Write the report: the first failure, and how many others there are.
-
-    Args:
-        summary: What there is to report.
-        meeting: Where the nodes meet.
-    """
+    """Write the report: the first failure, and the number of others."""
     first = summary.first
     worker = first.worker or WorkerPart(first.rank)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.time))

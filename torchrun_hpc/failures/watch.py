@@ -1,4 +1,4 @@
-"""Finds out which workers of this node have failed, and which of them first."""
+"""The watch: finds out which workers of this node failed, and which was first."""
 
 from __future__ import annotations
 
@@ -22,42 +22,34 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.worker import Worker
 
 # Seconds.
-_INTERVAL = 0.1  # between two looks at the workers, at most
-_PAUSE = 0.005  # at least: one has ended, and its exit code is not known yet
-_TEARDOWN = 5.0  # that a worker may take to end after its traceback
+_INTERVAL = 0.1  # longest time between two looks at the workers
+_PAUSE = 0.005  # shortest: a worker has ended, but its exit code is not known yet
+_TEARDOWN = 5.0  # longest time from a worker's traceback to its end
 _NEVER = float("inf")
 
-# Which of several failures comes first, by what is seen on this node.
+# Order of several failures on this node.
 _ORDER = operator.attrgetter("was_stopped", "is_consequence", "time")
 
-_EXCEPTION = 1  # the exit code of a Python that ends with a traceback
+_EXCEPTION = 1  # Python's exit code after a traceback
 
 
 class Attempt(NamedTuple):
-    """Which workers have failed: all are started again with the next attempt.
-
-    Attributes:
-        number: How often workers have been started here.
-        restarts_left: How many restarts were left then.
-    """
+    """Which attempt failed, from 1, and how many restarts were left then."""
 
     number: int
     restarts_left: int
 
 
 class Watch:
-    """Watches the workers, in a thread of its own.
+    """Watches the workers, in its own thread.
 
-    Torch's agent looks every ``--monitor-interval``, and then stops the others first,
-    which takes as long as they like.
-
-    Args:
-        relay: Has what they write.
+    Torch's agent looks only every ``--monitor-interval``. It then stops the other
+    workers first, which may take long.
 
     Attributes:
         on_begin: Gets the workers of each attempt.
-        on_failure: Gets each failure, the first one first; it is called from several
-            threads, never from two at a time.
+        on_failure: Gets each failure, the first one first. Several threads call it, but
+            never two at a time.
         has_failed: Whether a worker of this attempt has failed.
     """
 
@@ -71,12 +63,12 @@ class Watch:
         self._attempt = Attempt(0, 0)
         self.has_failed = False
         self._stopped_since = _NEVER
-        self._known: set[object] = set()  # equal failures, of which one had its lines
+        self._known: set[object] = set()  # signatures sent with their lines
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def begin(self, workers: Iterable[Worker], restarts_left: int) -> None:
-        """Watch these workers, and no others any more."""
+        """Watch these workers, and no others."""
         with self._lock:
             self._workers = self._running = list(workers)
             self._attempt = Attempt(self._attempt.number + 1, restarts_left)
@@ -88,22 +80,21 @@ class Watch:
             self._thread.start()
 
     def before_poll(self) -> None:
-        """Take note that torch looks now: if one has failed, it stops the others."""
+        """Note that torch polls now; if a worker has failed, it stops the others."""
         with self._lock:
             self.check()
             self._stopped_since = self._relay.clock()
 
     def poll_was_clean(self) -> None:
-        """Take note that torch has looked, and that they run on."""
+        """Note that torch has polled, and that the workers continue."""
         self._stopped_since = _NEVER
 
     def stopping(self, *, look: bool) -> None:
-        """Take note that the workers are stopped now: that is no failure.
+        """Note that the workers are being stopped, which is no failure.
 
-        Args:
-            look: Whether one may have failed by now. Then others are watched to their
-                end: they may have failed with it. So is one that has written a
-                traceback, and may be about to end.
+        With ``look``, a worker may already have failed. Then watch the others to their
+        end: they may have failed with it. Otherwise watch only workers that have
+        written a traceback and may be about to end.
         """
         with self._lock:
             if not look:
@@ -117,14 +108,14 @@ class Watch:
                 self._running = [w for w in self._running if failed_at(w.pid) > since]
 
     def all_stopped(self) -> None:
-        """Take note that all have ended; look at those that failed last."""
+        """Note that all workers have ended; look at the last failures."""
         with self._lock:
             self.check()
             self._workers = self._running = []
             self._relay.forget_ended()
 
     def end(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._ended.set()
 
     @property
@@ -140,7 +131,7 @@ class Watch:
             self._running = [worker for worker, code in codes if code is None]
             failures = [self._failure(worker, code) for worker, code in codes if code]
             for failure in sorted(failures, key=_ORDER):
-                # Whatever else it is that they do when they are stopped.
+                # Workers that are being stopped may fail in any way.
                 is_late = failure.was_stopped or failure.time > self._stopped_since
                 if not (self.has_failed and is_late):
                     self.has_failed = True
@@ -149,7 +140,7 @@ class Watch:
     def _failure(self, worker: Worker, code: int) -> Failure:
         """Describe a failure, without a signal that only shortened the teardown.
 
-        The peers had failed of it, and so the agent stopped all.
+        The worker had already failed, and the agent then stopped all workers.
         """
         failure = describe_failure(worker, code, self._relay)
         is_terminated = signal_of(code) == signal.SIGTERM
@@ -158,7 +149,7 @@ class Watch:
         return failure
 
     def _brief(self, failure: Failure) -> Failure:
-        """Leave out the lines of a failure that is equal to one before."""
+        """Leave out the lines of a failure that equals an earlier one."""
         is_known = failure.signature in self._known
         self._known.add(failure.signature)
         return failure.brief if is_known else failure
@@ -172,7 +163,6 @@ class Watch:
 
 
 def _wait_for_one(pids: Iterable[int]) -> None:
-    """Wait until one of these processes ends, or some time."""
     ends = select.poll()
     with contextlib.ExitStack() as files:
         for pid in pids:

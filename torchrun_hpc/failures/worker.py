@@ -1,4 +1,4 @@
-"""A worker of this node, and how it has failed."""
+"""A worker of this node, and how it failed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.failures.relay import Relay
 
-_LARGEST = 2**24  # bytes of what `@record` writes: a traceback, which may be long
+_LARGEST = 2**24  # bytes of a file from `@record`: a traceback may be long
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,10 @@ class Worker:
     """A worker of this node.
 
     Attributes:
-        rank: Its global rank.
-        size: Number of all workers.
-        node: Rank of its node.
-        local_rank: Its rank there.
-        pid: Its process number.
         exit_code: Returns its exit code, ``None`` while it runs.
-        log: The file that its stderr goes to; empty without.
+        log: The file for its stderr; empty without one.
         error_file: The file in which ``@record`` describes an exception.
-        nodes: Number of nodes that have workers.
+        nodes: Number of nodes with workers.
     """
 
     rank: int
@@ -47,15 +42,9 @@ class Worker:
 
 
 def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
-    """Describe how a worker has failed: its last words, from wherever they are.
-
-    Args:
-        worker: The worker, which has ended.
-        code: Its exit code; below 0 the signal that killed it.
-        relay: Has what it wrote, if there is no log file.
-    """
+    """Describe how a worker failed, with its last words from wherever they are."""
     tail, failed_at, unread, words = b"", 0.0, "", LastWords()
-    # Whatever cannot be read: the job has failed.
+    # The job has failed, even if its output cannot be read.
     with contextlib.suppress(Exception):
         if worker.log:
             tail, failed_at = _end_of_file(worker.log)
@@ -79,27 +68,24 @@ def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
 
 
 def _end_of_file(path: str) -> tuple[bytes, float]:
-    """Return the end of a file, and when it was written."""
+    """Return the end of a file, and its modification time."""
     with open(path, "rb", opener=files.opened) as file:
         return end_of(file.fileno()), os.fstat(file.fileno()).st_mtime
 
 
 def _recorded(path: str) -> LastWords:
-    """Return what ``@record`` has written to a file: torch's ``ErrorHandler``."""
+    """Return what ``@record`` (torch's ``ErrorHandler``) has written to a file."""
     message = wire.from_json(files.read(path, _LARGEST, os.O_NOFOLLOW))["message"]
     return last_words(message["extraInfo"]["py_callstack"].encode(), 1)
 
 
 def end_of(number: int) -> bytes:
-    """Return the end of an open file: what is kept of what a worker writes."""
+    """Return the end of an open file, at most `KEPT` bytes."""
     return os.pread(number, KEPT, max(os.fstat(number).st_size - KEPT, 0))
 
 
 def exit_code_of(pid: int) -> int | None:
-    """Return the exit code of a child process, without collecting it.
-
-    It is ``None`` while the child runs, and when it has been collected.
-    """
+    """Return a child's exit code without collecting it; ``None`` while it runs."""
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None and ended.si_pid == pid:

@@ -1,4 +1,4 @@
-"""Where the CPUs and GPUs of this node are: what Linux says in ``/sys`` and ``/proc``.
+"""The CPUs and GPUs of this node, from Linux's ``/sys`` and ``/proc``.
 
 No driver is asked. Sources: the kernel's ``Documentation/ABI/stable/sysfs-devices-
 system-cpu``, ``.../sysfs-devices-node`` and ``.../testing/sysfs-bus-pci``; for NVIDIA's
@@ -57,7 +57,7 @@ class Gpu:
         cpus: Numbers of the CPUs that are local to it; empty if that is not known.
         uuid: Its name in a list of visible devices: ``GPU-...``; empty if not known.
         is_usable: Whether this process may open it.
-        is_amd: Whether it is AMD's; else it is NVIDIA's.
+        is_amd: Whether it is AMD's; otherwise it is NVIDIA's.
         model: Its name, if the driver says.
     """
 
@@ -190,7 +190,7 @@ def _amd(root: Path) -> Iterator[Gpu]:
         pairs = (line.split() for line in _text(folder / "properties").splitlines())
         facts = {p[0]: int(p[1]) for p in pairs if p[1:] and p[1].isdecimal()}
         if not facts.get("simd_count"):
-            continue  # a CPU, or a GPU that this process may not use
+            continue  # a CPU, or a GPU that this process must not use
         # Its function may be the number of a partition.
         bus, device = divmod(facts.get("location_id", 0) & 0xFFFF, 256)
         address = f"{facts.get('domain', 0):04x}:{bus:02x}:{device >> 3:02x}.0"
@@ -205,7 +205,7 @@ def _amd(root: Path) -> Iterator[Gpu]:
 
 
 def _may_open(device: Path) -> bool:
-    """Return whether this process may; the kernel asks the cgroup of devices, too."""
+    """Return whether this process can; the kernel also asks the cgroup of devices."""
     return os.access(device, os.R_OK | os.W_OK)
 
 

@@ -1,7 +1,7 @@
-"""Starting the workers: all that is done, and nothing that is decided.
+"""Start of the workers: nothing is decided here.
 
-`inputs` collects what a plan is made from. `start` is the last stage, the same in all
-modes, with a `Starter` in `agent` or `direct`, which also makes the plan.
-`environment` is the one place that writes ``os.environ``. `abort` tells the other nodes
-of a fault, `exit_status` of the end.
+`inputs` collects the input of a plan. `start` is the last stage, the same in all modes.
+It uses a `Starter` from `agent` or `direct`, which also makes the plan. Only
+`environment` writes ``os.environ``. `abort` reports a fault to the other nodes,
+`exit_status` the end.
 """

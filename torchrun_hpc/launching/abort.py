@@ -1,8 +1,8 @@
-"""A node that cannot start: who says why, and how the other nodes hear of it.
+"""Faults before the start: who reports them, and how the other nodes learn of them.
 
-They would wait for it as long as ``join_timeout``. So it looks for the coordinator of
-the rendezvous, only to say that it gives up; if it is the coordinator itself, it
-accepts the others, and tells each. This needs no torch, which may be what is missing.
+The other nodes would wait for ``join_timeout``. So a node that gives up reports the
+fault to the rendezvous coordinator. If it is the coordinator itself, it accepts the
+other nodes and tells each of them. This needs no torch, which may be missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import schedulers, wire
-from torchrun_hpc.errors import COPIED, LaunchError, Message
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import Options
@@ -37,30 +37,26 @@ if TYPE_CHECKING:
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
 
-# Seconds to tell the others, who may be slow to start: a fault that probably all have,
-# and one that is this node's own.
+# Seconds to tell other nodes, which may start slowly. SHARED_LIMIT is for faults that
+# probably all nodes have.
 SHARED_LIMIT = 30.0
 LIMIT = 120.0
 
-# Seconds that the task that reports has before the others end: mpirun, and srun with
-# --kill-on-bad-exit, end all tasks with the first one.
+# Seconds by which the reporting task ends first: mpirun, and srun with
+# --kill-on-bad-exit, end all tasks together with the first one.
 _HEAD_START = 2.0
 
-# Seconds without a coordinator after which the user reads the message in any case.
+# Seconds without a coordinator until the message is printed in any case.
 _SOON = 5
 
 WRONG_USE = 2  # exit code
 
 
 @dataclass
-class Known:
-    """What a launch has found out so far: a fault may come at any time.
+class LaunchState:
+    """The state of a launch so far; a fault can come at any time.
 
-    Attributes:
-        preflight: What this process shows.
-        options: What the user set, once it is parsed.
-        mode: How the workers are started, once it is chosen.
-        meeting: Where the nodes meet, once it is decided.
+    A field is ``None`` until it is known.
     """
 
     preflight: Preflight | None = None
@@ -70,17 +66,13 @@ class Known:
 
     @property
     def job(self) -> Job | None:
-        """The job, if it is known, and there is one."""
+        """The job; ``None`` without one, or before it is known."""
         return None if self.preflight is None else self.preflight.job
 
 
 @contextlib.contextmanager
-def faults_reported(known: Known) -> Iterator[None]:
-    """Turn a fault into one message and exit code 2; let the other nodes know.
-
-    Args:
-        known: What the launch has found out, by then.
-    """
+def faults_reported(known: LaunchState) -> Iterator[None]:
+    """Turn a fault into one message and exit code 2, and tell the other nodes."""
     try:
         yield
     except LaunchError as fault:
@@ -88,33 +80,27 @@ def faults_reported(known: Known) -> Iterator[None]:
         sys.exit(WRONG_USE)
 
 
-def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> None:
-    """Report what is wrong, and tell the other nodes.
+def give_up(fault: LaunchError, known: LaunchState, *, is_silent: bool = False) -> None:
+    """Report a fault, unless ``is_silent``, and tell the other nodes.
 
-    What all nodes find, one of them reports; what only this node finds, it reports
-    itself, with its name. If the coordinator has heard of the same failure before, the
-    node of that one has reported it.
-
-    Args:
-        fault: What is wrong.
-        known: What the launch has found out.
-        is_silent: Whether to print nothing; the others are told in any case.
+    One node reports a fault that all nodes find. A node reports its own fault itself,
+    with its name, unless the coordinator has already heard of the same failure from
+    another node.
     """
     seen = known.preflight or preflight("")
     is_first = is_reporter(seen.task_rank or 0)
     place = None if fault.others_know else meeting_place(known)
     advice = "" if fault.others_know else _advice(known.job)
     host = "" if fault.everywhere and is_first else _host(known.job)
-    where = f"on {host}: " if host else ""
     is_reported = is_silent
 
     def print_once(advice: str = "") -> None:
         nonlocal is_reported
         if not is_reported:
             is_reported = True
-            text, *copied = f"{where}{fault}".split(COPIED)
-            message = Message(fault.code, COPIED.join([text + advice, *copied]))
-            console.write(message, "error")
+            text = f"on {host}: {fault}" if host else str(fault)
+            details = [advice] if advice else ()
+            console.write(Message(fault.code, text), "error", details)
 
     def wait(event: Mapping[str, Any]) -> None:
         if event.get("looking", 0) >= _SOON:
@@ -138,10 +124,10 @@ def give_up(fault: LaunchError, known: Known, *, is_silent: bool = False) -> Non
 
 
 def _is_said(text: str) -> bool:
-    """Return whether another task of this node has just said the same.
+    """Return whether another task of this node has just reported the same.
 
-    pbsdsh gives the same number to all tasks of a node. The first one binds a name, and
-    keeps it for two seconds, until the others have tried.
+    pbsdsh gives all tasks of a node the same number. The first one binds a socket name
+    and keeps it for two seconds, until the others have tried.
     """
     name = hashlib.sha256(f"{os.getuid()} {text}".encode(errors="replace")).hexdigest()
     said = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -153,15 +139,15 @@ def _is_said(text: str) -> bool:
     return False
 
 
-def meeting_place(known: Known) -> Meeting | None:
-    """Return where the nodes meet; ``None`` if nothing can be told there.
+def meeting_place(known: LaunchState) -> Meeting | None:
+    """Return where the nodes meet; ``None`` if nobody can be told there.
 
-    If it is not decided yet, the fault may be in the endpoint that is typed: then all
-    that have it meet without it.
+    If this is not decided yet, the explicit endpoint may be at fault. All nodes with
+    that fault then meet without it.
     """
     found, seen, job = known.meeting, known.preflight, known.job
     if found is None and seen and job and job.context is LaunchContext.STEP:
-        # What --rdzv-conf says of the host is about the endpoint, too.
+        # --rdzv-conf can name the host, so it is part of the endpoint.
         endpoint = ("rdzv_endpoint", "master_addr", "master_port", "rdzv_conf")
         options = known.options.without("local_addr", *known.options.wrong)
         found = _meeting(known, seen, options)
@@ -172,7 +158,7 @@ def meeting_place(known: Known) -> Meeting | None:
     return None if messages.nested(seen.environ, run_id) else found
 
 
-def _meeting(known: Known, seen: Preflight, options: Options) -> Meeting | None:
+def _meeting(known: LaunchState, seen: Preflight, options: Options) -> Meeting | None:
     try:
         line = CommandLine(options)
         mode = known.mode or choose_mode(seen, line, has_agent=True)
@@ -189,19 +175,19 @@ def tell(
     limit: float,
     wait: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> bool:
-    """Let the other nodes know that this one gives up.
+    """Tell the other nodes that this one gives up.
 
     Args:
         place: Where they meet.
-        reason: Why it gives up.
+        reason: Why this node gives up.
         limit: Seconds to look for the coordinator; on its node, to stay for the others.
         wait: Called each second without a coordinator, see `Client`.
 
     Returns:
-        Whether the user has to hear it from this node: not if another one has failed
-        for the same reason before.
+        Whether this node has to report the fault to the user. It does not if another
+        node has already failed for the same reason.
     """
-    # Most launches need none of these, and direct mode has no time for them.
+    # Few launches need these, and direct mode must start fast.
     from torchrun_hpc.failures.failure import Failure, Kind  # noqa: PLC0415
     from torchrun_hpc.rendezvous import notice  # noqa: PLC0415
 
@@ -210,7 +196,7 @@ def tell(
     sent = wire.encode(Failure(Kind.AGENT, own, text=reason, time=now, by=own[0]))
     failure = wire.decode(Failure, sent)
     heard = None
-    # Ctrl-C: the user has read enough. No more files: nobody can be told.
+    # KeyboardInterrupt: the user ended the wait. OSError: no files are left.
     with contextlib.suppress(KeyboardInterrupt, OSError), _reported(limit):
         heard = notice.inform(place, failure, limit, wait)
     return heard is None or heard.nodes == own or heard.text != failure.text
@@ -218,7 +204,6 @@ def tell(
 
 @contextlib.contextmanager
 def _reported(limit: float) -> Iterator[None]:
-    """Report what is waited for, if that takes long."""
     text = (
         "telling the other nodes that this node cannot start, for up to "
         f"{limit:.0f} s. Press Ctrl-C to stop"
@@ -233,15 +218,14 @@ def _reported(limit: float) -> Iterator[None]:
 
 
 def _host(job: Job | None) -> str:
-    """Return the name of this node, if there are others."""
     if job is None or len(job.nodes) == 1 or job.node_rank is None:
         return ""
     return job.own_name or socket.gethostname()
 
 
 def _advice(job: Job | None) -> str:
-    """Return what ends all tasks if they cannot be told."""
+    """Return how to end all tasks if they cannot be told."""
     if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
     option = messages.fail_together(job.launcher)
-    return f". The other tasks may wait: {option}" if option else ""
+    return f"{console.PREFIX}    other tasks may wait: {option}" if option else ""

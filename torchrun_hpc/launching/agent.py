@@ -1,4 +1,4 @@
-"""Torch's elastic agent, in this process: it starts the workers of a node."""
+"""The elastic agent in this process, which starts the workers of a node."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.reporting.description import Description
 
 
-_run = torch_run.run  # not what `torchrun_hpc.auto` has in its place
+_run = torch_run.run  # the original, which `torchrun_hpc.auto` replaces
 
 
 class AgentStarter(Starter):
@@ -66,11 +66,11 @@ class AgentStarter(Starter):
 
     Args:
         inputs: What is known without torch.
-        args: Arguments of torchrun; filled in.
-        preloaded: Leads to the fork server, if there is one.
-        resolver: Finds out whether the resolver answers.
-        is_command: Whether the launch is all that this process does. Then torch's own
-            report of failures is withheld, unless the user wants to see what it logs.
+        args: torchrun's arguments, which `plan` fills in.
+        preloaded: Connects to the fork server, if there is one.
+        resolver: Checks whether the resolver answers.
+        is_command: Whether this process does nothing else. Then torch's own failure
+            report is withheld, unless the user asked for torch's logs.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class AgentStarter(Starter):
         self._begins: float | None = time.monotonic()
 
     def plan(self, meeting: Meeting) -> LaunchPlan:
-        """Ask torch what this node has, plan, and fill in the arguments of torchrun.
+        """Plan with what torch finds on this node, and fill in torchrun's arguments.
 
         Raises:
-            LaunchError: Something that the user typed, or set, cannot work.
+            LaunchError: An option or a variable cannot work.
         """
         inputs, args = self.inputs, self._args
         node = replace(
@@ -118,11 +118,11 @@ class AgentStarter(Starter):
 
     @contextlib.contextmanager
     def ready(self, plan: LaunchPlan) -> Iterator[None]:
-        """Let torch find our rendezvous, and end as all other nodes do.
+        """Let torch find our rendezvous, and end in the same way as all other nodes.
 
         Raises:
             LaunchError: Torch cannot use the command line.
-            SystemExit: The job has failed; its cause is the exception that says why.
+            SystemExit: The job has failed; its ``__cause__`` is the reason.
         """
         args, environ, preloaded = self._args, self.inputs.environ, self._preloaded
         if CPP_LOG_LEVEL in plan.environment:
@@ -162,10 +162,10 @@ class AgentStarter(Starter):
 
     @contextlib.contextmanager
     def _rendezvous(self, plan: LaunchPlan) -> Iterator[SchedulerRendezvous | None]:
-        """Report failures to our rendezvous, if it is the one; yield it then.
+        """Report failures to our rendezvous, and yield it if the nodes meet there.
 
         Raises:
-            LaunchError: There is no folder for the outcome.
+            LaunchError: The folder for the outcome does not exist.
         """
         args, observer, meeting = self._args, self._observer, plan.meeting
         outcome.forget(plan)
@@ -177,13 +177,12 @@ class AgentStarter(Starter):
             with exit_status.together(plan, world, is_command=self._is_command):
                 ours = None if isinstance(world, LocalWorld) else world
                 if ours is not None and meeting.in_process:
-                    ours.connect()  # also reports what fails before torch meets
+                    ours.connect()  # also reports failures before torch's rendezvous
                 yield ours
         finally:
-            args.rdzv_backend = backend  # a program may launch with them once more
+            args.rdzv_backend = backend  # a program may launch again with these
 
     def _begun(self, plan: LaunchPlan, workers: Sequence[Worker]) -> None:
-        """Report what a round has begun with; the first one on stderr."""
         outcome.begin(plan, workers)
         since, self._begins = self._begins, None
         meeting, first = plan.meeting, workers[0]
@@ -194,7 +193,6 @@ class AgentStarter(Starter):
             console.write_lines(joined_line(plan, first.nodes, first.size, seconds))
 
     def _world(self, plan: LaunchPlan) -> World:
-        """Return what this launch is part of; it hears of failures of workers."""
         args, observer, meeting = self._args, self._observer, plan.meeting
         if not meeting.has_coordinator:
             own = LocalWorld(meeting)
@@ -223,7 +221,7 @@ class AgentStarter(Starter):
         return rendezvous
 
     def findings(self, plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
-        """Return what this torch cannot do: on this node, and on all."""
+        """Return what this torch cannot do: on this node, and on all nodes."""
         where = plan.meeting
         opens_store = where.listen is not None and not where.is_ours
         is_shared = where.nodes > 1 or where.may_grow
@@ -232,7 +230,7 @@ class AgentStarter(Starter):
             own.append(capabilities.warning_of_all_interfaces())
         shared = registry.left_out(self._outcomes)
         if self._preloaded.problem is not None:
-            # If it is the site's wish, each of its jobs is told once.
+            # A site's option concerns each of its jobs: one node reports it.
             is_explicit = "hpc_preload" in plan.asked
             (own if is_explicit else shared).append(self._preloaded.problem)
         return own, shared
@@ -250,7 +248,7 @@ class AgentStarter(Starter):
         )
 
     def answers(self, plan: LaunchPlan) -> DryRunReplies:
-        """Meet the other nodes, and return what all would do."""
+        """Meet the other nodes, and return what all nodes would do."""
         return dry_run.meet(self._args, plan, self.describe(plan), self.inputs.environ)
 
     def run(self, plan: LaunchPlan) -> None:
@@ -275,7 +273,7 @@ class AgentStarter(Starter):
 
 @contextlib.contextmanager
 def _backend_faults(backend: str, asked: Options) -> Iterator[None]:
-    """Turn what a backend lacks, or cannot use, into one message.
+    """Turn a backend's error into one message.
 
     Raises:
         LaunchError: Its package is missing, or it cannot use ``--rdzv-conf``.

@@ -1,8 +1,7 @@
-"""``--hpc-debug``: what torch logs, on every node, with host and rank on each line.
+"""``--hpc-debug``: torch's log from every node, with host and rank on each line.
 
-Torch's C++ code writes to the file descriptor of stderr up to the end of the process.
-So all that the launcher and its workers write to stderr goes through a process that
-puts the node in front of each line.
+Torch's C++ code writes to the file descriptor of stderr until the process ends. So a
+separate process copies the stderr of launcher and workers, and adds the prefix.
 """
 
 from __future__ import annotations
@@ -23,12 +22,7 @@ _copier: subprocess.Popen[bytes] | None = None
 
 
 def switch_on(host: str, rank: int | None) -> None:
-    """Set the variables that are not set, and write this node in front of each line.
-
-    Args:
-        host: Name of this machine.
-        rank: Rank of this node; ``None`` if it is not known.
-    """
+    """Set the unset variables, and prefix each line of stderr with this node."""
     global _copier  # noqa: PLW0603 - a process has one stderr
     if _copier is not None:
         return

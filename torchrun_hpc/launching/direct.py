@@ -29,38 +29,33 @@ _NO_LAUNCHER = Launcher(name="", template="{command}", cpu_option="", block_opti
 
 
 class WorkerStarter(Starter):
-    """Lets this process be the worker, as it is."""
+    """Keeps this process as the worker."""
 
     def run(self, _plan: LaunchPlan) -> None:
-        """Let the process manager know when this process has ended."""
+        """Tell the process manager when this process ends."""
         if self.inputs.the_job.pmi_is_open:
             pmi.finalize_at_end(self.inputs.environ)
 
 
 class DirectStarter(WorkerStarter):
-    """Lets this process become the script.
-
-    Args:
-        inputs: What is known without torch.
-        line: The command line.
-    """
+    """Turns this process into the script."""
 
     def __init__(self, inputs: Inputs, line: CommandLine) -> None:
         super().__init__(inputs)
         self._line = line
 
     def ready(self, plan: LaunchPlan) -> AbstractContextManager[None]:
-        """Check that the script is there, and return a context to start in.
+        """Check that the script exists, and return a context to start in.
 
         Raises:
-            LaunchError: It is not.
+            LaunchError: The script does not exist.
         """
         script.check(self._line.script, self._line.options, self.inputs.environ)
         return super().ready(plan)
 
     def describe(self, plan: LaunchPlan) -> Description:
         """Describe what this task would do."""
-        # Slow to import, both.
+        # Both are slow to import.
         from importlib import metadata  # noqa: PLC0415
 
         from torchrun_hpc.reporting import description  # noqa: PLC0415
@@ -73,7 +68,7 @@ class DirectStarter(WorkerStarter):
         return description.description(job, plan, torch, [], self.command())
 
     def command(self) -> list[str]:
-        """Return what is run, as torchrun writes it."""
+        """Return the command line, as torchrun would build it."""
         words = [self._line.script, *self._line.arguments]
         if self._line.options.no_python:
             return words
@@ -98,12 +93,12 @@ class DirectStarter(WorkerStarter):
 
 
 def is_set_up(environ: Mapping[str, str]) -> bool:
-    """Return whether an agent, or direct mode, has set the environment already."""
+    """Return whether an agent, or direct mode, has already set the environment."""
     return bool(environ.get(RUN_ID) and environ.get(RANK))
 
 
 def local_job(hostname: str) -> Job:
-    """Describe a process that nobody has started but a person."""
+    """Describe a process that no scheduler or launcher has started."""
     return Job(
         scheduler=NO_SCHEDULER,
         launch_id=as_launch_id(f"{hostname.partition('.')[0]}.{os.getpid()}"),

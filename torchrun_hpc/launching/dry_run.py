@@ -1,8 +1,7 @@
-"""The dry run: the nodes meet, tell each other what they would do, and do nothing.
+"""The dry run: the nodes meet and exchange their plans, but start nothing.
 
-They meet on the endpoint and port of the launch, so that what would keep them apart
-shows. Node 0 prints. It is the only output on stdout that the launcher ever makes,
-because there is no script to have it.
+They use the launch's endpoint and port, so that the dry run finds whatever would keep
+the nodes apart. Node 0 prints to stdout; nothing else in the launcher does.
 """
 
 from __future__ import annotations
@@ -42,13 +41,7 @@ def meet(
     own: Description,
     environ: Mapping[str, str],
 ) -> DryRunReplies:
-    """Meet the other nodes, and return what they would do, on the one that reports.
-
-    Args:
-        args: Arguments of torchrun, filled in.
-        plan: What is planned on this node.
-        own: Its description.
-        environ: Environment of this process.
+    """Meet the other nodes; return, on the reporting node, what all nodes would do.
 
     Raises:
         JobFailedError: A node cannot take part.
@@ -94,7 +87,6 @@ def meet(
 
 
 def _ask(client: Client, meeting: Meeting, limit: float) -> dict[int, Description]:
-    """Return the descriptions of all nodes that reply, on node 0."""
     total = meeting.nodes
 
     def wait(replies: Mapping[int, Any]) -> None:
@@ -114,11 +106,6 @@ def _ask(client: Client, meeting: Meeting, limit: float) -> dict[int, Descriptio
 def _wait_for_node_0(
     client: Client, meeting: Meeting, may_leave: threading.Event, limit: float
 ) -> None:
-    """Wait until node 0 has what it asks for.
-
-    Raises:
-        RendezvousTimeoutError: It takes too long.
-    """
     is_reporter = reports_wait_for(meeting.node_rank, 0)
     state = (lambda: "node 0 has not answered") if is_reporter else None
     if not _wait(client, may_leave.is_set, limit, state):
@@ -131,11 +118,7 @@ def _wait(
     limit: float,
     state: Callable[[], str] | None,
 ) -> bool:
-    """Wait, and report how far it is, if that is known; return whether it came true.
-
-    Raises:
-        JobFailedError: A node cannot take part.
-    """
+    """Wait for a condition, and report progress; raise if a node fails."""
 
     def report(waited: float) -> None:
         if state is not None:

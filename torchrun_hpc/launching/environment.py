@@ -1,4 +1,4 @@
-"""The one place that writes ``os.environ``."""
+"""The only place that writes ``os.environ``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.setting import Setting
 
-# Says that the agent hosts the store, which nobody does in direct mode:
+# It tells workers that the agent hosts the store; direct mode has no agent. See
 # torch/distributed/rendezvous.py.
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def write(plan: LaunchPlan) -> None:
-    """Set the variables of a plan, for torch and for the workers."""
+    """Set a plan's variables for torch and for the workers."""
     if plan.mode.is_direct:
         os.environ.pop(AGENT_STORE, None)
     update(plan.environment)
@@ -31,7 +31,7 @@ def update(settings: Mapping[str, Setting]) -> None:
 
 @contextlib.contextmanager
 def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for a moment only."""
+    """Set variables for the duration of the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -45,9 +45,10 @@ def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def drop_empty_options() -> dict[str, str]:
-    """Remove the ``PET_*`` variables that are empty, and return them.
+    """Remove the empty ``PET_*`` variables, and return them.
 
-    Empty is unset, to us as to the workers; to torch's own parser it is a value.
+    For the launcher and the workers, empty means unset. Torch's parser takes it as a
+    value.
     """
     names = [name for name in os.environ if name.startswith("PET_")]
     return {name: os.environ.pop(name) for name in names if not os.environ[name]}
@@ -55,7 +56,7 @@ def drop_empty_options() -> dict[str, str]:
 
 @contextlib.contextmanager
 def without_empty_options() -> Iterator[None]:
-    """Remove them for a moment only."""
+    """Remove the empty ``PET_*`` variables for the duration of the context."""
     empty = drop_empty_options()
     try:
         yield

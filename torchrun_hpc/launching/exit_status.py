@@ -1,4 +1,4 @@
-"""How a launch ends: the report to the other nodes, the last line, the exit code."""
+"""The end of a launch: report to the other nodes, last line, exit code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     World = SchedulerRendezvous | LocalWorld
 
-# Seconds for which an agent tries to reach the others, to report that it gives up.
+# Seconds in which an agent that gives up tries to reach the others.
 _REPORT_TIMEOUT = 10.0
 
 _LOST = (Kind.LOST, Kind.SILENT)
@@ -44,22 +44,17 @@ _KILLED = 128  # plus the number of the signal, as in a shell
 
 
 class _EarlySignal(SignalException):
-    """A signal that comes before there are workers; torchrun would die of it."""
+    """A signal before there are workers; torchrun would die of it."""
 
 
 @contextlib.contextmanager
 def together(
     plan: LaunchPlan, world: World, *, is_command: bool = True
 ) -> Iterator[None]:
-    """End a launch: in the same way as all other nodes, if they can be told.
-
-    Args:
-        plan: What is planned on this node.
-        world: What this launch is part of.
-        is_command: Whether the launch is all that this process does.
+    """End a launch in the same way as all other nodes, if they can be told.
 
     Raises:
-        SystemExit: 1 if the job failed, here or elsewhere; its cause says why.
+        SystemExit: 1 if the job failed, here or elsewhere; ``__cause__`` is the reason.
         ChildFailedError: Workers of this node failed.
     """
     before = _handle(plan, _raise)
@@ -67,7 +62,7 @@ def together(
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - raised again below
-        # If it is repeated while this one is reported, the job is ending already.
+        # Ignore repeated signals during the report: the job is already ending.
         _handle(plan, lambda *_: None)
         problem = error
     try:
@@ -80,12 +75,12 @@ def together(
         for number, handler in before.items():
             signal.signal(number, handler)
     if isinstance(problem, _EarlySignal):
-        raise SystemExit(_KILLED + problem.sigval)  # it ends a program, too
+        raise SystemExit(_KILLED + problem.sigval)  # this also ends a program
     failure = world.failure
     if failure is not None and isinstance(problem, JobFailedError | None):
         cause = RendezvousError(str(report.failed(failure, plan.meeting)))
         raise SystemExit(FAILED) from cause
-    # Elsewhere torch's own traceback follows, as after torchrun.
+    # In all other cases torch's own traceback follows, as after torchrun.
     is_silent = plan.meeting.is_ours and isinstance(problem, SignalException)
     is_ours = is_command or plan.meeting.is_ours
     is_silent = is_silent or (is_ours and isinstance(problem, OSError))
@@ -96,16 +91,16 @@ def together(
 
 
 def _handle(plan: LaunchPlan, handler: Callable[..., None]) -> dict[int, Any]:
-    """Handle ``--signals-to-handle``; return how they were handled before.
+    """Handle ``--signals-to-handle``; return the earlier handlers.
 
-    Where nobody is to be told, torch alone handles them, as in torchrun.
+    Without a rendezvous of ours, torch alone handles them, as in torchrun.
     """
     before: dict[int, Any] = {}
     is_main = threading.current_thread() is threading.main_thread()
     if not (is_main and plan.meeting.is_ours):
         return before
     for name in plan.asked.signals_to_handle:
-        # If it is no signal, or cannot be caught, torch reports that later.
+        # Torch itself reports a name that is no signal, or cannot be caught.
         with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
             number = getattr(signal, name)
             before[number] = signal.signal(number, handler)
@@ -117,7 +112,7 @@ def _raise(number: int, _frame: Any) -> None:
 
 
 def _give_up(plan: LaunchPlan, world: World, problem: BaseException) -> None:
-    """Report to the others that this node gives up: they would wait for it."""
+    """Tell the other nodes that this one gives up: they would wait for it."""
     failure, meeting = failure_of(problem), plan.meeting
     if isinstance(problem, OSError):
         where = dict(enumerate(meeting.hosts)).get(meeting.node_rank)
@@ -128,18 +123,19 @@ def _give_up(plan: LaunchPlan, world: World, problem: BaseException) -> None:
         if isinstance(problem, LaunchError):
             problem.others_know = meeting.is_ours
         return
-    # A LaunchError is sent to them where its message is written; without a coordinator
-    # there is nobody to send it to.
+    # `abort` sends a LaunchError when it prints the message. Without a coordinator,
+    # nobody can be told.
     is_told = isinstance(problem, LaunchError | CoordinatorMissingError)
     if failure.kind is Kind.AGENT and not is_told:
         abort.tell(meeting, failure.text, _REPORT_TIMEOUT)
 
 
 def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
-    """Write the outcome, what else is to be known, and last why the job failed.
+    """Write the outcome and the notes, and last why the job failed.
 
-    A command writes it among the last lines of its process. A program may go on, and
-    has an exception: it gets the line now, if there is no report that has said it.
+    A command writes these among the last lines of its process. A program may continue,
+    and it gets an exception: it gets the lines now, but the reason only without a
+    report.
     """
     failure, meeting = world.failure, plan.meeting
     say = functools.partial(_write, at_exit=is_command)
@@ -157,18 +153,17 @@ def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
         waits = f"{by.name} may wait forever for a lost node. {_END_SCRIPT}"
         notes.append(Message("HPC235", waits))
     for note in notes:
-        # Registered first, written last: behind the reason.
+        # atexit runs in reverse order, so these are written after the reason.
         say(note, "warning")
     if world.is_certain:
         ended = outcome.outcome_of(failure, plan, bad, world.restarts)
         outcome.write(ended, plan)
-    # In a world that is not ours, torch says why it ended, if it was no worker.
+    # With torch's rendezvous, torch reports why it ended, unless a worker failed.
     if failure and (is_command if failure.worker else meeting.is_ours):
         say(report.failed(failure, meeting), "error")
 
 
 def _write(message: Message, kind: str, *, at_exit: bool) -> None:
-    """Write a message now, or among the last lines of this process."""
     if at_exit:
         atexit.register(console.write, message, kind)
     else:

@@ -1,4 +1,4 @@
-"""What a plan is made from, collected on this node, without torch."""
+"""The input of a plan, collected on this node without torch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,13 @@ if TYPE_CHECKING:
 def inputs_of(
     mode: Mode, seen: Preflight, options: Options, script: str = ""
 ) -> Inputs:
-    """Collect what is known without torch.
+    """Collect what is known without torch, and add the site's options.
 
-    Args:
-        mode: How the workers are started.
-        seen: What this process shows.
-        options: What the user set; the site's are added.
-        script: What the workers run, if they may be forks of this process: a program
-            that has called torch has imported it.
+    ``script`` is empty in a program that has called torch: it has imported torch
+    already, so workers cannot be its forks.
 
     Raises:
-        LaunchError: There is no such site, or its file is wrong.
+        LaunchError: The site is unknown, or its file is wrong.
     """
     site = sites.find(seen.environ, seen.site_host, options.given.get("hpc_site"))
     if site is not None:
@@ -56,7 +52,7 @@ def inputs_of(
 
 
 def _node_of(inputs: Inputs) -> Node:
-    """Look at the CPUs and GPUs of this node, as far as that needs no driver."""
+    """Look at the CPUs and GPUs of this node, without a driver call."""
     cpus, options = len(topology.own_cpus()), inputs.options
     if inputs.mode.is_direct:
         if not topology.is_bound():  # they share

@@ -1,4 +1,4 @@
-"""What an agent sees of its workers: their stderr, their ends, their stacks."""
+"""An agent's view of its workers: their stderr, their ends, their stacks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,18 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.rendezvous.client import Client
 
-_REST_TIMEOUT = 1.0  # seconds for what the workers' processes still write
+_REST_TIMEOUT = 1.0  # seconds to read the rest of the workers' stderr
 
 
 def ask_for_stacks(client: Client, timeout: float) -> dict[int, Any]:
     """Ask all agents for the stacks of their workers; return the replies by node.
 
-    Nodes without workers have none, and those that are lost are not missed.
-
-    Args:
-        client: Asks them.
-        timeout: Seconds to wait for the replies of all nodes.
+    Wait up to ``timeout`` seconds. Lost nodes, and nodes without workers, are not
+    missed.
     """
 
     def wait(replies: Mapping[int, Any]) -> None:
-        # No reply comes if the coordinator, or the job, has ended.
+        # The coordinator or the job may have ended.
         with contextlib.suppress(Exception):
             client.until(lambda: {*client.active} <= replies.keys(), timeout)
 
@@ -44,11 +41,9 @@ class Observer:
     """Observes the workers of this node.
 
     Attributes:
-        relay: Passes on what they write to stderr.
-        watch: Finds out which of them fail.
-        ask_all: Returns the stacks that all nodes have sent, by node; ``None`` where
-            the other nodes cannot be asked.
-        is_first: Returns whether this node does what one of them does.
+        ask_all: Returns the stacks from all nodes, by node; ``None`` if the other nodes
+            cannot be asked.
+        is_first: Returns whether this node acts for all nodes.
     """
 
     def __init__(self) -> None:
@@ -58,11 +53,11 @@ class Observer:
         self.is_first: Callable[[], bool] = lambda: True
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return the stacks of this node's workers, for other nodes."""
+        """Return the stacks of this node's workers as plain data."""
         return inspection.sample(self.watch)
 
     def end_workers(self) -> None:
-        """Kill the workers of this node at once; that is no failure of theirs."""
+        """Kill the workers of this node at once, which counts as no failure."""
         workers = self.watch.workers
         self.watch.stopping(look=False)
         for worker, runs in workers:
@@ -72,7 +67,7 @@ class Observer:
 
     @contextlib.contextmanager
     def at_work(self, plan: LaunchPlan) -> Iterator[None]:
-        """Observe them while torch's agent is at work."""
+        """Observe them while torch's agent runs."""
         inspected = Inspection(plan, self.watch, self.ask_all, self.is_first)
         inspected.start()
         try:

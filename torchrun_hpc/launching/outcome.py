@@ -1,7 +1,6 @@
-"""How a job has ended, in a file: what a job script needs to know to requeue it.
+"""The outcome of a job, in a file: what a job script needs to decide on a requeue.
 
-The exit code of srun is the highest of all its tasks, so a node that was lost hides
-whether the job went well.
+The exit code of srun is the highest of all tasks, so a lost node hides a success.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ def outcome_of(
     Args:
         failure: Why it failed; ``None`` if it did not.
         plan: Has the names of the nodes.
-        out: Ranks of nodes that were lost, or out, meanwhile.
+        out: Ranks of nodes that were lost or excluded meanwhile.
         restarts: How often all workers were started again.
 
     Returns:
-        With ``outcome`` (one of the constants of this module), ``launch_id``,
-        ``reason`` (a sentence), ``rank`` and ``code`` of the worker that failed first,
-        or ``None``, ``nodes`` (names of those that the failure is about), ``exclude``
-        (these, and those that were lost before), and ``restarts``.
+        ``outcome`` (a constant of this module), ``launch_id``, ``reason`` (a sentence),
+        ``rank`` and ``code`` of the worker that failed first, or ``None``, ``nodes``
+        (names of the nodes that failed), ``exclude`` (these, and nodes lost before),
+        ``restarts``.
     """
     is_worker = failure is not None and failure.worker is not None
     kind = DONE if failure is None else _OUTCOMES[failure.kind]
@@ -86,15 +85,15 @@ def _hosts(ranks: set[int], plan: LaunchPlan) -> list[str]:
 def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
     """Write the outcome, if it is wanted: the whole file, or none.
 
-    The first one that is final counts: a node that was cut off may come back after the
-    end, and take all others for lost.
+    Only the first final outcome counts. A node that was cut off may come back after the
+    end, and believe that all others were lost.
     """
     if not plan.asked.hpc_outcome:
         return
     file = Path(plan.asked.hpc_outcome)
     if _launch_of(file) == plan.meeting.launch_id:
         return
-    # Also for a script that sources it: the reason may have come over the network.
+    # The reason may have come over the network, and a shell script may source this.
     written = json.dumps(outcome, indent=2).translate(_INERT)
     try:
         files.write(file, f"{written}\n")
@@ -104,7 +103,7 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
 
 
 def _launch_of(file: Path) -> str | None:
-    """Return the launch id of a final outcome that is there."""
+    """Return the launch id of a final outcome in the file."""
     try:
         found = wire.from_json(files.read(file, _LARGEST, os.O_NOFOLLOW))
     except (OSError, WireError):
@@ -114,10 +113,10 @@ def _launch_of(file: Path) -> str | None:
 
 
 def forget(plan: LaunchPlan) -> None:
-    """Remove the outcome of an earlier launch, which is not that of this one.
+    """Remove the outcome of an earlier launch.
 
     Raises:
-        LaunchError: There is no folder for the outcome of this one.
+        LaunchError: The folder for the new outcome does not exist.
     """
     file = Path(plan.asked.hpc_outcome)
     if not plan.asked.hpc_outcome or not is_reporter(plan.meeting.report_rank):
@@ -131,7 +130,7 @@ def forget(plan: LaunchPlan) -> None:
 
 
 def begin(plan: LaunchPlan, workers: Sequence[Worker]) -> None:
-    """Write on the first node that a round has begun, but not to a file in /dev."""
+    """Write, on the node of rank 0, that a round has begun; skip files in /dev."""
     is_wanted = plan.asked.hpc_outcome and any(worker.node == 0 for worker in workers)
     if is_wanted and not files.is_of_system(Path(plan.asked.hpc_outcome)):
         write({**outcome_of(None, plan), "outcome": RUNNING}, plan)

@@ -1,10 +1,8 @@
-"""``--hpc-preload``: import once, split the fork server off, let it start the workers.
+"""``--hpc-preload``: import once, split off the fork server, let it start workers.
 
-Torch is imported here, because the agent needs it too. All other modules are imported
-by the fork server: what they do to their process is not for the agent.
-
-What cannot be preloaded is left to each worker, which is started by exec then. A
-message says why.
+This process imports torch, because the agent also needs it. The fork server imports all
+other modules, so that their side effects do not reach the agent. If preloading fails,
+each worker is started by exec, and a message gives the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from torchrun_hpc.worker.requests import PYTHON, ForkedWorker
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Libraries read these when they are loaded: OpenMP's, MKL, OpenBLAS.
+# OpenMP libraries, MKL and OpenBLAS read these when they are loaded.
 _READ_AT_IMPORT = (*READ_AT_START, "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_")
 
 # Modules that load such libraries.
@@ -51,12 +49,9 @@ _LONGEST = 4096  # bytes of a reason
 class Preloaded:
     """The connection to the fork server, if there is one.
 
-    Args:
-        preload: What is preloaded, once this is started.
-
     Attributes:
-        server: Number of its process; 0 if there is none.
-        problem: Why it could not be used; ``None`` if it can, or if none is wanted.
+        server: Its process number; 0 without one.
+        problem: Why preloading failed; ``None`` if it did not, or was not wanted.
     """
 
     def __init__(self, preload: Preload = _NOTHING) -> None:
@@ -67,10 +62,9 @@ class Preloaded:
         self.problem: Message | None = None
 
     def start(self, words: Sequence[str]) -> None:
-        """Import torch, and split off the fork server, if that is possible.
+        """Import torch, and split off the fork server if possible.
 
-        Args:
-            words: The script, or ``-m`` and a module, and its arguments.
+        ``words`` are the script, or ``-m`` and a module, and its arguments.
 
         Raises:
             SplitOff: In the process of the fork server.
@@ -93,12 +87,7 @@ class Preloaded:
             self._give_up(str(reason))
 
     def check(self, environ: Mapping[str, str], *, is_reporter: bool) -> None:
-        """Wait for the imports; check that they have read the workers' variables.
-
-        Args:
-            environ: The environment that the workers get.
-            is_reporter: Whether to report that it takes long.
-        """
+        """Wait for the imports; check that they have seen the workers' variables."""
         if self._connection is None:
             return
         reason = _answer(self._connection, self._preload, is_reporter=is_reporter)
@@ -113,13 +102,9 @@ class Preloaded:
         stdout: Any,
         stderr: Any,
     ) -> ForkedWorker | None:
-        """Start a worker; return ``None`` if it has to be started by exec.
+        """Start a worker; return ``None`` if it must be started by exec.
 
-        Args:
-            command: Its command line.
-            environ: Its environment.
-            stdout: An open file, or ``None`` for that of this process.
-            stderr: The same.
+        ``stdout`` and ``stderr`` are open files; ``None`` means this process's own.
 
         Raises:
             OSError: There can be no more processes.
@@ -143,7 +128,7 @@ class Preloaded:
             return None
 
     def end(self) -> None:
-        """End the fork server; what it has used counts as used by this process."""
+        """End the fork server; count its resource usage for this process."""
         if self._connection is None:
             return
         import psutil  # noqa: PLC0415 - slow to import
@@ -155,7 +140,6 @@ class Preloaded:
         self.server = 0
 
     def _lost(self) -> None:
-        """Report, once, that the fork server has ended, and its workers with it."""
         if self._connection is not None:
             problem = self._give_up("the fork server has ended, perhaps killed")
             console.write(problem, "warning")
@@ -167,7 +151,7 @@ class Preloaded:
 
 
 def _check_interpreter(command: Sequence[str]) -> None:
-    """Check that Python was started as the workers would be: with ``-u``, at most."""
+    """Check that Python has no option other than ``-u``, as workers have."""
     for word in command[1:]:
         if not word.startswith("-") or word.startswith(("-m", "-c")):
             return
@@ -176,7 +160,7 @@ def _check_interpreter(command: Sequence[str]) -> None:
 
 
 def _check_order(variables: Mapping[str, str]) -> None:
-    """Check that nothing has been imported that reads the variables to be set."""
+    """Check that no imported module has already read the variables."""
     late = [name for name in _READERS if name in sys.modules]
     if late and variables:
         names = ", ".join(variables)
@@ -185,7 +169,7 @@ def _check_order(variables: Mapping[str, str]) -> None:
 
 
 def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return why forks would differ: a variable read at import has changed since."""
+    """Return which variable, read at import, has changed since; empty if none."""
     for name in sorted({*then, *now}):
         was, is_now = then.get(name), now.get(name)
         is_read = name.startswith(_READ_AT_IMPORT) and name != FAULT_HANDLER
@@ -198,7 +182,6 @@ def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _split_off(server: ForkServer) -> tuple[socket.socket, int]:
-    """Split off the fork server; return the connection to it, and its number."""
     agent = os.getpid()
     ours, theirs = socket.socketpair()
     for stream in (sys.stdout, sys.stderr):
@@ -221,7 +204,7 @@ def _split_off(server: ForkServer) -> tuple[socket.socket, int]:
 
 
 def _answer(connection: socket.socket, preload: Preload, *, is_reporter: bool) -> str:
-    """Wait until all is imported; return why there can be no forks, if so."""
+    """Wait for the imports; return why there can be no forks, or an empty text."""
 
     def report(waited: float) -> None:
         text = f"the import for {preload.setting} has taken {waited:.0f} s so far"

@@ -1,4 +1,4 @@
-"""What torch's agent logs of a failure, of which the launcher has a report."""
+"""Torch's log lines on a failure that the launcher reports itself."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ _WITHHELD = (
 
 @contextlib.contextmanager
 def withheld(*, is_quiet: bool) -> Iterator[None]:
-    """Withhold its lines about a signal, and about workers that it stops or that fail.
-
-    Args:
-        is_quiet: Whether to do so.
-    """
+    """Withhold torch's log lines on signals, and on failed or stopped workers."""
     names = _LOGGERS.split() if is_quiet else ()
     loggers = [logging.getLogger(f"{_PACKAGE}.{name}") for name in names]
     for logger in loggers:

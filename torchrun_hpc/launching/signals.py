@@ -1,14 +1,13 @@
-"""SIGUSR1 and SIGUSR2, sent to the agent, go to its workers, and training goes on.
+"""SIGUSR1 and SIGUSR2 for the agent are forwarded to its workers; training continues.
 
-Schedulers send them ahead of the end of a job, to the task that they started: that is
-the agent, and stock torchrun dies of them. Here a handler records them, and `forward`,
-which is called whenever the agent monitors its workers, delivers them: each worker gets
-each signal once. A worker that would die of it, because it has no handler yet, gets it
-later.
+Schedulers send them before the end of a job to the task that they started. This is the
+agent; torchrun would die of them. Here a handler records them. `forward` delivers each
+signal once to each worker, whenever the agent monitors its workers. A worker without a
+handler would die of the signal, so it gets the signal later.
 
-Some schedulers signal all descendants of a task, some the task alone; with Slurm that
-depends on ``ProctrackType``. So a probe process is started beside the workers, with all
-signals blocked: a signal that is pending there has reached the workers, too.
+Some schedulers signal all descendants of a task, some only the task; Slurm's
+``ProctrackType`` decides. So a probe process, with all signals blocked, is started
+beside the workers: if a signal is pending there, the workers also got it.
 """
 
 from __future__ import annotations
@@ -39,14 +38,13 @@ _TOGETHER = 0.2
 
 @dataclass(eq=False)
 class _ReceivedSignal:
-    """A signal that the agent got.
+    """A signal that the agent received.
 
     Attributes:
-        number: Its number.
-        when: When it came, by ``time.monotonic``.
-        workers_have_it: Whether all processes beside the agent got it too; ``None`` if
-            that is not known yet.
-        delivered_to: Process numbers of the workers that have had it.
+        when: Arrival time, by ``time.monotonic``.
+        workers_have_it: Whether all processes beside the agent got it; ``None`` if
+            unknown.
+        delivered_to: Process numbers of the workers that had it.
     """
 
     number: signal.Signals
@@ -56,10 +54,8 @@ class _ReceivedSignal:
 
 
 class _Forwarder:
-    """The signals of this process, on their way to its workers."""
-
     def __init__(self) -> None:
-        # Changed in place: a handler runs between any two steps, and appends to it.
+        # Changed in place: a handler may append to it between any two steps.
         self._undelivered: list[_ReceivedSignal] = []
         self._fork_server = 0
         self._probe: subprocess.Popen[bytes] | None = None
@@ -68,8 +64,8 @@ class _Forwarder:
     def install(self) -> None:
         """Handle the signals that would end this process.
 
-        One that has a handler, or is ignored, is left as it is: the workers inherit
-        the latter. Outside of the main thread this does nothing.
+        Leave handled and ignored signals alone: the workers inherit the ignored ones.
+        Do nothing outside the main thread.
         """
         if threading.current_thread() is not threading.main_thread():
             return
@@ -78,19 +74,17 @@ class _Forwarder:
                 signal.signal(number, self._on_signal)
 
     def uninstall(self) -> None:
-        """Restore what was before `install`."""
+        """Restore the state before `install`."""
         for number in FORWARDED:
             self._restore_default(number)
         self._end_probe()
         self._undelivered.clear()
 
     def leave_to_torch(self, names: Iterable[str]) -> None:
-        """Let some signals do what they do in torchrun.
+        """Give the signals of ``--signals-to-handle`` their meaning in torchrun.
 
-        Args:
-            names: Those of ``--signals-to-handle``. Torch installs its handler when
-                it starts the workers; one that came before ends this process, as it
-                would have ended torchrun.
+        Torch installs its handler when it starts the workers. An earlier signal ends
+        this process, as it would end torchrun.
         """
         wanted = {name.strip() for name in names}
         for number in FORWARDED:
@@ -101,21 +95,15 @@ class _Forwarder:
     def begin(self, *, scheduled: bool, fork_server: int = 0) -> None:
         """Prepare, before the workers start.
 
-        Args:
-            scheduled: Whether a scheduler started this process, which may signal the
-                workers too.
-            fork_server: Number of the process that forks them; 0 if there is none.
+        A scheduler that started this process may also signal the workers.
+        ``fork_server`` is a process number; 0 without one.
         """
         self._fork_server, self._reported = fork_server, False
         if scheduled and any(signal.getsignal(n) == self._on_signal for n in FORWARDED):
             self._renew_probe()
 
     def forward(self, workers: Mapping[int, int]) -> None:
-        """Deliver what can be delivered.
-
-        Args:
-            workers: Local ranks and process numbers.
-        """
+        """Deliver signals to workers, given by local rank and process number."""
         if self._undelivered:
             now = time.monotonic()
             self._find_who_has_it(now)
@@ -133,7 +121,7 @@ class _Forwarder:
         return is_ours
 
     def _find_who_has_it(self, now: float) -> None:
-        """Find out which signals the scheduler has sent to the workers, too."""
+        """Find out which signals the scheduler has also sent to the workers."""
         unknown = [
             received
             for received in self._undelivered
@@ -145,8 +133,8 @@ class _Forwarder:
             return
         pending = 0 if self._probe is None else _pending(self._probe.pid)
         for received in unknown:
-            # Signals of one number that are pending at the same time are one, so a
-            # second one that follows at once cannot be told from the first.
+            # The kernel merges pending signals of one number, so a second one cannot be
+            # told from the first.
             if pending & _bit(received.number):
                 received.workers_have_it = True
             elif self._probe is None or received.when + _TOGETHER <= now:
@@ -164,12 +152,12 @@ class _Forwarder:
         parents = {str(os.getpid()), str(self._fork_server)}
         for rank, pid in workers.items():
             status = procfs.status(pid)
-            # If this worker has been reaped, another process may have its number.
+            # If this worker was reaped, its number may belong to another process.
             if status.get("PPid") not in parents or status["State"][0] in "ZX":
                 continue
             alive.add(pid)
             self._deliver_to(rank, pid, status, known, now)
-        # What some workers have not had is kept for those that replace them.
+        # Keep what some workers have not had for the workers that replace them.
         for received in tuple(self._undelivered):
             if alive and alive <= received.delivered_to:
                 self._undelivered.remove(received)
@@ -182,7 +170,7 @@ class _Forwarder:
         known: Sequence[_ReceivedSignal],
         now: float,
     ) -> None:
-        """Deliver what a worker has not had: those of one number as one signal."""
+        """Deliver what a worker has not had, once per signal number."""
         age = procfs.age(pid)
         for received in known:
             if received.workers_have_it and age > now - received.when:
@@ -203,7 +191,6 @@ class _Forwarder:
                 self._report(number, f"{rank} ({status['Name']}, pid {pid})", waited)
 
     def _report(self, number: signal.Signals, worker: str, waited: float) -> None:
-        """Report, once, that a worker would die of a signal."""
         if waited < waiting.FIRST_REPORT or self._reported:
             return
         self._reported = True
@@ -227,10 +214,10 @@ class _Forwarder:
 
 
 def _start_probe() -> subprocess.Popen[bytes] | None:
-    """Start a process, as the workers are started, that has all signals blocked."""
+    """Start a process as the workers are started, with all signals blocked."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        # However this process ends, that closes the stdin of `cat`, which ends, too.
+        # However this process ends, that closes cat's stdin, and cat also ends.
         return subprocess.Popen(
             ["cat"],  # noqa: S607
             stdin=subprocess.PIPE,
@@ -239,7 +226,7 @@ def _start_probe() -> subprocess.Popen[bytes] | None:
             cwd="/",
             start_new_session=True,
         )
-    except OSError:  # there is no such program, or no more processes for this user
+    except OSError:  # no such program, or no more processes for this user
         return None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -250,14 +237,14 @@ def _bit(number: int) -> int:
 
 
 def _pending(pid: int) -> int:
-    """Return the signals that are pending for a process, one bit each."""
+    """Return a process's pending signals, one bit each."""
     return int(procfs.status(pid).get("ShdPnd", "0"), 16)
 
 
 def _survives(pid: int, status: Mapping[str, str], number: int) -> bool:
     """Return whether a process catches, ignores or blocks a signal.
 
-    A signal that is blocked in some threads goes to another one.
+    A signal that some threads block goes to another thread.
     """
     handled = int(status["SigCgt"], 16) | int(status["SigIgn"], 16)
     if handled & _bit(number):

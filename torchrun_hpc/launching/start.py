@@ -1,6 +1,6 @@
 """The last stage: write the environment, check the port, announce, and start.
 
-What is the same in all modes is here. How workers are started, a `Starter` knows.
+It is the same in all modes. A `Starter` knows how to start the workers.
 """
 
 from __future__ import annotations
@@ -28,16 +28,13 @@ if TYPE_CHECKING:
     from torchrun_hpc.reporting.description import Description
 
 FAILED = 1
-INTERRUPTED = 130  # as a shell says it: 128 and SIGINT
+INTERRUPTED = 130  # as in a shell: 128 plus SIGINT
 
 
 class DryRunReplies(NamedTuple):
-    """What the nodes of a dry run have answered.
+    """The nodes' replies in a dry run, in the order of the nodes' ranks.
 
-    Attributes:
-        nodes: The descriptions that came, in the order of the nodes' ranks.
-        missing: Names of the nodes that did not answer.
-        limit: Seconds that they had.
+    ``missing`` are the names of the nodes that did not answer within ``limit`` seconds.
     """
 
     nodes: Sequence[Description]
@@ -46,32 +43,25 @@ class DryRunReplies(NamedTuple):
 
 
 class Starter:
-    """Starts the workers in one way: by torch's agent, or by becoming one.
-
-    Args:
-        inputs: What is known without torch.
-
-    Attributes:
-        inputs: The same.
-    """
+    """Starts the workers in one way: by torch's agent, or by becoming one."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
 
     def plan(self, meeting: Meeting) -> LaunchPlan:
-        """Return the plan, which can be started as far as this process can tell.
+        """Return a plan that can be started, as far as this process can tell.
 
         Raises:
-            LaunchError: Something that the user typed, or set, cannot work.
+            LaunchError: An option or a variable cannot work.
         """
         return make_plan(self.inputs, meeting)
 
     def ready(self, _plan: LaunchPlan) -> AbstractContextManager[None]:
-        """Return a context to start in; the environment has been written."""
+        """Return a context to start in; the environment is already written."""
         return contextlib.nullcontext()
 
     def findings(self, _plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
-        """Return what else is wrong: on this node, and on all."""
+        """Return further problems: of this node, and of all nodes."""
         return [], []
 
     def describe(self, _plan: LaunchPlan) -> Description:
@@ -79,7 +69,7 @@ class Starter:
         raise NotImplementedError
 
     def answers(self, plan: LaunchPlan) -> DryRunReplies:
-        """Return what all nodes would do, on the one that reports."""
+        """Return, on the reporting node, what all nodes would do."""
         return DryRunReplies([self.describe(plan)])
 
     def run(self, plan: LaunchPlan) -> None:
@@ -90,13 +80,10 @@ class Starter:
 def start(plan: LaunchPlan, starter: Starter) -> None:
     """Start what is planned.
 
-    Args:
-        plan: The plan, which the starter has checked.
-        starter: Starts the workers.
-
     Raises:
-        LaunchError: Something on this node is in the way.
-        SystemExit: It was a dry run; or the job has failed, and the cause says why.
+        LaunchError: Something on this node prevents it.
+        SystemExit: It was a dry run; or the job has failed, and ``__cause__`` is the
+            reason.
     """
     check_port(plan)
     environment.write(plan)
@@ -108,11 +95,7 @@ def start(plan: LaunchPlan, starter: Starter) -> None:
 
 
 def check_port(plan: LaunchPlan) -> None:
-    """Check that this process can listen on its port, unless there are other ports.
-
-    Raises:
-        LaunchError: It cannot.
-    """
+    """Check that this process can listen on its port, unless it has several ports."""
     where = plan.meeting
     if where.listen is None or where.may_join or len(where.ports) > 1:
         return
@@ -133,7 +116,6 @@ def check_port(plan: LaunchPlan) -> None:
 
 
 def _dry_run(plan: LaunchPlan, starter: Starter) -> int:
-    """Print what would be done, and return the exit code."""
     try:
         answers = starter.answers(plan)
     except KeyboardInterrupt:
@@ -149,12 +131,11 @@ def _dry_run(plan: LaunchPlan, starter: Starter) -> int:
 def _announce(
     plan: LaunchPlan, own: Sequence[Message], shared: Sequence[Message]
 ) -> None:
-    """Print the start line, and what is probably wrong."""
     is_first = is_reporter(plan.meeting.report_rank)
     warnings = [*plan.messages.warnings, *own]
     if is_first:
-        console.write_lines(start_line(plan))
-    if is_first or plan.mode.is_direct:  # there each task is advised on its own
+        console.write_lines(*start_line(plan).splitlines())
+    if is_first or plan.mode.is_direct:  # each task gets its own advice
         warnings += [*plan.messages.advice, *shared]
     for warning in warnings:
         console.write(warning, "warning")

@@ -1,4 +1,4 @@
-"""Make the starter of a mode; import torch as late as possible."""
+"""The starter of each mode; torch is imported as late as possible."""
 
 from __future__ import annotations
 
@@ -33,13 +33,9 @@ def starter_of(
     *,
     is_launch: bool = True,
 ) -> Starter:
-    """Return what starts the workers; torch's own parser has the last word on an agent.
+    """Return the starter; with an agent, torch's parser has the last word.
 
-    Args:
-        inputs: What is known without torch.
-        line: The command line, as far as it is understood without torch.
-        argv: The same in words.
-        is_launch: Whether anything may be changed in this process.
+    Change nothing in this process unless ``is_launch``.
 
     Raises:
         LaunchError: The command line is wrong, or there is no torch.
@@ -48,8 +44,8 @@ def starter_of(
     if inputs.mode.is_direct:
         return DirectStarter(inputs, line)
     check = ResolverCheck(inputs.network) if is_launch else None
-    # There is no garbage in many modules. To look for it takes a sixth of the time of
-    # the import, measured with torch 2.13.
+    # Modules contain little garbage, and the search for it takes a sixth of the import
+    # time (measured with torch 2.13).
     gc.disable()
     try:
         preloaded = _preloaded(inputs, line) if is_launch else None
@@ -57,19 +53,19 @@ def starter_of(
         from torchrun_hpc.launching.agent import AgentStarter  # noqa: PLC0415
         from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
 
-        gc.freeze()  # nor will there be: not to be looked at again
+        gc.freeze()  # modules stay: do not look at them again
     finally:
         gc.enable()
     args = torchrun_parser.parse(argv, inputs.environ)
     if is_launch:
-        streams.forgive_at_exit(sys.stdout)  # but for --help
+        streams.forgive_at_exit(sys.stdout)  # --help has already exited
     return AgentStarter(
         inputs, args, preloaded=preloaded, resolver=check, is_command=True
     )
 
 
 def _preloaded(inputs: Inputs, line: CommandLine) -> Preloaded | None:
-    """Preload what is to be preloaded, unless this is a dry run, or it is useless."""
+    """Start to preload, unless this is a dry run or preloading cannot work."""
     preload = inputs.preload
     if preload is None or preload.problem or inputs.options.hpc_dry_run:
         return None
@@ -89,18 +85,14 @@ def prepare_agent(preflight: Preflight, options: Options) -> None:
 
 
 def prepare_to_debug(preflight: Preflight, options: Options) -> None:
-    """Switch ``--hpc-debug`` on before torch is imported, which reads variables."""
+    """Switch ``--hpc-debug`` on before the import of torch, which reads variables."""
     if options.hpc_debug:
         job = preflight.job
         debug.switch_on(preflight.hostname, job.node_rank if job else None)
 
 
 def count_workers(options: Options) -> int:
-    """Return how many workers ``--nproc-per-node`` means on this node.
-
-    Raises:
-        LaunchError: It counts what is not there.
-    """
+    """Return how many workers ``--nproc-per-node`` means on this node."""
     if isinstance(options.nproc_per_node, int):
         return options.nproc_per_node
     import_torch()  # to count
@@ -110,11 +102,7 @@ def count_workers(options: Options) -> int:
 
 
 def import_torch() -> None:
-    """Import torch, which takes a second or more.
-
-    Raises:
-        LaunchError: There is no torch, or it is too old.
-    """
+    """Import torch, which takes a second or more, and check its release."""
     try:
         import torch  # noqa: F401, PLC0415
     except Exception as error:  # noqa: BLE001 - a library of its own may be missing

@@ -52,6 +52,7 @@ _OURS = tuple(each for each in fields(Options) if "about" in each.metadata)
 OURS = (*(each.name for each in _OURS), "hpc_dry_run")
 
 USAGE = "torchrun_hpc [options] script.py [arguments]"
+NO_SCRIPT = f"no script given. Usage: {USAGE}"
 EXAMPLES = """torchrun for HPC clusters. Start it once per node.
 
 examples:
@@ -202,7 +203,7 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
         guess = near(name, known) or "--help lists all options"
         message = f"unknown option {name}. {guess}"
     elif message.startswith("the following arguments are required: "):
-        message = f"no script given. Usage: {USAGE}"
+        message = NO_SCRIPT
     raise wrong_line(message)
 
 

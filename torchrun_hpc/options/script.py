@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,8 +75,14 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
 
 
 def _near(path: Path) -> str:
-    """Return a question with the nearest script of the same folder."""
+    """Ask for a similar name in the same folder, or for the only file of this name.
+
+    Such a file is in the working folder, or in a folder there.
+    """
     try:
-        return near(str(path), map(str, path.parent.glob("*.py")))
-    except OSError:
+        similar = near(str(path), map(str, path.parent.glob("*.py")))
+        places = [Path(path.name), *Path().glob(f"*/{glob.escape(path.name)}")]
+        same = [place for place in places if place.is_file()]
+    except (OSError, ValueError):
         return ""
+    return similar or (f"Did you mean {same[0]}?" if len(same) == 1 else "")

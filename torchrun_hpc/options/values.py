@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torchrun_hpc.errors import LaunchError, choices
@@ -184,10 +185,12 @@ endpoint = reader(
     " is not an endpoint. Use HOST:PORT, with an IPv6 address in brackets and a port "
     "up to 65535",
 )
-master_port = reader(
-    "HPC050",
-    lambda port: _checked(port, 0 <= port < PORTS_END),
-    " is not a port. Use a number from 1 to 65535",
+_port_reader = partial(
+    reader, "HPC050", wrong=" is not a port. Use a number from 1 to 65535, or remove it"
+)
+master_port = _port_reader(lambda port: _checked(port, 0 <= port < PORTS_END))
+port = _port_reader(  # of a variable
+    lambda text: _checked(text, 0 < _number(text, "[0-9]{1,5}") < PORTS_END)
 )
 backend = reader(
     WRONG_VALUE,

@@ -1,7 +1,7 @@
-"""``--hpc-bind``: which worker gets which CPUs of the affinity mask.
+"""``--hpc-bind``: the division of the affinity mask among the workers.
 
-No CPU has two workers, and cores stay whole. All of this is a function of mask,
-topology, visible GPUs, and the number of workers.
+No two workers share a CPU, and cores stay whole. The result depends on mask, topology,
+visible GPUs, and the number of workers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ORDER, _BY_ADDRESS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
 
 def plan(inputs: Inputs) -> Binding | None:
-    """Divide the CPUs of this node; ``None`` if nobody has asked for it."""
+    """Divide the CPUs of this node; return ``None`` without the option."""
     how = inputs.options.hpc_bind
     if how == BIND_NONE:
         return None
@@ -44,7 +44,7 @@ def plan(inputs: Inputs) -> Binding | None:
 def _divided(
     node: Node, how: str, environ: Mapping[str, str]
 ) -> tuple[tuple[Share, ...], str]:
-    """Return the CPUs of each worker, and why they are not by GPU although asked."""
+    """Return the CPUs of each worker, and why they do not follow the GPUs."""
     instead = ""
     if how == BIND_GPU:
         try:
@@ -66,14 +66,14 @@ def _problem(inputs: Inputs) -> str:
     agents = 1 if inputs.job is None else inputs.job.task.local_size
     if inputs.mode.is_direct:
         launcher = inputs.the_job.launcher
-        line = f". Type: {launcher.name} {launcher.bind_option}"
-        problem = "each task is a worker, which its launcher binds"
+        line = f". Use {launcher.name} {launcher.bind_option}"
+        problem = "in direct mode, the launcher binds each worker"
         return problem + (line if launcher.bind_option else "")
     if "bind_workers" in options.hpc_without_patches:
         return str(options["hpc_without_patches"])
     if options.run_path:
         return f"{options['run_path'].source} starts functions, not commands"
-    # If each had CPUs of its own, there would be as many.
+    # With CPUs of their own, the agents would have more than there are.
     if agents * len(mask) > node.topology.online:
         return f"{agents} agents of this node share the same CPUs"
     if len(mask) < workers:
@@ -82,14 +82,14 @@ def _problem(inputs: Inputs) -> str:
 
 
 class _NotByGpuError(Exception):
-    """Why the CPUs cannot be divided by what is local to the GPUs."""
+    """The reason why the CPUs cannot be divided by GPU."""
 
 
 def _gpus_of_workers(node: Node, environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPU of each worker.
 
     Raises:
-        _NotByGpuError: It is not known.
+        _NotByGpuError: The GPUs are unknown, or too few.
     """
     known, workers = node.topology.gpus, node.workers
     if not known:
@@ -103,22 +103,22 @@ def _gpus_of_workers(node: Node, environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """Return the GPUs that a worker sees, in the order in which it numbers them.
+    """Return the GPUs that a worker sees, in its order.
 
     Sources: NVIDIA's CUDA C++ Programming Guide, "CUDA Environment Variables"; AMD's
     "GPU isolation techniques".
 
     Raises:
-        _NotByGpuError: A list has names of parts of GPUs.
+        _NotByGpuError: Their order is unknown, or a list has names of parts of GPUs.
     """
     found = [gpu for gpu in gpus if gpu.is_usable]
     if len({gpu.model for gpu in found}) > 1 and environ.get(_ORDER) != _BY_ADDRESS:
         raise _NotByGpuError(
-            f"the GPUs are of several kinds: export {_ORDER}={_BY_ADDRESS}"
+            f"the GPUs are of several kinds. Export {_ORDER}={_BY_ADDRESS}"
         )
     lists = ["CUDA_VISIBLE_DEVICES"]
     if any(gpu.is_amd for gpu in gpus):
-        # What the first leaves is numbered anew. Of the others HIP reads one.
+        # The first list renumbers the rest. HIP reads one of the others.
         others = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
         lists = ["ROCR_VISIBLE_DEVICES", *[n for n in others if n in environ][:1]]
     for name in lists:
@@ -142,16 +142,16 @@ def _listed(gpus: Sequence[Gpu], name: str, value: str) -> list[Gpu]:
                 if start[:4] == "gpu-" and g.uuid.lower().startswith(start)
             ]
         if len(named) != 1 or named[0] in found:
-            break  # nor is what follows it visible
+            break  # what follows is not visible either
         found += named
     return found
 
 
 def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
-    """Give each worker what is local to its GPU; several at one place divide it.
+    """Give each worker the CPUs local to its GPU. Workers at one place divide them.
 
     Raises:
-        _NotByGpuError: It is too little for one of them.
+        _NotByGpuError: A worker would get too few.
     """
     groups: dict[frozenset[int], list[int]] = {}
     for rank, gpu in enumerate(gpus):
@@ -163,7 +163,7 @@ def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
         rest = [core for core in rest if core not in own]
         parts = divide(own, len(ranks))
         cpus = sum(len(core.cpus) for core in own)
-        # Of a mask that was not made for these GPUs, most would be unused.
+        # Most of a mask that does not fit these GPUs would be unused.
         is_far = 2 * cpus * topology.online < len(local) * len(topology.mask)
         if is_far or not parts:
             raise _NotByGpuError(
@@ -179,9 +179,9 @@ def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
 def divide(cores: Sequence[Core], workers: int) -> list[list[Core]]:
     """Divide cores into parts whose sizes differ by one at most.
 
-    The parts follow each other, NUMA node by NUMA node, L3 domain by L3 domain. Which
-    ones are larger is chosen so that they end where a domain ends. With fewer cores
-    than workers, the CPUs of the cores are divided; with fewer CPUs there are no parts.
+    The parts follow each other, NUMA node by NUMA node, L3 domain by L3 domain. The
+    larger ones are chosen so that parts end with a domain. With fewer cores than
+    workers, their CPUs are divided. With fewer CPUs, there are no parts.
     """
     firsts: dict[tuple[int, str], tuple[int, ...]] = {}
     for core in sorted(cores, key=lambda core: core.cpus):
@@ -219,14 +219,14 @@ def _share(cores: Sequence[Core], reason: str) -> Share:
 
 
 def advice(inputs: Inputs, binding: Binding | None) -> tuple[Message, ...]:
-    """Return what the user gets instead, if that is not what was asked for."""
+    """Return a warning if the binding differs from the user's option."""
     is_other_task = inputs.mode.is_direct and inputs.the_job.task.rank > 0
     if binding is None or "hpc_bind" not in inputs.options or is_other_task:
         return ()
     if binding.instead:
         text = f"{binding.setting} divides the CPUs evenly: {binding.instead}"
         return (Message("HPC221", text),)
-    # Where workers are started, that they have too few CPUs is HPC092.
+    # HPC092 reports too few CPUs.
     if not binding.problem or (inputs.node.cpus < inputs.node.workers):
         return ()
     return (Message("HPC222", f"{binding.setting} binds nothing: {binding.problem}"),)

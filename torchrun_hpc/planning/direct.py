@@ -1,4 +1,4 @@
-"""Where the workers of direct mode meet: each gets what an agent would set."""
+"""The meeting in direct mode: each worker gets the variables of an agent."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 def meet_on_one_node(inputs: Inputs) -> Meeting:
-    """Return where the tasks of a step meet that are all on one node.
+    """Return where the tasks of a step on one node meet.
 
     Raises:
-        LaunchError: Something that the user typed, or set, cannot work.
+        LaunchError: An explicit value does not work.
     """
     job = inputs.the_job
     port = inputs.free_port or endpoints.port_of(job.launch_id)
@@ -49,7 +49,7 @@ def meet_on_several(inputs: Inputs) -> Meeting:
     """Return where the tasks of a step on several nodes meet.
 
     Raises:
-        LaunchError: Something that the user typed, or set, cannot work.
+        LaunchError: An explicit value does not work.
     """
     job = inputs.the_job
     node_rank, index = messages.place_of(job)
@@ -60,13 +60,12 @@ def meet_on_several(inputs: Inputs) -> Meeting:
     if not here.connect_host:
         raise local_endpoint.unreachable(inputs, job, endpoint, here)
     if job.task.rank == 0 and messages.is_foreign(inputs, here.connect_host):
-        own = [str(a.ip) for i in inputs.network.interfaces for a in i.addresses]
-        raise LaunchError(
-            "HPC135",
-            f"rank 0 is to be reached at {here.connect_host} ({here}), which no "
-            f"interface of this node has: there are {', '.join(own)}. A container with "
-            "a network of its own has to use the host's",
+        fault = messages.foreign(
+            inputs,
+            here.connect_host,
+            "The other tasks cannot reach rank 0 at that address. In a container",
         )
+        raise LaunchError(fault.code, fault.text)
     name = endpoints.hosts_of(job)[node_rank]
     where = Meeting(
         DIRECT,
@@ -77,7 +76,7 @@ def meet_on_several(inputs: Inputs) -> Meeting:
         ports=(here.port,),
         environment=network_env.network(inputs, here.local_address),
         notes=notes,
-        # The tasks of a node find the same: its first one reports it.
+        # All tasks of a node find the same problem. Its first one reports it.
         warnings=() if job.task.local_rank else messages.warnings(inputs, here, name),
     )
     source = local_endpoint.source_of(inputs, job, endpoint, here)
@@ -85,20 +84,20 @@ def meet_on_several(inputs: Inputs) -> Meeting:
 
 
 def _completed(inputs: Inputs, job: Job, where: Meeting, source: str) -> Meeting:
-    """Add what is the same on one node and on several.
+    """Add the fields that do not depend on the number of nodes.
 
     Args:
-        inputs: What the plan is made from.
+        inputs: The inputs of the plan.
         job: The job of ``inputs``.
         where: Where the tasks meet.
-        source: How that came about.
+        source: The source of that.
     """
     if problem := messages.nested(inputs.environ, job.launch_id):
         raise problem
     node_rank, _ = messages.place_of(job)
     environment = {**where.environment, **_agents_variables(inputs, job, where, source)}
     hosts, is_first = endpoints.hosts_of(job), job.task.rank == 0
-    # A port that was free a moment ago needs no second look.
+    # A free port was chosen a moment ago, so it needs no check.
     listens = is_first and not inputs.free_port
     return replace(
         where,
@@ -114,7 +113,7 @@ def _completed(inputs: Inputs, job: Job, where: Meeting, source: str) -> Meeting
         environment=environment,
         notes=(
             *where.notes,
-            *messages.unused(inputs, "direct mode", ("hpc_rendezvous",)),
+            *messages.unused(inputs, messages.DIRECT_MODE, ("hpc_rendezvous",)),
         ),
     )
 
@@ -122,7 +121,7 @@ def _completed(inputs: Inputs, job: Job, where: Meeting, source: str) -> Meeting
 def _agents_variables(
     inputs: Inputs, job: Job, where: Meeting, source: str
 ) -> dict[str, Setting]:
-    """Return what torchrun's agent sets: LocalElasticAgent._start_workers."""
+    """Return the variables of torchrun's agent: LocalElasticAgent._start_workers."""
     task, provenance = job.task, job.provenance
     size, rank = provenance.get("tasks", ""), provenance.get("task", "")
     local_rank = (task.local_rank, provenance.get("local_rank", rank))

@@ -1,7 +1,7 @@
-"""Where the nodes are to meet: host, port, ``MASTER_ADDR``.
+"""The endpoint by name: host, port, ``MASTER_ADDR``.
 
-All of it is the same on all nodes: it is made of names, and of the launch's id. What a
-name means to this node stands in `local_endpoint`.
+It is the same on all nodes: a function of names and of the launch id. `local_endpoint`
+resolves the names on this node.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.host.network import is_number, join_endpoint
-from torchrun_hpc.options.values import PORTS_END
+from torchrun_hpc.options import values
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import same_host
 from torchrun_hpc.setting import Setting
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.schedulers.job import Job
 
-# Below Linux's ephemeral ports (32768 and up), which any program may be given.
+# Below Linux's ephemeral ports (from 32768), which any program can get.
 PORTS = range(20000, 29000)
 
 LOOPBACK = "127.0.0.1"
@@ -37,23 +37,23 @@ C10D_PORT = 29400
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
 
-# How many ports a coordinator tries; and how many more, to say that it cannot start.
+# Number of ports that a coordinator tries, and of ports to report that it cannot start.
 _TRIES = 8
 _NOTICES = 4
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the nodes are to meet, as far as names tell.
+    """The place where the nodes meet, by name.
 
     Attributes:
         host: Name or number of the host, rewritten for the site.
-        plain: The same before it was rewritten.
+        plain: The host before it was rewritten.
         port: Its port.
-        node: Index of the node that it names; ``None`` if it names none.
-        setting: What the user typed; ``None`` if the host was derived.
+        node: Index of the node with this name; ``None`` without one.
+        setting: The explicit endpoint; ``None`` if the host was derived.
         ports: The ports of the launch, by its id.
-        notice_ports: Those on which a coordinator tells that it found none to use.
+        notice_ports: Ports on which a coordinator reports that ``ports`` are taken.
     """
 
     host: str
@@ -66,16 +66,13 @@ class Endpoint:
 
 
 def port_of(launch_id: str) -> int:
-    """Derive the port of a launch from its id; the same on all nodes."""
+    """Derive the port of a launch from its id."""
     digest = hashlib.sha256(launch_id.encode()).digest()
     return PORTS[int.from_bytes(digest[:8], "big") % len(PORTS)]
 
 
 def ports_of(launch_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Derive the ports of a launch: its own, and those to try if that is taken.
-
-    The second ones are those on which a coordinator tells that it found none to use.
-    """
+    """Derive ``ports`` and ``notice_ports`` of `Endpoint` from the launch id."""
     numbers = range(1, _TRIES + _NOTICES)
     names = [launch_id, *(f"{launch_id} {number}" for number in numbers)]
     ports = tuple(dict.fromkeys(map(port_of, names)))
@@ -85,39 +82,39 @@ def ports_of(launch_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def explicit_endpoint(
     options: Options, host: str, port: int
 ) -> tuple[str, int, Setting | None]:
-    """Return host and port as typed, and what the host came from.
+    """Return the explicit host and port, and the source of the host.
 
     Args:
-        options: What the user set.
-        host: The host if none was typed; then it came from nothing.
-        port: The port if none was typed.
+        options: The user's options.
+        host: The host without an explicit one; then there is no source.
+        port: The port without an explicit one.
     """
     port = port if options.master_port is None else options.master_port
-    typed = options.endpoint
-    if typed is None:
+    endpoint = options.endpoint
+    if endpoint is None:
         return host, port, None
-    port = port if typed.port is None else typed.port
-    return typed.host, port, options.endpoint_setting
+    port = port if endpoint.port is None else endpoint.port
+    return endpoint.host, port, options.endpoint_setting
 
 
 def endpoint_of(
     inputs: Inputs, job: Job, exported: tuple[str, int, Setting] | None = None
 ) -> Endpoint:
-    """Return where the nodes are to meet: a function of names.
+    """Return where the nodes meet.
 
-    That is what the user passed, otherwise the scheduler's first node, otherwise
-    ``MASTER_ADDR``, otherwise what the launcher itself shows.
+    The first known host counts: the user's, the scheduler's first node,
+    ``MASTER_ADDR``, the machine that the launcher shows.
 
     Args:
-        inputs: What the plan is made from.
+        inputs: The inputs of the plan.
         job: The job of ``inputs``.
-        exported: What the user has exported, for a task that is a worker.
+        exported: The user's exported endpoint, in direct mode.
 
     Raises:
-        LaunchError: The port is one that nobody knows, or there is no host.
+        LaunchError: The port is 0, or there is no host.
     """
     options, ports = inputs.options, ports_of(job.launch_id)
-    # The only node of a launch is this one, also where the launcher does not name it.
+    # The only node of a launch is this one, even if the launcher does not name it.
     first = job.nodes[0] or (job.hostname if len(job.nodes) == 1 else "")
     host, port, setting = exported or explicit_endpoint(options, first, ports[0][0])
     if setting is None and not (host and job.nodelist_is_shared):
@@ -125,12 +122,12 @@ def endpoint_of(
         host = master or host
     host = host or _shown_by_launcher(inputs, job)
     if port == 0:
-        is_typed = options.endpoint is not None and options.endpoint.port == 0
+        is_in_endpoint = options.endpoint is not None and options.endpoint.port == 0
         raise LaunchError(
             "HPC051",
-            f"{setting if is_typed else options['master_port']}: port 0 is another "
-            "port at every start, which the other nodes could not know. Leave it out, "
-            f"or type one: --rdzv_endpoint={join_endpoint(host, C10D_PORT)}",
+            f"{setting if is_in_endpoint else options['master_port']}: port 0 means a "
+            "random port, which the other nodes cannot know. Remove the port, or pass "
+            f"one: --rdzv_endpoint={join_endpoint(host, C10D_PORT)}",
             everywhere=True,
         )
     node: int | None = 0
@@ -148,10 +145,10 @@ def endpoint_of(
 def _exported_host(
     inputs: Inputs, port: int, job: Job
 ) -> tuple[str, int, Setting | None]:
-    """Read ``MASTER_ADDR`` and ``MASTER_PORT`` for agents that are told no names.
+    """Read ``MASTER_ADDR`` and ``MASTER_PORT`` for agents without node names.
 
-    A user hands them to mpirun. Elsewhere they are left alone: hooks of containers
-    export old ones. A port that not all nodes may have is left alone, too.
+    A user passes them to mpirun. With node names they are ignored, because hooks of
+    containers export old values. A port that not all nodes know is also ignored.
     """
     host = inputs.environ.get(MASTER_ADDR, "")
     if not host:
@@ -166,32 +163,26 @@ def port_number(text: str, source: str) -> int:
     """Read a port.
 
     Raises:
-        LaunchError: It is none.
+        LaunchError: It is not a port.
     """
-    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < PORTS_END:
-        raise LaunchError(
-            "HPC129",
-            f"{source}={text} is not a port: set one from 1 to 65535, or unset it",
-            everywhere=True,
-        )
-    return int(text)
+    return int(values.port(Setting(text, source)))
 
 
 def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
-    """Return the machine where the launcher runs, which node 0 has to check.
+    """Return the machine of the launcher, which node 0 checks.
 
-    Of several addresses it is the one in the network of this node's own address for
-    the job. That network is the one that gloo will use.
+    Of several addresses, the one in the network of this node's own address counts,
+    because gloo will use that network.
 
     Raises:
-        LaunchError: The launcher does not show any, or it is not clear which one.
+        LaunchError: The launcher shows no address, or several without a clear choice.
     """
     if not job.head_candidates:
         raise LaunchError(
             "HPC038",
-            f"{job.scheduler} tells {count(len(job.nodes), 'node')} their ranks, but "
-            f"no names ({job.provenance['nodes']}), so that they cannot meet. Tell "
-            f"them where node 0 is: {head_hint(inputs, job, 'HOST')}",
+            f"{job.scheduler} gives {count(len(job.nodes), 'node')} ranks, but no names "
+            f"({job.provenance['nodes']}), so they cannot meet. To name the host "
+            f"of node 0, {head_hint(inputs, job, 'HOST')}",
             everywhere=job.nodelist_is_shared,
         )
     numbers = [ipaddress.ip_address(h) for h in job.head_candidates if is_number(h)]
@@ -207,19 +198,19 @@ def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
     if differ and not (found or is_first):
         raise LaunchError(
             "HPC230",
-            f"{job.launcher.name} runs at {' and '.join(map(str, near))}, and the name "
-            f"of this node, {job.own_name}, does not tell which of these networks the "
+            f"{job.launcher.name} runs at {' and '.join(map(str, near))}, and this "
+            f"node's name, {job.own_name}, does not show which of these networks the "
             f"job uses. {network_hint(job)}",
         )
     return str((found or near)[0])
 
 
 def network_hint(job: Job, interface: Interface | None = None) -> str:
-    """Return how to name the network if a launcher shows several, otherwise nothing.
+    """Return how to name the network, if the launcher shows several.
 
     Args:
         job: The job.
-        interface: The one that has this node's address for the job.
+        interface: The interface with this node's address.
     """
     if sum(map(is_number, job.head_candidates)) <= 1:
         return ""
@@ -228,27 +219,28 @@ def network_hint(job: Job, interface: Interface | None = None) -> str:
 
 
 def head_hint(inputs: Inputs, job: Job, host: str) -> str:
-    """Return how to tell a launcher's tasks where node 0 is."""
+    """Return how to name node 0's host, as the end of a sentence."""
     is_direct = inputs.mode.is_direct
     option = f"--rdzv_endpoint={host}:{port_of(job.launch_id)}"
     if job.nodes[0] and not is_direct:
-        return option
-    variable = f"export {MASTER_ADDR}={host}"
+        return f"pass {option}"
+    line = f"export {MASTER_ADDR}={host}"
     if option_of := job.launcher.forward_option:
-        variable = f"{job.launcher.name} {option_of} {MASTER_ADDR}={host} …"
-    return variable if is_direct else f"{variable}   (or {option})"
+        line = f"{job.launcher.name} {option_of} {MASTER_ADDR}={host} …"
+    either = "" if is_direct else f"pass {option}, or "
+    return f"{either}set the variable:{to_copy(line)}"
 
 
 def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
-    """Refuse a store on rank 0 where only rank 0 knows its node.
+    """Check that all tasks know rank 0's node.
 
     Args:
         job: The job.
         endpoint: The endpoint by name.
-        option: What tells all nodes where rank 0 is, up to its name.
+        option: The remedy, up to the name of rank 0's host.
 
     Raises:
-        LaunchError: The user has not typed it either.
+        LaunchError: Only rank 0 knows it, and the user has not set it.
     """
     if job.is_ranked or endpoint.setting:
         return
@@ -256,35 +248,34 @@ def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
     raise LaunchError(
         "HPC141",
         f"tasks are in an order of your own ({job.provenance['order']}), which "
-        f"{job.launcher.name} tells none of them, so that only rank 0 itself knows "
-        f"that it is on {first}. Tell the others: {option}{first}",
+        f"{job.launcher.name} does not tell them. Only rank 0 knows that it is on "
+        f"{first}. Pass its host to all tasks:{to_copy(option + first)}",
         everywhere=True,
     )
 
 
-# --- what the user has exported, in direct mode ---------------------------------------
+# --- the exported endpoint, in direct mode --------------------------------------------
 
 
 def exported_endpoint(
     inputs: Inputs, job: Job
 ) -> tuple[tuple[str, int, Setting] | None, tuple[Message, ...]]:
-    """Read ``MASTER_ADDR`` and ``MASTER_PORT`` for tasks that are workers.
+    """Return the endpoint of ``MASTER_ADDR`` and ``MASTER_PORT``, in direct mode.
 
-    In a script without a launcher they are how a user says where rank 0 is. But hooks
-    of containers export them too, for another step.
+    Users export them to place rank 0. Hooks of containers export values of another
+    step.
 
     Returns:
-        Host, port and source of the endpoint, or ``None``; a note on one that does not
-        count.
+        Host, port and source, or ``None``; and a note if the endpoint is ignored.
 
     Raises:
-        LaunchError: The port is none.
+        LaunchError: The port is not a port.
     """
     address = inputs.environ.get(MASTER_ADDR, "")
     port = inputs.free_port or port_of(job.launch_id)
     exported_port = inputs.environ.get(MASTER_PORT, "")
     if exported_port == inputs.promise.hook_port or not job.nodelist_is_shared:
-        exported_port = ""  # the same for all steps of a job; or not on all nodes
+        exported_port = ""  # shared by all steps of a job, or not on all nodes
     if address and not _may_be_first_node(inputs, job, address):
         first = job.nodes[0] or "this one"
         text = (
@@ -310,57 +301,54 @@ def _may_be_first_node(inputs: Inputs, job: Job, address: str) -> bool:
     if inputs.mode is Mode.DIRECT_ONE_NODE:
         return inputs.network.local_address(address) is not None
     if job.head_candidates or not first:
-        return True  # nobody else knows; node 0 will see
-    firsts = (first,) if job.is_ranked else job.nodes  # rank 0 will see
+        return True  # only node 0 knows, and checks it
+    firsts = (first,) if job.is_ranked else job.nodes  # rank 0 checks it
     names = (name for node in firsts for name in (node, inputs.rewrite(node)))
     if any(_is_named(address, name) for name in names):
         return True
-    # Only the node itself knows that of a number; rank 0 will see.
+    # Only the node itself knows its numbers. Rank 0 checks them.
     return bool(is_number(address) and inputs.network.addresses_of(address))
 
 
 def _is_named(address: str, node: str) -> bool:
-    """Return whether an address may be a node's: its name, or one made of it.
+    """Return whether an address can be a node's: its name, or a name made of it.
 
-    ``n9i`` and ``n9-ib0`` are common names of a node n9 on its other networks.
+    ``n9i`` and ``n9-ib0`` are common names of a node n9 on other networks.
     """
     label = re.escape(node.partition(".")[0])
     is_made_of_it = re.fullmatch(rf"{label}([^0-9].*)?", address) is not None
     return same_host(address, node) or is_made_of_it
 
 
-# --- what several plans need ----------------------------------------------------------
+# --- for several modes ----------------------------------------------------------------
 
 
 def check_resolves(inputs: Inputs, host: str, setting: Setting | None) -> None:
     """Check that an explicit host has an address here.
 
     Raises:
-        LaunchError: It has none.
+        LaunchError: It does not resolve.
     """
     if not inputs.network.resolve(host):
         raise LaunchError(
             "HPC067",
-            f"{setting} does not resolve here. Type a name or an address that does: "
+            f"{setting} does not resolve here. Pass a name or an address that does: "
             "HOST:PORT",
         )
 
 
 def may_join(inputs: Inputs) -> bool:
-    """Return whether another agent of this machine may have the port.
+    """Return whether another agent of this machine can have the port.
 
-    As in torch's c10d, unless the user says who is the host.
+    This is the rule of torch's c10d, unless the user sets ``is_host``.
     """
-    is_typed = "rdzv_endpoint" in inputs.options
-    return (
-        inputs.options.is_c10d
-        and is_typed
-        and (inputs.options.rdzv_conf.is_host is None)
-    )
+    options = inputs.options
+    is_told = "rdzv_endpoint" in options and options.rdzv_conf.is_host is None
+    return options.is_c10d and is_told
 
 
 def hosts_of(job: Job) -> tuple[str, ...]:
-    """Return the names of the nodes by rank, empty where it is not known."""
+    """Return the names of the nodes by rank; unknown ones are empty."""
     names = enumerate(job.nodes if job.is_ranked else ("",) * len(job.nodes))
     return tuple(
         name or (job.own_name if rank == job.node_rank else "") for rank, name in names

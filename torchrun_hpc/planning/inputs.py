@@ -1,4 +1,4 @@
-"""What a plan is made from: the inputs of all decisions, in one place."""
+"""The inputs of a plan."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Node:
-    """What this node has for its workers.
+    """A node's resources for its workers.
 
     Attributes:
-        workers: Number of workers on this node; before torch is imported, as far as it
-            is known.
-        cpus: Number of CPUs that this process may run on (its affinity mask).
+        workers: Number of workers on this node; a guess before torch is imported.
+        cpus: Number of CPUs in this process's affinity mask.
         gpus: Number of GPUs that torch sees here; 0 before it is imported.
-        topology: Where the CPUs and GPUs are, if the workers are to be bound.
-        resolver: Whether names of addresses are answered here.
-        of_release: Variables that mend c10d of the installed release of torch.
+        topology: The places of CPUs and GPUs, if the workers will be bound.
+        resolver: Whether this node resolves addresses to names.
+        of_release: Variables that correct c10d of the installed torch release.
         incompatible_patches: Names of needed patches that do not fit this torch.
     """
 
@@ -47,21 +46,21 @@ class Node:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a plan is made from.
+    """The inputs of a plan.
 
     Attributes:
-        mode: How the workers are started.
-        job: What the scheduler says; ``None`` without one.
+        mode: How the workers start.
+        job: The scheduler's job; ``None`` without one.
         site: The computing centre; ``None`` if unknown or switched off.
         network: This node's network.
-        options: What the user and the site have set.
-        environ: As in `Preflight`.
-        command: The command as typed, for messages.
-        hostname: Name of this machine; empty if it is not known.
-        free_port: A port that is free here, for a worker that is alone.
-        promise: What the scheduler promises, see `Preflight`.
-        preload: What is imported once for all workers; ``None`` if nothing is.
-        node: What this node has for its workers.
+        options: The values of the user and the site.
+        environ: The same as in `Preflight`.
+        command: The user's command, for messages.
+        hostname: Name of this machine; empty if unknown.
+        free_port: A free port on this node, for a single worker.
+        promise: The scheduler's promise, see `Preflight`.
+        preload: The modules to import once; ``None`` without the option.
+        node: This node's resources.
     """
 
     mode: Mode
@@ -78,26 +77,20 @@ class Inputs:
     node: Node = field(default_factory=Node)
 
     def lacks(self, patch: str) -> bool:
-        """Return whether torch is not changed where it could be.
-
-        Args:
-            patch: Name of the change.
-        """
-        return patch in {
-            *self.options.hpc_without_patches,
-            *self.node.incompatible_patches,
-        }
+        """Return whether a patch of torch is off or incompatible."""
+        incompatible = self.node.incompatible_patches
+        return patch in {*self.options.hpc_without_patches, *incompatible}
 
     @property
     def the_job(self) -> Job:
-        """The job, in the modes that have one."""
+        """The job, in a mode that has one."""
         if self.job is None:
             raise ValueError(f"{self.mode} without a job")
         return self.job
 
     @property
     def site_setting(self) -> Setting | None:
-        """Name of the site, and why it is that."""
+        """Name of the site, with the variable that identifies it."""
         if self.site is None:
             return None
         return Setting(self.site.name, f"{self.site.found_by} ({self.site.file})")

@@ -1,11 +1,11 @@
-"""Where the nodes meet, as this node sees it: addresses, and whether it is the host."""
+"""The endpoint on this node: addresses, and whether this node is the host."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import LaunchError, Message, to_copy
 from torchrun_hpc.host.network import is_number, join_endpoint
 from torchrun_hpc.planning.endpoints import MASTER_ADDR, head_hint
 from torchrun_hpc.schedulers.job import same_host
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalEndpoint:
-    """Where the nodes meet, as this node sees it.
+    """The place where the nodes meet, as this node sees it.
 
     Attributes:
         host: Name or number of the host, as used here.
         name: Name of this node, as used here.
-        port: Its port.
-        connect_host: What to connect to: the number behind ``host``, so that torch asks
-            no name server; the name, if it has several; empty if it has none here.
-        local_address: This node's address; ``None`` if other nodes could reach none of
-            those that are known.
+        port: Port of the host.
+        connect_host: Number of ``host``, so that torch asks no name server. The name if
+            it has several numbers; empty if it has none.
+        local_address: This node's address; ``None`` if no known address is reachable
+            from other nodes.
         is_host: Whether this node is the host.
-        used_plain_name: Whether the host may be known by another name or address on
-            other nodes.
-        warnings: What was worked around on this node.
+        used_plain_name: Whether other nodes could use another name or address of the
+            host.
+        warnings: Problems of this node that the launch works around.
     """
 
     host: str
@@ -45,23 +45,23 @@ class LocalEndpoint:
     warnings: tuple[Message, ...]
 
     def __str__(self) -> str:
-        """Write host and port as an endpoint."""
+        """Return host and port as an endpoint."""
         return join_endpoint(self.host, self.port)
 
 
 def local_endpoint(
     inputs: Inputs, job: Job, index: int, endpoint: Endpoint
 ) -> LocalEndpoint:
-    """Look at the endpoint from this node.
+    """Resolve the endpoint on this node.
 
     Args:
-        inputs: What the plan is made from.
+        inputs: The inputs of the plan.
         job: The job of ``inputs``.
         index: Index of this node in the job's nodes.
         endpoint: The endpoint by name.
 
     Raises:
-        LaunchError: The typed ``--local-addr`` is not this node's.
+        LaunchError: The explicit ``--local-addr`` is not an address of this node.
     """
     warnings: list[Message] = []
     host = _resolvable(inputs, endpoint.host, endpoint.plain, warnings)
@@ -77,7 +77,7 @@ def local_endpoint(
         own = explicit_local_address(inputs)
     connect_host = _connect_host(inputs, host)
     if endpoint.node == index and not is_number(endpoint.host):
-        # It reaches its own store, also where its name means 127.0.1.1 to it.
+        # It reaches its own store even if its name means 127.0.1.1 here.
         connect_host = str(
             named or connect_host or next(iter(inputs.network.resolve(host)), "")
         )
@@ -95,7 +95,7 @@ def local_endpoint(
 
 
 def explicit_local_address(inputs: Inputs) -> Address:
-    """Return the number behind the typed ``--local-addr``, loopback included.
+    """Return the number of the explicit ``--local-addr``, which can be loopback.
 
     Raises:
         LaunchError: No interface of this node has it.
@@ -107,18 +107,18 @@ def explicit_local_address(inputs: Inputs) -> Address:
     raise LaunchError(
         "HPC052",
         f"{inputs.options['local_addr']} is not an address of this node, which has "
-        f"{', '.join(own)}. Leave the option out",
+        f"{', '.join(own)}. Remove the option",
     )
 
 
 def _named_address(
     inputs: Inputs, endpoint: Endpoint, host: str, name: str, neighbour: str
 ) -> Address | None:
-    """Return the address under which the other nodes know this one.
+    """Return the address by which the other nodes know this one.
 
-    It is one that the node's name gives and an interface owns; otherwise the one that
-    kernel would send from to a neighbour. Where the user typed an endpoint that is no
-    node's name, the endpoint says which network is meant.
+    An address of the node's name that an interface owns comes first, then the kernel's
+    source address toward a neighbour. An explicit endpoint that is no node's name
+    chooses the network.
     """
     return (
         (inputs.network.address_near(host) if endpoint.node is None else None)
@@ -129,12 +129,12 @@ def _named_address(
 
 
 def _connect_host(inputs: Inputs, host: str) -> str:
-    """Return what to connect to: a number, otherwise a name, otherwise nothing."""
+    """Return ``connect_host`` of `LocalEndpoint`."""
     known = inputs.network.addresses_of(host)
     if not known:
         return ""
     alike = [address for address in known if address.version == known[0].version]
-    # torch tries all addresses of a name.
+    # Torch tries all addresses of a name.
     return str(alike[0]) if len(alike) == 1 else host
 
 
@@ -145,7 +145,7 @@ def _resolvable(inputs: Inputs, host: str, plain: str, warnings: list[Message]) 
     site = inputs.site.name if inputs.site else ""
     text = (
         f"{host} does not resolve here, although site {site!r} says so: using "
-        f"{plain} (--hpc-site=none switches the rule off)"
+        f"{plain}. If this is not that site, pass --hpc-site=none"
     )
     warnings.append(Message("HPC056", text))
     return plain
@@ -156,8 +156,8 @@ def _is_host(
 ) -> bool:
     """Return whether this node is the host.
 
-    It is the node that the endpoint names, otherwise the owner of its address,
-    otherwise the first one.
+    The host is the node that the endpoint names, otherwise the owner of its address,
+    otherwise the first node.
     """
     if endpoint.node is not None:
         return index == endpoint.node
@@ -174,10 +174,10 @@ def _is_host(
 
 
 def _check_rank_0(inputs: Inputs, job: Job, endpoint: Endpoint, host: str) -> None:
-    """Check on rank 0 that it is where the others will look for it.
+    """Check on rank 0 that the other nodes will look for it here.
 
     Raises:
-        LaunchError: It is not.
+        LaunchError: They look on another node.
     """
     is_first = job.node_rank == 0
     if inputs.mode.is_direct:
@@ -185,7 +185,7 @@ def _check_rank_0(inputs: Inputs, job: Job, endpoint: Endpoint, host: str) -> No
     elif not job.head_candidates or (
         endpoint.setting and endpoint.setting.source != MASTER_ADDR
     ):
-        return  # the agents find each other, and their ranks are the scheduler's
+        return  # the agents find each other, and the scheduler ranks them
     here = job.hostname or job.own_name
     if not is_first or same_host(host, here) or same_host(endpoint.plain, here):
         return
@@ -194,13 +194,13 @@ def _check_rank_0(inputs: Inputs, job: Job, endpoint: Endpoint, host: str) -> No
     source = job.provenance["nodes" if job.nodes[0] else "head"]
     if endpoint.setting:
         source = endpoint.setting.source
-    text = f"{source}). Let {job.launcher.name} place it there, or"
+    text = f"{source}). Let {job.launcher.name} place it there. Or"
     if not job.nodes[0] and not endpoint.setting:
-        text = f"{source}), where {job.launcher.name} runs. Please"
+        text = f"{source}), where {job.launcher.name} runs. To name its host,"
     raise LaunchError(
         "HPC039",
         f"rank 0 is on {here}, but the other nodes will look for it on "
-        f"{endpoint.plain} ({text} tell them: {head_hint(inputs, job, here)}",
+        f"{endpoint.plain} ({text} {head_hint(inputs, job, here)}",
     )
 
 
@@ -210,22 +210,22 @@ def unreachable(
     """Return why this node cannot reach the head node."""
     known = ", ".join(str(address) for address in inputs.network.resolve(here.host))
     fault = f"means only {known} here" if known else "does not resolve here"
-    fix = f"--rdzv_endpoint=HOST:{here.port}"
+    fix = f" --rdzv_endpoint=HOST:{here.port}"
     if inputs.mode.is_direct:
-        fix = f"export {MASTER_ADDR}=HOST"
+        fix = to_copy(f"export {MASTER_ADDR}=HOST")
     return LaunchError(
         "HPC059",
         f"the head node's name {here.host} "
-        f"({endpoint.setting or job.provenance['nodes']}) {fault}. Type a name or an "
-        f"address that every node can reach: {fix}",
-        # A typed name is wrong for all; a derived one perhaps for this node only. An
-        # agent would find out which; a task that is a worker cannot.
+        f"({endpoint.setting or job.provenance['nodes']}) {fault}. Pass a name or an "
+        f"address that every node can reach:{fix}",
+        # An explicit name is wrong on all nodes, a derived one perhaps only here. An
+        # agent would find out, a task in direct mode cannot.
         everywhere=endpoint.setting is not None and not inputs.mode.is_direct,
     )
 
 
 def source_of(inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint) -> str:
-    """Return how host and port came about."""
+    """Return the source of host and port."""
     parts = [str(endpoint.setting)]
     if endpoint.setting is None:
         parts = [f"first of {job.provenance['nodes']}"]

@@ -1,6 +1,6 @@
-"""The meeting: who takes part, which rank this node has, and where the nodes meet.
+"""The meeting: the nodes, this node's rank, and the endpoint.
 
-It is decided before torch is imported, so that a node that cannot start can tell the
+It is decided before torch is imported, so that a node that cannot start can notify the
 others.
 """
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spares:
-    """What is done for a job that is to outlive its nodes.
+    """The spare nodes of a job, which replace lost nodes.
 
     Attributes:
-        number: How many of the nodes wait to take the place of another one.
-        after: Seconds until a spare takes the place of a node that has not come.
-        health_check: Command that says whether a node is well; empty without.
-        health_check_timeout: Seconds that it may take.
-        exclude: The scheduler's option that keeps a job off some nodes; empty without.
+        number: Number of spares.
+        after: Seconds until a spare replaces a node that has not joined.
+        health_check: Command that checks a node; empty without one.
+        health_check_timeout: Its limit in seconds.
+        exclude: The scheduler's option that excludes nodes; empty without one.
     """
 
     number: int = 0
@@ -40,14 +40,13 @@ class Spares:
 
 @dataclass(frozen=True)
 class KeyFile:
-    """Where the user's key is, which proves that a node belongs to the job.
+    """The file with the user's key, which proves that a node belongs to the job.
 
     Attributes:
-        path: Its path; ``~`` is the user's home. Empty if there is to be none.
-        is_explicit: Whether it is not the default one: then it may be made anywhere,
-            not only on a file system that nodes share.
-        required: What the user has set that nothing starts without it; empty if that
-            is not so.
+        path: Its path; ``~`` is the user's home. Empty without a key.
+        is_explicit: Whether the user has set the path. Then it can be created anywhere,
+            not only on a shared file system.
+        required: The option that requires a key; empty without it.
     """
 
     path: str = ""
@@ -57,49 +56,48 @@ class KeyFile:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Who takes part, and where the nodes meet.
+    """The nodes, and where they meet.
 
     Attributes:
         backend: Kind of the rendezvous: ``scheduler`` and ``direct`` are ours, the
             others are torch's.
         nodes: Number of nodes.
         node_rank: Rank of this node.
-        report_rank: Rank by which it is decided who reports: that of the node; in
-            direct mode that of the task.
-        launch_id: Names this launch and no other; empty where one node needs none.
-        started_by: As in `Job`.
-        started: The command, in short, with a digest of all of it; empty if
-            ``launch_id`` tells two launches apart.
+        report_rank: Rank that decides who reports: the node's, or the task's in direct
+            mode.
+        launch_id: Name of this launch alone; can be empty on one node.
+        started_by: The same as in `Job`.
+        started: The end of the command, with a digest of all of it; empty if
+            ``launch_id`` identifies a launch.
         hosts: Names of the nodes by rank; empty without a scheduler.
-        fast_hosts: Their names on the fast network, by the site's rule; whether these
-            resolve is not checked.
-        fewest: The least number of nodes to start with; 0 if all have to be there.
-        may_grow: Whether agents may join that this launch does not start.
-        spares: What is done for a job that is to outlive its nodes.
-        key: Where this node's key is; nowhere if nobody else can connect.
-        site: Name of the computing centre whose rules are used, and why it is that.
-        endpoint: Where the nodes meet, for a person.
-        connect_host: Address or name to connect to; empty if torch is to find out.
-        ports: Where the coordinator may be, in the order in which it tries them.
-        notice_ports: Where it reports that it found none of ``ports`` to use.
+        fast_hosts: Their names on the fast network, by the site's rule, unresolved.
+        fewest: Number of nodes that is enough to start; 0 if all are needed.
+        may_grow: Whether agents of other launches can join.
+        spares: The spare nodes.
+        key: The file of this node's key; empty if nobody else can connect.
+        site: Name of the site, with the variable that identifies it.
+        endpoint: Where the nodes meet, for messages.
+        connect_host: Address or name to connect to; empty if torch finds it.
+        ports: Ports of the coordinator, in the order in which it tries them.
+        notice_ports: Ports on which it reports that ``ports`` are taken.
         coordinator: Rank of the node that hosts the rendezvous; ``None`` if only that
             node knows.
-        is_coordinator: Whether this node hosts it; without ``ports``, by a coordinator
-            of ours, within the agent's process.
-        local_address: This node's address for the job, as a number; ``None`` if it is
-            not known.
+        is_coordinator: Whether this node hosts it; without ``ports``, in the agent's
+            process.
+        local_address: This node's address for the job, as a number; ``None`` if
+            unknown.
         listen: Address and port on which this process hosts the rendezvous; ``None``
             if it hosts none, or listens on all addresses.
-        may_join: Whether the port of a rendezvous that is to be hosted here may be
-            taken by another agent of this machine, which is then the host.
-        interface: Where gloo will be, for a person; empty if that is left to it.
-        options: Options of torchrun that follow, by their names in its parser.
-        environment: Environment variables that follow.
-        notes: What was corrected, the same on all nodes.
-        advice: What is probably not meant.
-        warnings: What is wrong on this node, and was worked around.
-        hint: What may help where nodes do not come.
-        network_hint: What may help where this node does not reach the head node.
+        may_join: Whether another agent of this machine can have the port and be the
+            host.
+        interface: Interface of gloo, for messages; empty if gloo chooses it.
+        options: Derived options of torchrun, by their names in its parser.
+        environment: Derived environment variables.
+        notes: Corrections, the same on all nodes.
+        advice: Probable mistakes.
+        warnings: Problems of this node that the launch works around.
+        hint: A hint for nodes that do not join.
+        network_hint: A hint for a node that does not reach the head node.
     """
 
     backend: str
@@ -136,7 +134,7 @@ class Meeting:
 
     @property
     def active(self) -> int:
-        """Number of nodes that have workers at a time."""
+        """Number of nodes with workers."""
         return self.nodes - self.spares.number
 
     @property
@@ -146,7 +144,7 @@ class Meeting:
 
     @property
     def in_process(self) -> bool:
-        """Whether our coordinator serves this process only: it has no port."""
+        """Whether our coordinator serves only this process, without a port."""
         return self.is_coordinator and not self.ports
 
     @property
@@ -155,9 +153,9 @@ class Meeting:
         return self.is_ours or self.in_process
 
     def uses_ours(self, options: Options) -> bool:
-        """Return whether the nodes meet by our rendezvous: in a dry run, if they can.
+        """Return whether the nodes meet by our rendezvous.
 
-        There a node that refuses tells the others.
+        A dry run uses it if possible, because a refusing node notifies the others.
         """
         is_known = self.nodes > 1 and bool(self.hosts)
         can_meet = self.backend in {C10D, STATIC} and not options.rdzv_conf.uses_file

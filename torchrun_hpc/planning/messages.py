@@ -1,10 +1,10 @@
-"""What several plans tell a person in the same words."""
+"""Messages that several modes share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.schedulers.job import LaunchContext, Launcher
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 NO_SCHEDULER = "no scheduler"
 
-# Where the options of an agent have no effect.
-DIRECT_MODE = "direct mode, where each worker is a task"
+DIRECT_MODE = "in direct mode, where each task is a worker"
 
-# What an agent, or direct mode, sets for a worker.
+# Variables that an agent, or direct mode, sets for a worker.
 RUN_ID, RANK = "TORCHELASTIC_RUN_ID", "RANK"
 
 
 def title(inputs: Inputs, nodes: int) -> str:
-    """Return what was started by whom, for the start line."""
+    """Return the scheduler and the launch, for the start line."""
     job = inputs.job
     if job is None or job.scheduler == NO_SCHEDULER:
         return NO_SCHEDULER
@@ -45,20 +44,20 @@ def interactive_note(inputs: Inputs) -> tuple[Message, ...]:
     if total == 1:
         return ()
     line = job.once_per_node(inputs.command, nodes=total)
-    text = f"this is 1 of {total} nodes of the job; for all of them: {line}"
-    return (Message("HPC073", text),)
+    text = f"this is 1 of {total} nodes of the job. To use all of them, run:"
+    return (Message("HPC073", text + to_copy(line)),)
 
 
 def unused(inputs: Inputs, where: str, names: Sequence[str]) -> tuple[Message, ...]:
-    """Name the options of ours that have no effect."""
+    """Return a note on each of our options that has no effect."""
     useless = [str(inputs.options[name]) for name in names if name in inputs.options]
     return tuple(
-        Message("HPC077", f"{option} has no effect on {where}") for option in useless
+        Message("HPC077", f"{option} has no effect {where}") for option in useless
     )
 
 
 def unused_on_one_node(inputs: Inputs, where: str) -> tuple[Message, ...]:
-    """Name the options of ours that only nodes of a job can follow."""
+    """Return a note on each option that only works on several nodes of a job."""
     is_useless = inputs.site is not None and not inputs.site.options
     useless = ("hpc_site",) if is_useless else ()
     numbered = inputs.options.hpc_rendezvous == SCHEDULER
@@ -66,42 +65,54 @@ def unused_on_one_node(inputs: Inputs, where: str) -> tuple[Message, ...]:
 
 
 def warnings(inputs: Inputs, here: LocalEndpoint, host: str) -> tuple[Message, ...]:
-    """Return what is wrong on this node, and was worked around."""
+    """Return the problems of this node that the launch works around."""
     found = [*here.warnings, *network_env.warnings(inputs)]
     interface = inputs.network.owner(here.local_address)
     if here.local_address is None:
         text = (
             f"no address of {host} is known that other nodes could reach: no interface "
             f"is derived for {network_env.GLOO} and {network_env.NCCL}, and torch "
-            "listens on all interfaces"
+            "listens on all interfaces. In a container, use the host's network. "
+            "Otherwise export both, and pass --local-addr"
         )
         found.append(Message("HPC057", text))
     elif interface and not interface.up:
         text = (
             f"interface {interface.name}, which has {here.local_address}, is down: no "
-            "other node can reach this one by it. Report it, and leave this node out "
-            "until then"
+            "other node can reach this one by it. Report it to the centre, and exclude "
+            "this node until it is repaired"
         )
         found.append(Message("HPC165", text))
     elif "local_addr" not in inputs.options and is_foreign(inputs, here.name):
-        known = ", ".join(map(str, inputs.network.addresses_of(here.name)))
-        text = (
-            f"{here.name} is {known}, which no interface of this node has. Others are "
-            f"told {here.local_address}; if they cannot reach that, this is a "
-            "container with a network of its own: let it use the host's"
-        )
-        found.append(Message("HPC136", text))
+        told = f"The other nodes are told {here.local_address}. If they cannot reach it"
+        found.append(foreign(inputs, here.name, told))
     return tuple(found)
 
 
+def foreign(inputs: Inputs, host: str, but: str) -> Message:
+    """Return that the address of a name is on no interface of this node.
+
+    Args:
+        inputs: What the plan is made from.
+        host: The name, or the address.
+        but: The beginning of the remedy.
+    """
+    known = ", ".join(map(str, inputs.network.addresses_of(host)))
+    text = (
+        f"{host} is {known}, which no interface of this node has. {but}, let the "
+        "container use the host's network"
+    )
+    return Message("HPC136", text)
+
+
 def is_foreign(inputs: Inputs, host: str) -> bool:
-    """Return whether a name of this node has addresses, but none of its interfaces'."""
+    """Return whether a name of this node has only addresses of other machines."""
     known = inputs.network.addresses_of(host)
     return bool(known) and not any(map(inputs.network.owner, known))
 
 
 def fail_together(launcher: Launcher) -> str:
-    """Return which command and option end all tasks of a launch, if there are any."""
+    """Return the launcher's option that ends all tasks of a launch, if it has one."""
     option = launcher.fail_together
     return f"{option} ends all tasks when one fails" if option else ""
 
@@ -113,26 +124,27 @@ def place_of(job: Job) -> tuple[int, int]:
         LaunchError: This process is on none of them.
     """
     if job.node_rank is None or job.index is None:
-        raise LaunchError("HPC068", "this process is not on one of the job's nodes")
+        text = "this process is not on one of the job's nodes. Start it with srun"
+        raise LaunchError("HPC068", text)
     return job.node_rank, job.index
 
 
 def nested(environ: Mapping[str, str], run_id: str) -> LaunchError | None:
-    """Return why a worker of a launch cannot launch for all its nodes once more.
+    """Return why a worker of a launch cannot start the same launch again.
 
-    The variables of a worker alone prove nothing: sbatch passes them to another job.
+    The variables of a worker prove nothing without the id: sbatch forwards them to
+    another job.
 
     Args:
         environ: Environment of this process.
-        run_id: Rendezvous id of the launch that this one would meet.
+        run_id: Rendezvous id of the new launch.
     """
     if not environ.get(RANK) or environ.get(RUN_ID) != run_id:
         return None
     return LaunchError(
         "HPC164",
-        f"this was started inside worker {environ[RANK]} of the same launch "
-        f"({RUN_ID}={run_id}), and would be one more of its agents or workers. For "
-        "workers on this node alone type --standalone; otherwise take one of the two "
-        "launchers out",
-        others_know=True,  # its agents are at work
+        f"torchrun_hpc is already running: this is worker {environ[RANK]} of launch "
+        f"{run_id} ({RUN_ID}). Pass --standalone to start workers on this node only, "
+        "or remove one of the two launchers",
+        others_know=True,  # the agents of this launch are at work
     )

@@ -1,7 +1,7 @@
-"""How a launch starts its workers: decided here, once, before torch is imported.
+"""The mode of a launch: how it starts its workers, decided before torch is imported.
 
-It is a function of the whole step and of the command line, so that all nodes decide the
-same. The later stages are given the mode, and do not ask again.
+The mode is a function of the whole step and of the command line, so that all nodes
+choose the same.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, count
+from torchrun_hpc.errors import LaunchError, count, to_copy
 from torchrun_hpc.names import fold
-from torchrun_hpc.options.arguments import OURS, wrong_line
+from torchrun_hpc.options.arguments import NO_SCRIPT, OURS, wrong_line
 from torchrun_hpc.schedulers.job import LaunchContext
 
 if TYPE_CHECKING:
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
 
-# The options of torchrun that direct mode takes. PET_STANDALONE may be 0.
+# The options of torchrun that direct mode accepts. PET_STANDALONE can be 0.
 _OF_DIRECT_MODE = (
     *("module", "no_python", "virtual_local_rank", "nproc_per_node", "standalone"),
 )
 
 
 class Mode(Enum):
-    """How the workers are started, and where they meet."""
+    """A way to start the workers, and to let them meet."""
 
     ONE_NODE = "one node"  # an agent, as with torchrun --standalone
     SEVERAL_NODES = "several nodes"  # an agent on each node of a step
-    AS_TYPED = "as typed"  # an agent on each of several machines without a scheduler
+    MANUAL = "manual"  # an agent on each of several machines without a scheduler
     DIRECT = "direct"  # no agent: each task of a step is a worker
-    DIRECT_ONE_NODE = "direct, one node"  # the same, where all are on one node
+    DIRECT_ONE_NODE = "direct, one node"  # the same with all tasks on one node
 
     @property
     def is_direct(self) -> bool:
-        """Whether each task is a worker, so that there is no agent."""
+        """Whether each task is a worker, without an agent."""
         return self in {Mode.DIRECT, Mode.DIRECT_ONE_NODE}
 
 
@@ -53,14 +53,14 @@ def choose_mode(
     """Choose the mode.
 
     Args:
-        preflight: What this process shows.
-        line: What the user asks for.
-        count_workers: Returns the number of workers that ``--nproc-per-node`` means
-            here; called only where several tasks are on a node.
+        preflight: The state of this process.
+        line: The user's command line.
+        count_workers: Returns the number of workers of ``--nproc-per-node`` on this
+            node. It is called only if several tasks are on a node.
         has_agent: Whether a program has called torch's agent itself.
 
     Raises:
-        LaunchError: The launch is refused, with the line to type instead.
+        LaunchError: The launch is refused, with the line to use instead.
     """
     job, options = preflight.job, line.options
     is_one_node = options.asks_for_one_node
@@ -82,15 +82,15 @@ def choose_mode(
         return Mode.ONE_NODE
     most = options.nnodes.high
     if job is None:
-        return Mode.ONE_NODE if most == 1 else Mode.AS_TYPED
+        return Mode.ONE_NODE if most == 1 else Mode.MANUAL
     return Mode.ONE_NODE if len(job.nodes) == most == 1 else Mode.SEVERAL_NODES
 
 
 def check_started_right(preflight: Preflight) -> None:
-    """Check that the launcher has started this, if the job has several nodes.
+    """Check that the launcher has started this process, if the job has several nodes.
 
     Raises:
-        LaunchError: It has not; or the job could not be found out.
+        LaunchError: It has not, or the job is unknown.
     """
     job = preflight.job
     if preflight.problem is not None:
@@ -109,9 +109,9 @@ def direct_mode(job: Job) -> Mode:
 
 
 def direct_mode_problem(line: CommandLine, agents_command: str) -> LaunchError | None:
-    """Return why a command line cannot be one of direct mode, which has few options.
+    """Return why a command line does not work in direct mode, which has few options.
 
-    The message says how to start an agent instead, once on each node.
+    The message has the line that starts an agent once per node instead.
     """
     if line.problem is not None:
         return line.problem
@@ -121,13 +121,13 @@ def direct_mode_problem(line: CommandLine, agents_command: str) -> LaunchError |
     if refused:
         return LaunchError(
             "HPC134",
-            f"{refused[0]} is no option where each task is a worker. Options of the "
-            "script stand behind it; torchrun's are for its agent, which is there if "
-            f"the launcher is started once on each node: {agents_command}",
+            f"{refused[0]} does not work with one task per worker (direct mode). An "
+            "option of the script must come after the script. To use an option of "
+            f"torchrun, start one task per node:{to_copy(agents_command)}",
             everywhere=True,
         )
     if not line.script:
-        return wrong_line("the script is missing")
+        return wrong_line(NO_SCRIPT)
     return line.options.problem
 
 
@@ -135,8 +135,8 @@ def _outside_of_nodes(job: Job, command: str) -> LaunchError:
     return LaunchError(
         "HPC060",
         f"this shell is not on the job's {count(len(job.nodes), 'node')} "
-        f"({fold(job.nodes)} by {job.provenance['nodes']}). "
-        f"Type: {job.once_per_node(command)}",
+        f"({fold(job.nodes)} by {job.provenance['nodes']}). Start it on them:"
+        f"{to_copy(job.once_per_node(command))}",
         everywhere=True,
     )
 
@@ -144,25 +144,25 @@ def _outside_of_nodes(job: Job, command: str) -> LaunchError:
 def _in_batch_script(job: Job, command: str) -> LaunchError:
     return LaunchError(
         "HPC061",
-        f"started in the batch script of a job of {count(len(job.nodes), 'node')} "
-        f"({job.provenance['nodes']}): that runs on the first node only, and would "
-        f"wait for the others. Type: {job.once_per_node(command)}   "
-        "(or --standalone for this node alone)",
+        f"this is the batch script of a job of {count(len(job.nodes), 'node')} "
+        f"({job.provenance['nodes']}), and runs on the first node only. Pass "
+        "--standalone for this node alone, or start it on all nodes:"
+        f"{to_copy(job.once_per_node(command))}",
         everywhere=True,
     )
 
 
 def _several_agents(job: Job, command: str, options: Options) -> LaunchError:
     """Return why several tasks on a node cannot start workers of their own."""
-    is_typed = "nproc_per_node" in options
-    wanted = options["nproc_per_node"] if is_typed else "an agent"
+    is_explicit = "nproc_per_node" in options
+    wanted = options["nproc_per_node"] if is_explicit else "an agent"
     tasks = count(job.task.size, "task")
     return LaunchError(
         "HPC062",
         f"{job.launcher.name} started {tasks} on {count(len(job.nodes), 'node')} "
         f"({job.provenance['tasks']}), and {wanted} on each would start more workers. "
-        f"Start it once on each node: {job.once_per_node(command)}   (or let each task "
-        "be a worker: leave --nproc_per_node out; or --standalone for one world per "
-        "task)",
+        "Remove --nproc_per_node to make each task a worker, pass --standalone for one "
+        f"world per task, or start one task per node:"
+        f"{to_copy(job.once_per_node(command))}",
         everywhere=True,
     )

@@ -1,7 +1,7 @@
-"""The environment variables of the network: those of gloo, of NCCL, of the site.
+"""The environment variables of gloo, of NCCL, and of the site.
 
-Gloo takes exact names of interfaces; NCCL takes prefixes, exact names behind ``=``,
-exclusions behind ``^``. What the user has set is never changed; an empty variable is
+gloo takes exact names of interfaces. NCCL takes prefixes, exact names after ``=``, and
+exclusions after ``^``. Variables of the user never change. An empty variable counts as
 unset. Sources: torch's ProcessGroupGloo and gloo's ``transport/tcp/device.cc``;
 NVIDIA's NCCL documentation, "Environment Variables".
 """
@@ -26,7 +26,7 @@ NCCL = "NCCL_SOCKET_IFNAME"
 CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 RESOLVER_OPTIONS = "RES_OPTIONS"
 
-# Each of these sets a level of its own, so that their common parent has no say.
+# Each of these sets its own level, so the level of their parent has no effect.
 _LOGGED_MODULES = (
     "torch.distributed.run",
     "torch.distributed.launcher.api",
@@ -40,11 +40,11 @@ _LOGGED_MODULES = (
 
 DEBUG_VARIABLES = {
     "TORCH_LOGS": ",".join(f"+{module}" for module in _LOGGED_MODULES),
-    # Not DETAIL: that is no logging, it checks each collective in a process group of
-    # its own, and jobs hang (pytorch#129672) or, DDP on gloo in torch 2.13, crash.
+    # DETAIL would check each collective in a process group of its own: jobs hang
+    # (pytorch#129672), or crash (DDP on gloo in torch 2.13).
     "TORCH_DISTRIBUTED_DEBUG": "INFO",
     CPP_LOG_LEVEL: "INFO",
-    # For --tee, which is set where neither it nor --redirects is typed.
+    # For --tee, which is set if the user has set neither it nor --redirects.
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "rank ${rank}: ",
 }
 
@@ -52,15 +52,14 @@ DEBUG_VARIABLES = {
 def network(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
     """Return the variables for several nodes that are not set.
 
-    What the site documents, and where that says nothing, the interface that has this
-    node's address.
+    The site's variables come first, then the interface with this node's address.
     """
     found = _site_variables(inputs)
     return _unset(inputs, {**found, **_interfaces(inputs, address), **found})
 
 
 def debugging(environ: Mapping[str, str]) -> dict[str, Setting]:
-    """Return the variables of ``--hpc-debug`` that the user has not set otherwise."""
+    """Return the variables of ``--hpc-debug``, unless the user has set other values."""
     return {
         name: Setting(value, "--hpc-debug")
         for name, value in DEBUG_VARIABLES.items()
@@ -69,10 +68,10 @@ def debugging(environ: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def of_resolver(inputs: Inputs) -> dict[str, Setting]:
-    """Return what spares workers a resolver that does not answer.
+    """Return variables against waits for a resolver that does not answer.
 
-    Torch asks for the name of each address, and warns where it gets no answer. Where no
-    name server can be reached, nobody has to wait for one (resolv.conf(5)).
+    Torch asks for the name of each address, and warns if it gets no answer. Without a
+    reachable name server, a short timeout is set (resolv.conf(5)).
     """
     source = {
         Resolver.DOWN: "no name server can be reached",
@@ -87,19 +86,18 @@ def of_resolver(inputs: Inputs) -> dict[str, Setting]:
 
 
 def of_release(inputs: Inputs) -> dict[str, Setting]:
-    """Return the variables of torch's release that are not set."""
+    """Return the variables for torch's release that are not set."""
     return _unset(inputs, inputs.node.of_release)
 
 
 def _unset(inputs: Inputs, found: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Return those of some variables that the user has not set."""
     return {name: found[name] for name in found if not inputs.environ.get(name)}
 
 
 def interface_name(
     environ: Mapping[str, str], environment: Mapping[str, Setting]
 ) -> str:
-    """Return the interfaces of gloo, and of NCCL where they are others."""
+    """Return the interfaces of gloo, and those of NCCL if they differ."""
     gloo, nccl = (
         str(environment[name].value if name in environment else environ.get(name, ""))
         for name in (GLOO, NCCL)
@@ -110,7 +108,7 @@ def interface_name(
 
 
 def _site_variables(inputs: Inputs) -> dict[str, Setting]:
-    """Return what the site documents, without interfaces that are not here."""
+    """Return the site's variables, without interfaces that this node lacks."""
     if inputs.site is None:
         return {}
     return {
@@ -121,13 +119,13 @@ def _site_variables(inputs: Inputs) -> dict[str, Setting]:
 
 
 def _interfaces(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
-    """Name the interface that has this node's address, to gloo and to NCCL."""
+    """Return the variables that name the interface with this node's address."""
     interface = inputs.network.owner(address)
     if address is None or interface is None:
         return {}
     owner = f"{interface.name} has {address}"
     found = {GLOO: Setting(interface.name, owner)}
-    # NCCL takes ib* first, all of them, without being told.
+    # By itself, NCCL prefers all ib* interfaces.
     infiniband = any(
         i.up and i.name.startswith("ib") for i in inputs.network.interfaces
     )
@@ -139,16 +137,16 @@ def _interfaces(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
 
 
 def check_gloo(environ: Mapping[str, str], network: Network) -> None:
-    """Refuse what gloo would crash on.
+    """Check the interfaces of gloo, which would crash.
 
     Raises:
-        LaunchError: ``GLOO_SOCKET_IFNAME`` names what is not an interface here.
+        LaunchError: ``GLOO_SOCKET_IFNAME`` names an unknown interface.
     """
     value = environ.get(GLOO, "")
     if len(value) <= 1:  # gloo ignores it
         return
     names = [interface.name for interface in network.interfaces]
-    # Not lo: other nodes are not there.
+    # lo reaches no other node.
     useful = [
         interface.name
         for interface in network.interfaces
@@ -159,35 +157,35 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
             hint = choices(part.strip().lstrip("^="), useful or names)
             raise LaunchError(
                 "HPC054",
-                f"{GLOO}={value}: this node has no interface {part!r}. Gloo takes "
-                "exact names only: no prefix, no ^, no =, no blanks (those are for "
-                f"NCCL). Unset it, or set it to what is here. {hint}",
+                f"{GLOO}={value}: this node has no interface {part!r}. gloo takes exact "
+                "names. Prefixes, ^, = and blanks are for NCCL. Unset the variable, or "
+                f"name an interface of this node. {hint}",
                 everywhere=part.startswith(("^", "=")),
             )
 
 
 def notes(inputs: Inputs, address: Address | None) -> list[Message]:
-    """Return a note if gloo is told another interface than the job's."""
+    """Return a note if gloo's variable names another interface than the job's."""
     interface = inputs.network.owner(address)
     value = inputs.environ.get(GLOO, "")
     if len(value) <= 1 or interface is None or interface.name in value.split(","):
         return []
-    text = f"{GLOO}={value} is set, and the job's address {address} is on "
-    return [Message("HPC224", text + interface.name)]
+    text = f"{GLOO}={value} is set, but the job's address {address} is on "
+    return [Message("HPC224", f"{text}{interface.name}. Unset it unless you need it")]
 
 
 def warnings(inputs: Inputs) -> list[Message]:
-    """Return which interfaces of the user or the site are not here."""
+    """Return warnings about interfaces of the user or the site that are not here."""
     found = []
     names = [interface.name for interface in inputs.network.interfaces if interface.up]
     value = inputs.environ.get(NCCL, "")
-    # Whether NCCL is used at all, the script knows: no error.
+    # Only the script knows whether it uses NCCL, so this is no error.
     if not _nccl_matches(value, inputs.network):
         wanted = value.lstrip("=").partition(",")[0]
         text = (
             f"{NCCL}={value} matches no interface that is up here, and NCCL will not "
-            f"start. {choices(wanted, names)}. Names are prefixes; = in front of all "
-            "means exact ones, ^ all but these"
+            f"start. {choices(wanted, names)}. Names are prefixes. A leading = means "
+            "exact names, a leading ^ all other names"
         )
         found.append(Message("HPC058", text))
     for name, matches in _MATCHES.items():
@@ -199,7 +197,7 @@ def warnings(inputs: Inputs) -> list[Message]:
         ):
             text = (
                 f"site {inputs.site.name} sets {name}={value}, which is not up here. "
-                f"There are: {', '.join(names)}. It is left out ({inputs.site.file})"
+                f"It is left out ({inputs.site.file}). There are: {', '.join(names)}"
             )
             found.append(Message("HPC076", text))
     return found

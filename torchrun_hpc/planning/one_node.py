@@ -1,4 +1,4 @@
-"""Where the workers of one node meet: torchrun --standalone, whatever the scheduler."""
+"""The meeting on one node: torchrun --standalone, whatever the scheduler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _RULE = "one node"
 
-# Options with which torch's own rendezvous stays.
+# Options that need torch's own rendezvous.
 _OF_RENDEZVOUS = {"rdzv_backend", "rdzv_endpoint", "rdzv_conf"}
 
 
@@ -25,7 +25,7 @@ def meet(inputs: Inputs) -> Meeting:
     """Return where the workers of one node meet.
 
     Raises:
-        LaunchError: Something that the user typed cannot work.
+        LaunchError: An explicit value does not work.
     """
     options, job = inputs.options, inputs.job
     ignored = _ignored_node_rank(inputs)
@@ -33,29 +33,29 @@ def meet(inputs: Inputs) -> Meeting:
     if options.standalone and options.nnodes.low > 1:
         raise LaunchError(
             "HPC065",
-            f"{options['nnodes']} and --standalone, which is one node: leave one of "
-            "them out",
+            f"{options['nnodes']} and --standalone, which is one node. Remove one of "
+            "them",
             everywhere=True,
         )
     where = {"rdzv_endpoint", "master_addr", "master_port"} & {*options.given}
-    is_told = bool(where) and not options.standalone
-    listen = _listens(inputs) if is_told else (LOOPBACK, 0)
-    if options.standalone and "rdzv_backend" in options:  # whatever it is
+    has_endpoint = bool(where) and not options.standalone
+    listen = _listens(inputs) if has_endpoint else (LOOPBACK, 0)
+    if options.standalone and "rdzv_backend" in options:
         derived["rdzv_backend"] = Setting(C10D, "--standalone")
         derived["rdzv_endpoint"] = Setting("localhost:0", "--standalone")
     if not options.standalone and not options.is_static:
         derived |= _c10d_options(inputs, is_host=bool(where and listen))
-    # torch would publish getfqdn(), which does not always resolve: pytorch#174513.
+    # Torch would publish getfqdn(), which does not always resolve: pytorch#174513.
     address = LOOPBACK
     if options.local_addr:
         address = str(local_endpoint.explicit_local_address(inputs))
     else:
         derived["local_addr"] = Setting(LOOPBACK, _RULE)
     if "nnodes" not in options or options.nnodes.high > 1:
-        derived["nnodes"] = Setting("1", _RULE)  # nobody can join what is standalone
+        derived["nnodes"] = Setting("1", _RULE)  # nobody can join
     hosts = () if job is None or job.node_rank is None else (job.own_name,)
-    is_typed = options.standalone or "nnodes" in options
-    keeps_torchs = is_told or not _OF_RENDEZVOUS.isdisjoint(options.given)
+    is_explicit = options.standalone or "nnodes" in options
+    keeps_torchs = has_endpoint or not _OF_RENDEZVOUS.isdisjoint(options.given)
     in_process = several_nodes.meets_by_ours(inputs) and not keeps_torchs
     return Meeting(
         backend=options.backend,
@@ -70,18 +70,18 @@ def meet(inputs: Inputs) -> Meeting:
         options=derived,
         notes=(
             *_range_note(inputs),
-            *(() if is_typed else messages.interactive_note(inputs)),
-            *messages.unused_on_one_node(inputs, "a world of one node"),
+            *(() if is_explicit else messages.interactive_note(inputs)),
+            *messages.unused_on_one_node(inputs, "on a world of one node"),
         ),
         advice=ignored,
     )
 
 
 def _ignored_node_rank(inputs: Inputs) -> tuple[Message, ...]:
-    """Return what to say of a node rank that has no effect.
+    """Return a warning if a node rank has no effect.
 
     Raises:
-        LaunchError: It has one, and nobody would meet.
+        LaunchError: It has an effect: the node would wait forever.
     """
     options = inputs.options
     if not options.node_rank:
@@ -92,12 +92,12 @@ def _ignored_node_rank(inputs: Inputs) -> tuple[Message, ...]:
     if has_static_store and not options.standalone:
         raise LaunchError(
             "HPC064",
-            f"{options['node_rank']}, but a world of one node has only node 0. Leave "
-            "the option out",
+            f"{options['node_rank']}, but a world of one node has only node 0. Remove "
+            "the option",
         )
     text = (
-        f"{options['node_rank']} is ignored, a world of one node has only node 0. For "
-        "several nodes type --nnodes"
+        f"{options['node_rank']} is ignored: a world of one node has only node 0. For "
+        "several nodes, pass --nnodes"
     )
     return (Message("HPC151", text),)
 
@@ -110,27 +110,27 @@ def _range_note(inputs: Inputs) -> tuple[Message, ...]:
 
 
 def _c10d_options(inputs: Inputs, *, is_host: bool) -> dict[str, Setting]:
-    """Return the options of c10d on one node that were not typed."""
-    job, typed = inputs.job, inputs.options
+    """Return the options of c10d on one node that the user has not set."""
+    job, asked = inputs.job, inputs.options
     where = {"rdzv_backend", "rdzv_endpoint", "rdzv_id"}
-    if job is None and not where.intersection(typed.given):
+    if job is None and not where.intersection(asked.given):
         return {"standalone": Setting(value=True, source=_RULE)}
     options = {"rdzv_backend": Setting(C10D, _RULE)}
-    if typed.is_c10d:
+    if asked.is_c10d:
         options["rdzv_endpoint"] = Setting("localhost:0", _RULE)
     if job is not None:
         options["rdzv_id"] = Setting(job.launch_id, job.provenance["launch_id"])
-    options = {k: v for k, v in options.items() if k not in typed}
-    if not names_folder(typed.rdzv_id):
-        options["rdzv_id"] = Setting("none", _RULE)  # torchrun takes one of its own
-    if typed.is_c10d and is_host:
-        # torch does not know the node by the name of a second interface.
-        options["rdzv_conf"] = Setting(typed.rdzv_conf.filled(is_host=1), _RULE)
+    options = {k: v for k, v in options.items() if k not in asked}
+    if not names_folder(asked.rdzv_id):
+        options["rdzv_id"] = Setting("none", _RULE)  # torchrun makes one
+    if asked.is_c10d and is_host:
+        # Torch does not recognise the node by the name of a second interface.
+        options["rdzv_conf"] = Setting(asked.rdzv_conf.filled(is_host=1), _RULE)
     return options
 
 
 def _listens(inputs: Inputs) -> tuple[str, int] | None:
-    """Return where a node listens that was told an endpoint, if it is its own."""
+    """Return where this node listens, if the explicit endpoint is its own."""
     options = inputs.options
     port = STATIC_PORT if options.is_static else C10D_PORT
     host, port, setting = endpoints.explicit_endpoint(options, LOOPBACK, port)

@@ -1,4 +1,4 @@
-"""How nodes prove that they belong to the same job of the same user."""
+"""The proof that nodes belong to the same job of the same user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def key_file(inputs: Inputs) -> KeyFile:
-    """Return where the user's key is.
+    """Return the file of the user's key.
 
     Source of the default: XDG Base Directory Specification, which ignores relative
     paths.
@@ -29,10 +29,10 @@ def key_file(inputs: Inputs) -> KeyFile:
 
 
 def check(inputs: Inputs, meeting: Meeting) -> None:
-    """Check that a proof that is required can be given.
+    """Check that a required proof is possible.
 
     Raises:
-        LaunchError: The nodes meet in a way that has none.
+        LaunchError: The rendezvous cannot check a key.
     """
     options = inputs.options
     if options.hpc_auth == REQUIRE and not meeting.has_coordinator:

@@ -1,9 +1,8 @@
-"""The plan: a pure function of job, site, network, node and what the user set.
+"""The plan: a pure function of job, site, network, node and explicit values.
 
-Precedence for each value: command line, ``PET_*``, site, derived. Only what is unset is
-filled in, with two exceptions: an endpoint host that is the plain name of one of the
-job's nodes is rewritten to its name on the fast network, and a node rank that c10d
-ignores is taken back.
+Precedence for each value: command line, ``PET_*``, site, derived. Only unset values are
+filled in, with two exceptions. The plain name of a node as endpoint is rewritten to its
+name on the fast network. A node rank that c10d ignores is removed.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message
+from torchrun_hpc.errors import Message, on_one_line
 from torchrun_hpc.options.values import C10D, STATIC
 from torchrun_hpc.planning import (
-    as_typed,
     binding,
     direct,
+    manual,
     messages,
     network_env,
     one_node,
@@ -42,7 +41,7 @@ _OF_AGENTS = ("hpc_stall_report", "hpc_outcome", "hpc_without_patches")
 _MEETINGS = {
     Mode.ONE_NODE: one_node.meet,
     Mode.SEVERAL_NODES: several_nodes.meet,
-    Mode.AS_TYPED: as_typed.meet,
+    Mode.MANUAL: manual.meet,
     Mode.DIRECT: direct.meet_on_several,
     Mode.DIRECT_ONE_NODE: direct.meet_on_one_node,
 }
@@ -50,13 +49,13 @@ _MEETINGS = {
 
 @dataclass(frozen=True)
 class Messages:
-    """What a person reads about the plan.
+    """The messages about a plan.
 
     Attributes:
-        title: What was started by whom, for the start line.
-        notes: What was corrected, the same on all nodes.
-        advice: What is probably not meant; as good as the same on all nodes.
-        warnings: What is wrong on this node, and was worked around.
+        title: The scheduler and the launch, for the start line.
+        notes: Corrections, the same on all nodes.
+        advice: Probable mistakes, mostly the same on all nodes.
+        warnings: Problems of this node that the launch works around.
     """
 
     title: str = ""
@@ -64,19 +63,27 @@ class Messages:
     advice: tuple[Message, ...] = ()
     warnings: tuple[Message, ...] = ()
 
+    def on_one_line(self) -> Messages:
+        """Return the same messages, each on one line."""
+        notes, advice, warnings = (
+            tuple(Message(each.code, on_one_line(each.text)) for each in found)
+            for found in (self.notes, self.advice, self.warnings)
+        )
+        return Messages(self.title, notes, advice, warnings)
+
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Everything that is decided before anything is started.
+    """All decisions before the start.
 
     Attributes:
         mode: How this launch starts its workers.
-        asked: What the user and the site have set.
-        meeting: Who takes part, and where the nodes meet.
+        asked: The values of the user and of the site.
+        meeting: The nodes, and where they meet.
         workers: The workers of this node.
         options: Options of torchrun to set, by their names in its parser.
         environment: Environment variables to set.
-        messages: What a person reads about it.
+        messages: The messages about this plan.
     """
 
     mode: Mode
@@ -89,16 +96,16 @@ class LaunchPlan:
 
     @property
     def ranks_follow_scheduler(self) -> bool:
-        """Whether nodes are ranked by ``node_rank``, and torch may rank otherwise."""
+        """Whether ``node_rank`` ranks the nodes, which torch could rank differently."""
         is_static = self.meeting.backend == STATIC
         return self.mode is Mode.SEVERAL_NODES and not is_static
 
 
 def meet(inputs: Inputs) -> Meeting:
-    """Decide where the nodes meet; torch does not have to be imported.
+    """Decide where the nodes meet, without torch.
 
     Raises:
-        LaunchError: Something that the user typed, or set, cannot work.
+        LaunchError: An explicit value does not work.
     """
     network_env.check_gloo(inputs.environ, inputs.network)
     several_nodes.check_rendezvous(inputs)
@@ -109,30 +116,30 @@ def meet(inputs: Inputs) -> Meeting:
 
 
 def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
-    """Decide everything that can be decided before the nodes have met.
+    """Complete the plan, before the nodes meet.
 
     Raises:
-        LaunchError: This torch cannot do what the user typed, or set.
+        LaunchError: This torch does not support an explicit value.
     """
     meeting = _with_torch(inputs, meeting)
-    own, typed = _workers(inputs), inputs.options
+    own, asked = _workers(inputs), inputs.options
     options = {**meeting.options}
     environment = {**own.environment, **meeting.environment}
     if meeting.backend == C10D:
         environment |= network_env.of_release(inputs)
-    # An empty one is the user's, as Python reads it: off.
+    # An empty value is the user's. Python reads it as off.
     if not (inputs.mode.is_direct or preload.FAULT_HANDLER in inputs.environ):
         environment[preload.FAULT_HANDLER] = Setting("1", "for the report of a crash")
     environment |= network_env.of_resolver(inputs)
-    if typed.hpc_debug:
+    if asked.hpc_debug:
         environment |= network_env.debugging(inputs.environ)
-        has_logs = "tee" in typed or "redirects" in typed
+        has_logs = "tee" in asked or "redirects" in asked
         if not has_logs and not inputs.mode.is_direct:
             # The workers' stderr, with the rank on each line.
             options["tee"] = Setting("2", "--hpc-debug")
     return LaunchPlan(
         mode=inputs.mode,
-        asked=typed,
+        asked=asked,
         meeting=meeting,
         workers=own,
         options=options,
@@ -142,10 +149,10 @@ def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
 
 
 def _with_torch(inputs: Inputs, meeting: Meeting) -> Meeting:
-    """Return the meeting as this torch can do it.
+    """Return the meeting, changed if this torch does not support it.
 
     Raises:
-        LaunchError: The user wants what it cannot do.
+        LaunchError: The user's options need it.
     """
     if not (meeting.has_coordinator and inputs.node.incompatible_patches):
         return meeting
@@ -193,18 +200,18 @@ def _messages(inputs: Inputs, meeting: Meeting, own: Workers) -> Messages:
 
 
 def _unused(inputs: Inputs) -> tuple[Message, ...]:
-    """Return which options have no effect without an agent, or without watching."""
+    """Return notes on options without effect, without an agent or without watching."""
     if inputs.mode.is_direct:
         return messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENTS)
     if inputs.lacks("watch_workers"):
-        where = "workers that are not watched"
+        where = "on workers that are not watched"
         return messages.unused(inputs, where, ("hpc_stall_report",))
     return ()
 
 
 def _left_out(inputs: Inputs) -> tuple[Message, ...]:
-    """Return a note if some patches are left out, so that nobody forgets it."""
+    """Return a note if some patches are off, so that nobody forgets it."""
     if inputs.mode.is_direct or not inputs.options.hpc_without_patches:
         return ()
     setting = inputs.options["hpc_without_patches"]
-    return (Message("HPC089", f"{setting} leaves torch as it is there"),)
+    return (Message("HPC089", f"{setting} switches these patches off"),)

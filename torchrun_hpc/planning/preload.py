@@ -1,4 +1,4 @@
-"""Which modules a node imports once, for all of its workers."""
+"""The modules that a node imports once, for all of its workers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 PYTHON_EXEC = "PYTHON_EXEC"  # torchrun's: another interpreter for the workers
 
-# Lets Python write the frames of a process that crashes; forks do it by themselves.
+# Lets Python write the frames of a crashing process. Forks do it by themselves.
 FAULT_HANDLER = "PYTHONFAULTHANDLER"
 
-# Python, and the system's loader of libraries, read these when a program starts.
+# Python and the system's loader of libraries read these when a program starts.
 READ_AT_START = ("PYTHON", "LD_")
 
 
 def plan(inputs: Inputs, script: str) -> Preload | None:
-    """Plan it, before torch is imported; ``None`` if nothing is to be preloaded.
+    """Plan the import, before torch is imported; ``None`` without one.
 
     Args:
-        inputs: What is known without torch; the number of workers may be a guess.
-        script: What the workers run.
+        inputs: The inputs without torch; the number of workers can be a guess.
+        script: The script, which the workers run.
     """
     modules = inputs.options.hpc_preload
     if not modules or inputs.mode.is_direct:
         return None
-    has_say = inputs.mode is Mode.SEVERAL_NODES  # else a launch sets none
-    site = inputs.site.variables if inputs.site and has_say else {}
+    is_used = inputs.mode is Mode.SEVERAL_NODES  # other modes set no site variables
+    site = inputs.site.variables if inputs.site and is_used else {}
     variables = {
         name: value
         for name, value in site.items()
@@ -45,7 +45,7 @@ def plan(inputs: Inputs, script: str) -> Preload | None:
 
 
 def _problem(inputs: Inputs, script: str) -> str:
-    """Return why no worker can be a fork."""
+    """Return why the workers cannot be forks; empty if they can."""
     options, interpreter = inputs.options, inputs.environ.get(PYTHON_EXEC)
     if interpreter:
         return f"{PYTHON_EXEC}={interpreter} is another interpreter"
@@ -60,17 +60,17 @@ def _problem(inputs: Inputs, script: str) -> str:
 
 
 def notes(inputs: Inputs) -> tuple[Message, ...]:
-    """Return a note if no agent of ours starts the workers: it has no effect."""
+    """Return a note if no agent of ours starts the workers."""
     if inputs.preload is not None or not inputs.options.hpc_preload:
         return ()
-    where = "an agent that a program has started"
+    where = "in a program that starts the agent itself"
     if inputs.mode.is_direct:
         where = messages.DIRECT_MODE
     return messages.unused(inputs, where, ("hpc_preload",))
 
 
 def advice(inputs: Inputs) -> tuple[Message, ...]:
-    """Return why the workers are not forked, if it is the user who has asked for it."""
+    """Return why the workers are not forks, if the user has set the option."""
     preload = inputs.preload
     if preload is None or not preload.problem or "hpc_preload" not in inputs.options:
         return ()
@@ -79,5 +79,5 @@ def advice(inputs: Inputs) -> tuple[Message, ...]:
 
 def not_used(preload: Preload, reason: str) -> Message:
     """Return why the workers are started by exec."""
-    text = f"{preload.setting} is not used, each worker imports by itself: {reason}"
+    text = f"{preload.setting} is not used: {reason}. Each worker imports by itself"
     return Message("HPC169", text)

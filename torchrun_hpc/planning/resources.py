@@ -1,7 +1,7 @@
-"""CPUs and GPUs of a node: the workers' threads, and what was probably not meant.
+"""CPUs and GPUs of a node: the workers' threads, and probable mistakes.
 
-Nothing here is an error: a script may know better. A node's CPUs are those of the
-affinity mask, which the workers inherit.
+Nothing here is an error, because a script can know better. A node's CPUs are those of
+the affinity mask, which the workers inherit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message, count
+from torchrun_hpc.errors import Message, count, to_copy
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OMP = "OMP_NUM_THREADS"
 
-# Each lists the GPUs that a process may use, with commas between them. Sources:
+# Each lists the GPUs that a process can use, with commas. Sources:
 # NVIDIA's CUDA C++ Programming Guide, AMD's "GPU isolation techniques", Intel's
 # "Level Zero environment variables".
 VISIBLE = (
@@ -38,13 +38,13 @@ VISIBLE = (
 def likely_workers(
     options: Options, environ: Mapping[str, str], cpus: int, gpus: int
 ) -> int:
-    """Return how many workers there will be, as far as it is known without torch.
+    """Return the likely number of workers, without torch.
 
     Args:
-        options: What the user and the site have set.
+        options: The values of the user and the site.
         environ: Environment of this process.
-        cpus: Number of CPUs that this process may run on.
-        gpus: Number of GPUs that there are, as far as it is known.
+        cpus: Number of CPUs in the affinity mask.
+        gpus: Number of GPUs, as far as it is known.
     """
     workers = options.nproc_per_node
     if isinstance(workers, int):
@@ -54,12 +54,7 @@ def likely_workers(
 
 
 def worker_threads(inputs: Inputs, binding: Binding | None) -> dict[str, Setting]:
-    """Set what torchrun sets, without its banner: one thread a worker.
-
-    Args:
-        inputs: What the plan is made from.
-        binding: Which worker gets which CPUs.
-    """
+    """Return ``OMP_NUM_THREADS``: one thread per worker, as torchrun sets it."""
     wanted, node = inputs.options.hpc_omp_threads, inputs.node
     if _chosen_threads(inputs):
         return {}
@@ -73,21 +68,20 @@ def worker_threads(inputs: Inputs, binding: Binding | None) -> dict[str, Setting
     if wanted is not None:
         source = inputs.options["hpc_omp_threads"].source
         return {OMP: Setting(str(wanted), source)}
-    # As torchrun: a worker that is alone may use all CPUs.
+    # As with torchrun, a single worker can use all CPUs.
     if node.workers > 1:
         return {OMP: Setting("1", "torchrun's default")}
-    if inputs.environ.get(OMP):  # the scheduler's, which counts as unset
+    if inputs.environ.get(OMP):  # the scheduler's value, which counts as unset
         source = f"this process's CPUs; {inputs.promise.threads.source}"
         return {OMP: Setting(str(_share(node, binding)), source)}
     return {}
 
 
 def _chosen_threads(inputs: Inputs) -> str:
-    """Return the variable if the user has set it; empty if the scheduler has, or none.
+    """Return the user's value of the variable; empty if the scheduler has set it.
 
-    What the user asked PBS for (``ompthreads``) cannot be told from what he did not
-    (``ncpus``), but by this: it fits the workers. Nor can it where the other nodes do
-    not get it.
+    PBS sets it from the user's ``ompthreads``, or else from ``ncpus``. The value counts
+    as the user's if it fits the workers, and if all nodes get it.
     """
     value = inputs.environ.get(OMP, "")
     if value != inputs.promise.threads.value:
@@ -99,11 +93,11 @@ def _chosen_threads(inputs: Inputs) -> str:
 
 
 def advice(inputs: Inputs, workers: Workers, nodes: int) -> tuple[Message, ...]:
-    """Return what is probably not meant, with the line to type instead.
+    """Return warnings about probable mistakes, with the line to use instead.
 
     Args:
-        inputs: What the plan is made from.
-        workers: What is planned for them.
+        inputs: The inputs of the plan.
+        workers: The workers of this node.
         nodes: Number of nodes, for that line.
     """
     return (
@@ -114,9 +108,9 @@ def advice(inputs: Inputs, workers: Workers, nodes: int) -> tuple[Message, ...]:
 
 
 def task_advice(inputs: Inputs, workers: Workers) -> tuple[Message, ...]:
-    """Return what is probably not meant where each task is a worker.
+    """Return warnings about probable mistakes in direct mode.
 
-    The tasks of a node mostly find the same; its second one reports it.
+    The tasks of a node mostly find the same. The second task reports it.
     """
     job = inputs.the_job
     if (job.node_rank, job.task.local_rank) != (0, 1):  # the second of the first node
@@ -127,13 +121,14 @@ def task_advice(inputs: Inputs, workers: Workers) -> tuple[Message, ...]:
 
 def _about_placement(job: Job) -> Iterator[Message]:
     if job.task.rank > 1:
+        option = job.launcher.block_option.format(tasks=job.task.local_size)
+        line = f"{job.launcher.name} {option}"
         yield Message(
             "HPC079",
             f"tasks are placed in turn: the second one on this node is task "
-            f"{job.task.rank} ({job.provenance['task']}). RANK and LOCAL_RANK are the "
-            "launcher's; a script must not compute one from the other. To have "
-            f"neighbours on one node, type: {job.launcher.name} "
-            f"{job.launcher.block_option.format(tasks=job.task.local_size)} …",
+            f"{job.task.rank} ({job.provenance['task']}). RANK and LOCAL_RANK come "
+            "from the launcher: a script must not compute one from the other. To place "
+            "neighbours on one node, add the option:" + to_copy(f"{line} …"),
         )
 
 
@@ -143,14 +138,14 @@ def _about_own_gpu(inputs: Inputs) -> Iterator[Message]:
         yield Message(
             "HPC098",
             f"{variable}={inputs.environ[variable]} shows one GPU to each task, but "
-            "LOCAL_RANK goes on counting, and a script that takes GPU number "
-            "LOCAL_RANK fails. Type --virtual-local-rank in front of the script, which "
-            "makes it 0, or show each task all GPUs of its node",
+            "LOCAL_RANK still counts the tasks. A script that takes GPU number "
+            "LOCAL_RANK fails. Pass --virtual-local-rank before the script, to make "
+            "LOCAL_RANK 0, or show each task all GPUs of its node",
         )
 
 
 def own_gpu(inputs: Inputs) -> dict[str, Setting]:
-    """Return the variable that shows a task its GPU only, for --virtual-local-rank."""
+    """Return the variable that shows a task only its GPU, for --virtual-local-rank."""
     rank, source = inputs.the_job.task.local_rank, "--virtual-local-rank"
     visible = _visible(inputs.environ)
     if not visible:
@@ -164,30 +159,32 @@ def _about_cpus(inputs: Inputs, workers: Workers, nodes: int) -> Iterator[Messag
     cpus, job = count(own, "CPU"), _step(inputs)
     promised, most = inputs.promise.cpus_per_task, inputs.promise.cpus_on_node
     if job and job.launcher.forgets_cpus and promised.value > own:
+        reason, _, line = job.launcher.forgets_cpus.partition(": ")
         yield Message(
             "HPC091",
-            f"{promised}, but this process may use only {cpus}: "
-            f"{job.launcher.forgets_cpus}",
+            f"{promised}, but this process can use only {cpus}: {reason}:"
+            + to_copy(line),
         )
     elif own < number:
-        fix = f"Type: --nproc_per_node={own}"
+        fix = f"Pass --nproc_per_node={own}"
         more = job.launcher.cpu_option.format(cpus=number) if job else ""
         if job and job.launcher.takes_from and 0 < most.value < number:
-            # The launcher would refuse it, unless it has made the job itself.
+            # The launcher would refuse the option, unless it has made the job.
             fix = (
-                f"The job has {most.value} there ({most.source}): give "
-                f"{job.launcher.takes_from}, whichever has made it, {more}. Or type: "
+                f"The job has {most.value} there ({most.source}). Pass {more} to "
+                f"{job.launcher.takes_from}, whichever made the job, or pass "
                 f"--nproc_per_node={own}"
             )
         elif job and more:
-            fix = f"Type: {job.once_per_node(inputs.command, more, nodes)}"
-        bind = "With one for each, --hpc-bind divides them"
+            line = job.once_per_node(inputs.command, more, nodes)
+            fix = f"Give the task more CPUs:{to_copy(line)}"
+        bind = "With one for each worker, --hpc-bind could divide them"
         if workers.binding is not None:
             bind = f"{workers.binding.setting} binds no worker: each needs a CPU"
         yield Message(
             "HPC092",
-            f"{number} workers share {cpus}: all that the affinity mask of this "
-            f"process has. {bind}. {fix}",
+            f"{number} workers share {cpus}, the whole affinity mask of this process. "
+            f"{bind}. {fix}",
         )
 
 
@@ -197,31 +194,31 @@ def _about_threads(inputs: Inputs, workers: Workers) -> Iterator[Message]:
         yield Message(
             "HPC093",
             f"{inputs.options['hpc_omp_threads']} is ignored: {OMP}={chosen} is set. "
-            f"Type: unset {OMP}",
+            f"To use the option, unset it:{to_copy(f'unset {OMP}')}",
         )
     planned = workers.environment.get(OMP)
     value = chosen or str(planned.value if planned else "")
     threads = _number(value)
-    # One thread each is what is left to have; too few CPUs is another message.
+    # With one thread each, there are too few CPUs: another message.
     shares = workers.binding.shares if workers.binding is not None else ()
     cpus = sum(len(share.cpus) for share in shares) or node.cpus
     if threads > 1 and threads * node.workers > cpus:
         yield Message(
             "HPC094",
             f"{OMP}={value} times {count(node.workers, 'worker')} is "
-            f"{threads * node.workers} threads on {count(cpus, 'CPU')}. Type: "
-            f"export {OMP}={_share(node, workers.binding)}",
+            f"{threads * node.workers} threads on {count(cpus, 'CPU')}. Use fewer:"
+            + to_copy(f"export {OMP}={_share(node, workers.binding)}"),
         )
 
 
 def _about_gpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
-    """Compare the GPUs that are visible with those of the node, and the workers."""
+    """Compare the visible GPUs with the node's GPUs, and with the workers."""
     variable, visible = _visible_gpus(inputs)
     node, present = inputs.node, inputs.promise.gpus_on_node
     if not visible or not (node.gpus or present.value):
         return
     shown = f"{variable}={inputs.environ[variable]}" if variable else "this node"
-    number = "gpu" if node.gpus == visible else visible  # torch may be one for CPUs
+    number = "gpu" if node.gpus == visible else visible  # torch can be a CPU build
     if variable and visible < present.value:
         fix, job = f"unset {variable}", _step(inputs)
         if job and (option := job.launcher.all_gpus_option):
@@ -230,44 +227,43 @@ def _about_gpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
         yield Message(
             "HPC095",
             f"{shown} shows {visible} of {count(present.value, 'GPU')} "
-            f"({present}). Type: {fix}",
+            f"({present}). Show all of them:{to_copy(fix)}",
         )
     elif visible < node.workers:
         yield Message(
             "HPC096",
             f"{count(node.workers, 'worker')}, but {shown} shows "
-            f"{count(visible, 'GPU')}. Type: --nproc_per_node={number}",
+            f"{count(visible, 'GPU')}. Pass --nproc_per_node={number}",
         )
     elif visible > 1 and node.workers == 1 and "nproc_per_node" not in inputs.options:
         yield Message(
             "HPC097",
             f"one worker, the default, but {shown} shows {count(visible, 'GPU')}. "
-            f"Type: --nproc_per_node={number}   (or "
-            "--nproc_per_node=1, if one is meant)",
+            f"Pass --nproc_per_node={number}, or --nproc_per_node=1 for one worker",
         )
 
 
 def _visible_gpus(inputs: Inputs) -> tuple[str, int]:
-    """Return how many GPUs are visible, and the variable that says so, if one does."""
+    """Return the variable that limits the visible GPUs, if any, and their number."""
     counts = [(_listed(v), name) for name, v in _visible(inputs.environ).items()]
     number, name = min(counts, key=itemgetter(0), default=(inputs.node.gpus, ""))
     return name, number
 
 
 def _visible(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the lists of GPUs that are set, by their variables."""
+    """Return the explicit lists of GPUs, by their variables."""
     return {name: environ[name] for name in VISIBLE if name in environ}
 
 
 def _listed(value: str) -> int:
-    """Count the GPUs in a list; CUDA takes those in front of one that is not valid."""
+    """Count the GPUs in a list, up to the first invalid one, like CUDA."""
     listed = [part.strip() for part in value.split(",")]
     invalid = (i for i, part in enumerate(listed) if part in {"", "-1", "NoDevFiles"})
     return next(invalid, len(listed))
 
 
 def _number(value: str) -> int:
-    """Return a text as a number; 0 if it is none."""
+    """Return a text as a number; 0 if it is not a number."""
     return int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
 
 
@@ -278,12 +274,12 @@ def _step(inputs: Inputs) -> Job | None:
 
 
 def _share(node: Node, binding: Binding | None) -> int:
-    """Return the CPUs of a worker, at least one; of the one that has the fewest."""
+    """Return the CPUs of the worker with the fewest, at least 1."""
     own = binding.fewest if binding is not None else 0
     return own or max(node.cpus // node.workers, 1)
 
 
 def follows_cpus(inputs: Inputs) -> bool:
-    """Return whether each worker is to have as many threads as CPUs."""
+    """Return whether each worker gets as many threads as CPUs."""
     is_auto = inputs.options.hpc_omp_threads == "auto"
     return is_auto and not _chosen_threads(inputs)

@@ -1,4 +1,4 @@
-"""Where the nodes of a step meet, with an agent on each of several nodes."""
+"""The meeting of several nodes of a step, with an agent on each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message, count
+from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.values import C10D, SCHEDULER, STATIC
 from torchrun_hpc.planning import (
@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 # Seconds. Torch's 60 is too short for a busy file system on hundreds of nodes.
 READ_TIMEOUT = 600
 
-# Options that the coordinator compares by themselves, or that may differ per node.
+# Options that the coordinator compares separately, or that can differ between nodes.
 _NOT_IN_DIGEST = r" --(rdzv|hpc|node|local)[-_](id|spares|rank|addr)[= ]\S+"
 _SHORT = 48  # characters of a command: its end has the script and its arguments
 
 
 def meet(inputs: Inputs) -> Meeting:
-    """Return where the nodes of a step meet, if what was typed is right for them.
+    """Return where the nodes of a step meet.
 
     Raises:
-        LaunchError: It is not; or this is a worker of the same launch.
+        LaunchError: An option does not fit the step, or this process is a worker of
+            the same launch.
     """
     job, options = inputs.the_job, inputs.options
     is_possible = meets_by_ours(inputs) and not inputs.lacks("watch_workers")
@@ -48,17 +49,17 @@ def meet(inputs: Inputs) -> Meeting:
         raise spares.not_possible(inputs)
     _check_nnodes(inputs, job)
     problem = messages.nested(inputs.environ, job.launch_id)
-    is_told_where = {"rdzv_endpoint", "master_addr", "master_port"} & {*options.given}
-    if problem and not is_told_where:
+    has_endpoint = {"rdzv_endpoint", "master_addr", "master_port"} & {*options.given}
+    if problem and not has_endpoint:
         raise problem
     return meet_anyway(inputs)
 
 
 def meet_anyway(inputs: Inputs) -> Meeting:
-    """Return where the nodes of a step meet; they do, even if they cannot start.
+    """Return where the nodes of a step meet, even if they cannot start.
 
     Raises:
-        LaunchError: Where they meet cannot be known.
+        LaunchError: The endpoint is unknown.
     """
     job, options = inputs.the_job, inputs.options
     node_rank, index = messages.place_of(job)
@@ -71,7 +72,7 @@ def meet_anyway(inputs: Inputs) -> Meeting:
     is_host = here.is_host
     if options.is_c10d and options.rdzv_conf.is_host is not None:
         is_host = options.rdzv_conf.is_host
-    # A host that is known by another name elsewhere must take what comes.
+    # A host with another name on other nodes must listen on all addresses.
     address = None
     if meets_here and is_host and not here.used_plain_name:
         address = inputs.network.own_address(here.connect_host)
@@ -118,10 +119,10 @@ def meet_anyway(inputs: Inputs) -> Meeting:
 
 
 def meets_by_ours(inputs: Inputs) -> bool:
-    """Return whether the scheduler's numbers are all that is needed to meet.
+    """Return whether the nodes meet by the scheduler's ranks.
 
-    Torch's own c10d stays where nodes may come and go, and where its agents are torch's
-    own: they leave without a word, which ours takes for a failure.
+    Torch's own c10d stays for a range of nodes. It also stays for torch's own agents:
+    they leave without notice, which our coordinator takes for a failure.
     """
     options = inputs.options
     is_wanted = options.hpc_rendezvous != C10D and not inputs.lacks("agent")
@@ -129,7 +130,6 @@ def meets_by_ours(inputs: Inputs) -> bool:
 
 
 def _started(command: str) -> str:
-    """Return the end of a command, and a digest of the whole command."""
     command = re.sub(_NOT_IN_DIGEST, "", command)
     digest = hashlib.sha256(command.encode(errors="replace")).hexdigest()
     return f"{command[-_SHORT:]} [{digest[:8]}]" if command else ""
@@ -142,56 +142,61 @@ def _may_grow(inputs: Inputs, job: Job) -> bool:
 def _local_endpoint(
     inputs: Inputs, job: Job, index: int, endpoint: Endpoint
 ) -> LocalEndpoint:
-    """Look at the endpoint from this node, and check that the nodes can meet there."""
+    """Resolve the endpoint on this node, and check that the nodes can meet there."""
     options = inputs.options
     here = local_endpoint.local_endpoint(inputs, job, index, endpoint)
     if _may_grow(inputs, job) and len(job.nodes) == 1 and endpoint.node is None:
-        # Somebody else's, unless it is an address of this node.
+        # The endpoint belongs to another launch, unless this node has its address.
         is_host = inputs.network.own_address(here.host) is not None
         here = replace(here, is_host=is_host)
     if (options.is_static or options.is_c10d) and not here.connect_host:
         raise local_endpoint.unreachable(inputs, job, endpoint, here)
     if options.is_static and here.is_host != (job.node_rank == 0):
-        first = endpoints.hosts_of(job)[0]
-        raise LaunchError(
-            "HPC069",
-            f"{endpoint.setting} is not an address of node 0"
-            f"{', ' if first else ''}{first}, which hosts the static rendezvous. Leave "
-            "the option out, or type --rdzv_backend=c10d",
-        )
+        raise _not_on_node_0(job, f"{endpoint.setting} is not an address of node 0")
     return here
+
+
+def _not_on_node_0(job: Job, fault: str, *, everywhere: bool = False) -> LaunchError:
+    first = endpoints.hosts_of(job)[0]
+    return LaunchError(
+        "HPC069",
+        f"{fault}, but the static rendezvous is on node 0{', ' * bool(first)}{first}. "
+        "Remove the option, or pass --rdzv_backend=c10d",
+        everywhere=everywhere,
+    )
 
 
 def _options(
     inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint
 ) -> dict[str, Setting]:
-    """Return what a user would type for this job."""
-    typed = inputs.options
-    wait, source = typed.hpc_spares, job.provenance["nodes"]
+    """Return the options of torchrun for this job."""
+    asked = inputs.options
+    wait, source = asked.hpc_spares, job.provenance["nodes"]
     if wait:
-        source = f"{source} - {typed['hpc_spares']}"
+        source = f"{source} - {asked['hpc_spares']}"
     derived = {
         "nnodes": Setting(str(len(job.nodes) - wait), source),
         "rdzv_id": Setting(job.launch_id, job.provenance["launch_id"]),
-        "rdzv_backend": Setting(STATIC if typed.is_static else C10D, "default"),
-        # Where no address is known, a name: torch's own choice does not always resolve.
+        "rdzv_backend": Setting(STATIC if asked.is_static else C10D, "default"),
+        # The name if no address is known: torch's own choice does not always resolve.
         "local_addr": Setting(
             str(here.local_address or here.name), "this node's address"
         ),
     }
-    options = {k: v for k, v in derived.items() if k not in typed}
-    # Everything but static ignores it, and torch would warn that it does.
-    node_rank = job.node_rank if typed.is_static else 0
+    options = {k: v for k, v in derived.items() if k not in asked}
+    # Only static uses it. Otherwise torch would warn.
+    node_rank = job.node_rank if asked.is_static else 0
     source = job.provenance.get("node_rank", job.provenance["nodes"])
     options["node_rank"] = Setting(node_rank, source)
-    if typed.is_static or typed.is_c10d:
+    if asked.is_static or asked.is_c10d:
         where = join_endpoint(here.connect_host, here.port)
         source = local_endpoint.source_of(inputs, job, endpoint, here)
         options["rdzv_endpoint"] = Setting(where, source)
-    if typed.is_c10d:
-        is_typed = "rdzv_conf" in typed
-        source = f"{typed['rdzv_conf'].source} and defaults" if is_typed else "defaults"
-        conf = typed.rdzv_conf.filled(
+    if asked.is_c10d:
+        source = "defaults"
+        if "rdzv_conf" in asked:
+            source = f"{asked['rdzv_conf'].source} and defaults"
+        conf = asked.rdzv_conf.filled(
             is_host=int(here.is_host),
             read_timeout=READ_TIMEOUT,
             join_timeout=JOIN_TIMEOUT,
@@ -204,7 +209,7 @@ def check_rendezvous(inputs: Inputs) -> None:
     """Check that ``--hpc-rendezvous=scheduler`` is possible.
 
     Raises:
-        LaunchError: It is not.
+        LaunchError: Other options, or this torch, exclude it.
     """
     options = inputs.options
     is_wanted = options.hpc_rendezvous == SCHEDULER and inputs.job is not None
@@ -221,9 +226,9 @@ def check_rendezvous(inputs: Inputs) -> None:
         others.append("a torch whose agent has changed")
     raise LaunchError(
         "HPC126",
-        f"{options['hpc_rendezvous']}, but it is for a fixed number of nodes, and "
-        f"stands in for --rdzv_backend=c10d only: not with {', '.join(others)}. Leave "
-        "one of them out",
+        f"{options['hpc_rendezvous']} needs a fixed number of nodes, and only replaces "
+        f"--rdzv_backend=c10d. It does not work with {', '.join(others)}. Remove one "
+        "of them",
         everywhere=True,
     )
 
@@ -237,18 +242,19 @@ def _check_nnodes(inputs: Inputs, job: Job) -> None:
         raise LaunchError(
             "HPC204",
             f"{options['nnodes']}, but this was started on {count(nodes, 'node')}, and "
-            f"with {options['hpc_spares']} the world has {nodes - wait}. Leave it out",
+            f"with {options['hpc_spares']} the world has {nodes - wait}. Remove "
+            "--nnodes",
             everywhere=True,
         )
     wanted = min(high, job.allocated_nodes)
-    typed = str(options["nnodes"].value).replace(":", " to ")
-    fix = f"start it on {typed} nodes"
+    explicit = str(options["nnodes"].value).replace(":", " to ")
+    fix = f"start it on {explicit} nodes"
     if wanted >= low and job.launcher.takes_number:
-        fix = f"type: {job.once_per_node(inputs.command, nodes=wanted)}"
+        fix = f"run:{to_copy(job.once_per_node(inputs.command, nodes=wanted))}"
     raise LaunchError(
         "HPC070",
         f"{options['nnodes']}, but this was started on {count(nodes, 'node')} "
-        f"({job.provenance['nodes']}). Leave it out, or {fix}",
+        f"({job.provenance['nodes']}). Remove the option, or {fix}",
         everywhere=True,
     )
 
@@ -261,27 +267,22 @@ def _check_static(inputs: Inputs, job: Job, rank: int, endpoint: Endpoint) -> No
             "HPC157",
             f"{options['nnodes']}, but the static rendezvous waits for "
             f"{count(high, 'node')}, and this was started on "
-            f"{count(len(job.nodes), 'node')} ({job.provenance['nodes']}). Leave the "
-            "option out, or type --rdzv_backend=c10d, which nodes may join",
+            f"{count(len(job.nodes), 'node')} ({job.provenance['nodes']}). Remove the "
+            "option, or pass --rdzv_backend=c10d, which nodes can join later",
             everywhere=True,
         )
     if "node_rank" in options and options.node_rank != rank:
         variable = job.launcher.node_variable
-        was = f"Was it ${variable}, expanded in the batch script, where it is 0? "
+        was = f"Perhaps the batch script expanded ${variable}, which is 0 there. "
         raise LaunchError(
             "HPC071",
             f"{options['node_rank']}, but this is node {rank} of the step "
             f"({job.provenance['node_rank']}), and the static rendezvous would wait "
-            f"forever. {was if variable else ''}Leave the option out",
+            f"forever. {was if variable else ''}Remove the option",
         )
     if job.is_ranked and endpoint.node not in (None, 0):
-        raise LaunchError(
-            "HPC072",
-            f"{endpoint.setting} is node {endpoint.node} of the step, but the static "
-            f"rendezvous is hosted by node 0, {job.nodes[0]}. Leave the option out, or "
-            "type --rdzv_backend=c10d",
-            everywhere=True,
-        )
+        fault = f"{endpoint.setting} is node {endpoint.node} of the step"
+        raise _not_on_node_0(job, fault, everywhere=True)
 
 
 def _notes(
@@ -293,8 +294,7 @@ def _notes(
         notes.append(Message("HPC074", text))
     if not inputs.options.is_static and "node_rank" in inputs.options:
         text = (
-            f"{inputs.options['node_rank']} is ignored, nodes are ranked as the "
-            "scheduler numbers them"
+            f"{inputs.options['node_rank']} is ignored: the scheduler numbers the nodes"
         )
         notes.append(Message("HPC075", text))
     notes += network_env.notes(inputs, here.local_address)
@@ -302,10 +302,10 @@ def _notes(
 
 
 def _hint(inputs: Inputs, job: Job) -> str:
-    """Return what may help if the nodes do not meet."""
+    """Return a hint for nodes that do not meet."""
     if job.started_by and not job.started_by.ends_others:
         name = job.started_by.name
-        return f"{name} ends no other task: see what these nodes have printed"
+        return f"{name} does not end other tasks: see what these nodes have printed"
     if meets_by_ours(inputs) and not inputs.options.hpc_spares:
         return messages.fail_together(job.launcher)
     if inputs.options.is_static and "node_rank" in inputs.options:

@@ -1,4 +1,4 @@
-"""The workers of this node: how many there are, and what each of them gets."""
+"""The workers of this node: their number, CPUs, variables, and preloaded modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Share:
 
     Attributes:
         cpus: Their numbers, in ascending order.
-        domain: Where they are: ``NUMA node 3, L3 48-55,112-119``.
+        domain: Their place: ``NUMA node 3, L3 48-55,112-119``.
         reason: Why this worker gets them.
     """
 
@@ -25,19 +25,19 @@ class Share:
 
     @property
     def cpu_list(self) -> str:
-        """The CPUs, as Linux writes them: ``48-55,112-119``."""
+        """The CPUs in Linux's format: ``48-55,112-119``."""
         return ranges(self.cpus, most=len(self.cpus))
 
 
 @dataclass(frozen=True)
 class Binding:
-    """How the CPUs of the affinity mask are divided among the workers of a node.
+    """The division of the affinity mask among a node's workers.
 
     Attributes:
-        setting: What was asked for, with the option or the site.
-        shares: What each worker gets, by local rank. Empty if none is bound.
-        problem: Why none is bound; empty if they are.
-        instead: Why they are divided evenly where it should have been by GPU.
+        setting: The value, with the option or the site.
+        shares: The CPUs of each worker, by local rank; empty if none is bound.
+        problem: Why none is bound; empty if they are bound.
+        instead: Why they are divided evenly instead of by GPU; empty otherwise.
         sets_threads: Whether each worker gets as many threads as CPUs.
     """
 
@@ -49,7 +49,7 @@ class Binding:
 
     @property
     def fewest(self) -> int:
-        """Number of CPUs of the worker that has the fewest; 0 if none is bound."""
+        """Number of CPUs of the smallest share; 0 if no worker is bound."""
         return min((len(share.cpus) for share in self.shares), default=0)
 
 
@@ -58,11 +58,10 @@ class Preload:
     """The modules that a node imports once, before it forks its workers.
 
     Attributes:
-        modules: Their names, in the order in which they are imported.
-        setting: The same as it was typed, or set, with the option or the site.
-        variables: Those to set before, because a module may read them then.
-        problem: Why the workers are started by exec nevertheless; empty if they are
-            not.
+        modules: Their names, in the order of import.
+        setting: The value, with the option or the site.
+        variables: Variables to set first, because modules read them.
+        problem: Why the workers start by exec instead; empty if they are forks.
     """
 
     modules: tuple[str, ...]
@@ -77,10 +76,10 @@ class Workers:
 
     Attributes:
         number: Number of workers on this node.
-        size: Number of all workers; 0 if it is not known before the nodes meet.
-        environment: Environment variables of each: threads, and its GPU.
-        binding: Which worker gets which CPUs; ``None`` if they are not bound.
-        preload: What is imported once for all workers; ``None`` if nothing is.
+        size: World size; 0 if it is unknown before the nodes meet.
+        environment: Environment variables of each worker: threads, and its GPU.
+        binding: The CPUs of each worker; ``None`` if they are not bound.
+        preload: The modules to import once; ``None`` without the option.
     """
 
     number: int = 1

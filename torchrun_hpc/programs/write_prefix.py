@@ -1,4 +1,4 @@
-"""Copies stdin to stdout, with the argument in front of each line."""
+"""Copies stdin to stdout, with the argument before each line."""
 
 import os
 import sys

@@ -1,5 +1,4 @@
-"""What a person reads: messages on stderr, the start line, the tables of the dry run.
+"""The output: messages on stderr, the start line, the tables of the dry run.
 
-Who reports what concerns all is decided in `reporter`, when a wait is reported in
-`intervals`.
+`reporter` decides which node reports for all, `intervals` when a wait is reported.
 """

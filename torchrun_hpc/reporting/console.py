@@ -1,4 +1,4 @@
-"""Messages to stderr, and output to stdout where there is no script to have it."""
+"""Messages on stderr, and output on stdout of commands without a script."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def write(message: Message, kind: str = "note", details: Sequence[str] = ()) -> 
 
 
 def write_lines(*lines: str) -> None:
-    """Write lines to stderr, in one piece: other nodes write to the same terminal.
+    """Write lines to stderr, in one piece, because nodes share a terminal.
 
-    Parts of them may come from the network, so nothing that a terminal would act on is
-    written. Nothing is raised if this fails: a message never ends a launch.
+    Control characters are replaced, because parts can come from the network. Nothing is
+    raised: a message never ends a launch.
     """
     written = (printable(line, _LONGEST) for line in lines)
     streams.write("".join(f"{line}\n" for line in written), sys.stderr)
@@ -49,16 +49,16 @@ def output(text: str) -> None:
         LaunchError: There is no stdout, or it is full.
     """
     if sys.stdout is None:
-        text = "there is no standard output to print to: it is closed"
+        text = "standard output is closed. Remove >&- from the command"
         raise LaunchError("HPC101", text)
     try:
-        # Whatever its encoding: names of files and of centres may be in any script.
+        # Names of files and centres can have characters that the encoding lacks.
         encoding = sys.stdout.encoding or "utf-8"
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except OSError as error:
-        # What is still buffered must not be tried again at the end.
+        # Python must not try to write the rest again at exit.
         streams.discard(sys.stdout)
-        if not isinstance(error, BrokenPipeError):  # that is | head
-            text = f"cannot print to standard output: {error.strerror}"
+        if not isinstance(error, BrokenPipeError):  # as with | head
+            text = f"cannot print to standard output: {error.strerror}. Use > FILE"
             raise LaunchError("HPC102", text) from None

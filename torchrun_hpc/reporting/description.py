@@ -1,8 +1,7 @@
-"""What is known and decided about a launch, as one of its nodes sees it.
+"""The description of a launch: all facts and decisions, as one node sees them.
 
-The dry run prints it, its nodes send it to each other, and other programs ask for it
-by `torchrun_hpc.describe`. As plain data it has the form that `torchrun_hpc.wire` gives
-to the dataclasses that it consists of: their fields, by their names.
+The dry run prints it, nodes send it to each other, and `torchrun_hpc.describe` returns
+it. As JSON, it has the fields of its dataclasses by name (`torchrun_hpc.wire`).
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.planning.plan import LaunchPlan
 
-VERSION = 1  # of the form
+VERSION = 1  # of the format
 
 
 @dataclass(frozen=True)
 class DescribedPatch:
-    """A change inside torch, and what became of it."""
+    """A change inside torch, and whether it was made."""
 
     name: str
     target: str
@@ -48,20 +47,20 @@ class Description:
     """A launch, as one of its nodes sees it.
 
     Attributes:
-        version: Version of this form.
+        version: Version of this format.
         torchrun_hpc: Version of this package.
         torch: Version of torch.
         python: Version of Python.
-        job: What the scheduler knows; ``None`` without one.
-        meeting: Who takes part, and where the nodes meet.
+        job: The scheduler's job; ``None`` without one.
+        meeting: The nodes, and where they meet.
         workers: The workers of this node.
-        options: All options of torchrun that are explicit or derived, by their names in
-            its parser.
+        options: The explicit and derived options of torchrun, by their names in its
+            parser.
         environment: Environment variables to set.
-        messages: What a person reads about it.
+        messages: The messages about this launch, each on one line.
         patches: The changes inside torch.
-        exports: Variables to export for the same with plain torchrun.
-        command: The same with plain torchrun, on this node.
+        exports: Variables to export for plain torchrun.
+        command: The same launch with plain torchrun, on this node.
     """
 
     version: int
@@ -88,7 +87,7 @@ def description(
 ) -> Description:
     """Describe a launch, with torch's version, the patches, and the plain command."""
     options = {**plan.asked.given, **plan.options}
-    options.pop("hpc_dry_run", None)  # of that, not of the launch
+    options.pop("hpc_dry_run", None)  # not part of the launch
     return Description(
         version=VERSION,
         torchrun_hpc=torchrun_hpc.__version__,
@@ -99,7 +98,7 @@ def description(
         workers=plan.workers,
         options=options,
         environment=plan.environment,
-        messages=plan.messages,
+        messages=plan.messages.on_one_line(),
         patches=tuple(patches),
         exports={name: str(value.value) for name, value in plan.environment.items()},
         command=tuple(command),
@@ -107,15 +106,15 @@ def description(
 
 
 def received(data: object, rank: int, meeting: Meeting) -> Description | None:
-    """Read the description of another node; return ``None`` if it is not valid.
+    """Return the description of another node; ``None`` if it is not valid.
 
-    Whoever reaches the coordinator can send one. So it must have the form of a
-    `Description`, with nothing in it that a terminal or a shell would act on.
+    Anybody who reaches the coordinator can send one. So it must have the format of a
+    `Description`, without anything that a terminal or a shell would execute.
 
     Args:
-        data: What the node has sent.
-        rank: Rank of the node that it should come from.
-        meeting: Where this node meets the others.
+        data: The received data.
+        rank: Rank of the sender.
+        meeting: This node's meeting.
     """
     with contextlib.suppress(WireError):
         found = wire.decode(Description, data)
@@ -131,12 +130,12 @@ def received(data: object, rank: int, meeting: Meeting) -> Description | None:
 
 
 def _agree(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Compare names of nodes where both are known: some launchers give none."""
+    """Compare the names that both know: some launchers give none."""
     pairs = zip(one, other, strict=False)
     return len(one) == len(other) and all(a == b or not a or not b for a, b in pairs)
 
 
 def shell_lines(exports: Mapping[str, str], command: Sequence[str]) -> list[str]:
-    """Write exports and command for a shell, ready to copy."""
+    """Return exports and command for a shell, ready to copy."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
     return [*lines, shlex.join(command)]

@@ -1,7 +1,7 @@
-"""Who reports: what concerns all is said by the first one that can see it.
+"""The reporter: the lowest rank that can see a problem of all nodes.
 
-The first one is that of rank 0: the node of an agent, the task in direct mode. Where
-something is wrong with that one, it is the next.
+Usually it is the head node, in direct mode rank 0. If it has the problem itself, the
+next one reports.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 def is_reporter(rank: int, absent: Collection[int] = ()) -> bool:
-    """Return whether who has a rank reports what concerns all.
+    """Return whether a node or task reports for all.
 
     Args:
-        rank: Rank of this node, or of this task.
-        absent: Ranks of those that it is about, and which cannot see it.
+        rank: Its rank.
+        absent: Ranks with the problem, which cannot see it.
     """
     return rank == next(r for r in itertools.count() if r not in absent)
 
 
 def reports_wait_for(rank: int, node: int | None) -> bool:
-    """Return whether this node reports that it waits for another one.
+    """Return whether this node reports its wait for another node.
 
     Args:
         rank: Rank of this node.
-        node: Rank of the one that is waited for; ``None`` where it is not known to
-            all: one of the first two is another one.
+        node: Rank of the other node; ``None`` if not all nodes know it. Then the first
+            two report, and one of them is not the other node.
     """
     return rank in (0, 1) if node is None else is_reporter(rank, {node})
 
@@ -40,19 +40,19 @@ def reports_failure(rank: int, nodes: int, unaware: Collection[int]) -> bool:
     Args:
         rank: Rank of this node.
         nodes: Number of nodes.
-        unaware: Ranks of nodes that it is about, and that have not noticed it. If that
-            is all nodes, the first one reports it.
+        unaware: Ranks of failed nodes that have not noticed it. If that is all nodes,
+            the head node reports.
     """
     absent = {node for node in unaware if 0 <= node < nodes}
     return is_reporter(rank, absent if len(absent) < nodes else ())
 
 
 def told_to_report(coordinator: int, *, has_spares: bool) -> int:
-    """Return the rank of the node that the coordinator tells to report.
+    """Return the rank of the node that the coordinator asks to report.
 
     Args:
         coordinator: Rank of the coordinator's node.
-        has_spares: Whether another node may take the place of the first one; then the
-            coordinator's own node reports.
+        has_spares: Whether a spare can replace the head node. Then the coordinator's
+            own node reports.
     """
     return coordinator if has_spares else 0

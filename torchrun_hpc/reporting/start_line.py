@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import __version__
-from torchrun_hpc.errors import count
+from torchrun_hpc.errors import COPIED, count
 from torchrun_hpc.planning.messages import NO_SCHEDULER
 from torchrun_hpc.reporting.console import PREFIX
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def start_line(plan: LaunchPlan) -> str:
-    """Describe in one line what is about to start."""
+    """Describe the launch in one line. Lines to copy, of notes, follow on their own."""
     where, title = plan.meeting, plan.messages.title
     is_alone = where.nodes == 1 and title == NO_SCHEDULER
     if is_alone and not plan.mode.is_direct:
@@ -28,12 +28,14 @@ def start_line(plan: LaunchPlan) -> str:
         parts.append(f"{what} at {where.endpoint}{over}")
     if where.site:
         parts.append(f"site {where.site.value}")
-    parts += [f"note[{note.code}]: {note.text}" for note in plan.messages.notes]
-    return f"torchrun_hpc {__version__}: {'; '.join(parts)}"
+    notes = [(note.code, *note.text.partition(COPIED)) for note in plan.messages.notes]
+    parts += [f"note[{code}]: {text}" for code, text, *_ in notes]
+    copied = "".join(COPIED + line for *_, line in notes if line)
+    return f"torchrun_hpc {__version__}: {'; '.join(parts)}{copied}"
 
 
 def joined_line(plan: LaunchPlan, nodes: int, workers: int, seconds: float) -> str:
-    """Report that the nodes have joined, and how long that took."""
+    """Return the line that the nodes have joined, and how long that took."""
     every = plan.meeting.active
     who = f"all {every}" if nodes == every else f"{nodes} of {every}"
     started = f"{count(workers, 'worker')} started"
@@ -41,7 +43,7 @@ def joined_line(plan: LaunchPlan, nodes: int, workers: int, seconds: float) -> s
 
 
 def _shape(plan: LaunchPlan) -> str:
-    """Write the nodes, and the workers or tasks, as far as they are known yet."""
+    """Return the numbers of nodes, and of workers or tasks, as far as known."""
     where, own = plan.meeting, plan.workers
     nodes, workers = count(where.active, "node"), count(own.number, "worker")
     if where.spares.number:

@@ -1,7 +1,7 @@
-"""The standard streams: whatever is wrong with them, a launch goes on.
+"""The standard streams: a launch continues whatever is wrong with them.
 
-They may be closed, full, without a reader, or on a terminal that has been closed; from
-the start, or later.
+They can be closed, full, without a reader, or on a closed terminal, from the start or
+later.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ _WRITE_TIMEOUT = 1.0
 
 _STDERR = 2
 
-# Held while something is written, so that it stays in one piece.
+# Held during a write, so that it stays in one piece.
 _lock = threading.RLock()
 
-# Not every exception: those of signal handlers are to be raised.
+# Other exceptions come from signal handlers, and must be raised.
 _FAULTS = (OSError, ValueError, RuntimeError)
 
 
 def open_closed() -> None:
-    """Open /dev/null as standard input, output and error where they are closed.
+    """Open /dev/null for each standard stream that is closed. The workers inherit it.
 
-    Otherwise the next file or socket gets their number, and what is written to standard
-    error goes into it. The workers inherit them.
+    Otherwise the next file or socket would get its number, and the messages.
     """
     for number in range(3):
         try:
@@ -47,14 +46,16 @@ def open_closed() -> None:
 
 
 def write(text: str, stream: TextIO | None) -> None:
-    """Write to a stream; if it is broken, the text is lost, and nothing else happens.
+    """Write to a stream. If it is broken, only the text is lost.
 
-    The text does not go through Python's buffer: Python would try to write it again at
-    exit, and end this process with exit code 120.
+    The text bypasses Python's buffer. Otherwise Python would write it again at exit,
+    and exit with code 120.
     """
     if stream is None:
         return
-    has_lock = _lock.acquire(timeout=_WRITE_TIMEOUT)  # a torn line is better than none
+    has_lock = _lock.acquire(
+        timeout=_WRITE_TIMEOUT
+    )  # a broken line is better than none
     try:
         _write(text, stream)
     finally:
@@ -76,21 +77,21 @@ def _write(text: str, stream: TextIO) -> None:
 
 
 def exclusive() -> AbstractContextManager[Any]:
-    """Return a context in which no other thread of this process writes here."""
+    """Return a context without writes of this process's other threads."""
     return _lock
 
 
 def copy(data: bytes) -> None:
-    """Write bytes to standard error as they are, however long that takes.
+    """Write bytes to standard error, however long that takes.
 
-    What cannot be written is lost, because a disk is full, for example.
+    They are lost if they cannot be written, for example because a disk is full.
 
     Raises:
-        BrokenPipeError: Nobody will ever read it.
+        BrokenPipeError: Nobody will ever read them.
     """
     try:
         while data:
-            # It may have been made non-blocking, and others write there, too.
+            # It can be non-blocking, and other processes also write there.
             select.select([], [_STDERR], [])
             with contextlib.suppress(BlockingIOError):
                 data = data[os.write(_STDERR, data) :]
@@ -101,18 +102,18 @@ def copy(data: bytes) -> None:
 
 
 def forgive_at_exit(stream: TextIO | None) -> None:
-    """At exit, discard what a stream cannot write: it would change the exit code."""
+    """At exit, discard unwritable text of a stream: it would change the exit code."""
     if stream is not None:
         atexit.register(_flush_or_discard, stream)
 
 
 def forget_at_exit() -> None:
-    """Take `forgive_at_exit` back."""
+    """Undo `forgive_at_exit`."""
     atexit.unregister(_flush_or_discard)
 
 
 def flush(stream: TextIO | None) -> bool:
-    """Write what a stream has in its buffer; return whether that worked."""
+    """Write a stream's buffer; return whether that worked."""
     try:
         if stream is not None:
             stream.flush()
@@ -122,7 +123,7 @@ def flush(stream: TextIO | None) -> bool:
 
 
 def discard(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null, with all that is in its buffer."""
+    """Redirect a stream to /dev/null, with its buffer."""
     with contextlib.suppress(*_FAULTS), Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
@@ -132,7 +133,7 @@ def default_signals() -> Iterator[None]:
     """Restore the default of SIGPIPE for a program that replaces this process.
 
     Python ignores it, and the program would inherit that: ``yes | head`` would not end.
-    Torchrun's workers, which are started with ``subprocess``, have the default, too.
+    torchrun's workers, started with ``subprocess``, also have the default.
     """
     ignored = (signal.SIGPIPE, signal.SIGXFSZ)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in ignored}
@@ -149,9 +150,9 @@ def _flush_or_discard(stream: TextIO) -> None:
 
 
 def _descriptor(stream: TextIO) -> int | None:
-    """Return the file descriptor of a stream, if it is one of Python's own.
+    """Return the file descriptor of a stream, if Python itself has opened it.
 
-    A program may have replaced it by an object that writes somewhere else, too.
+    A program can have replaced it with an object that also writes elsewhere.
     """
     if type(stream) is not io.TextIOWrapper:
         return None
@@ -162,7 +163,7 @@ def _descriptor(stream: TextIO) -> int | None:
 
 
 def _takes_more(descriptor: int) -> bool:
-    """Wait until it can be written to, as long as a reader may be slow."""
+    """Wait for a slow reader; return whether a write is possible."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(_WRITE_TIMEOUT * 1000))

@@ -1,11 +1,13 @@
-"""What the dry run prints: every value and its source, as tables or as JSON."""
+"""The output of the dry run: every value and its source, as tables or as JSON."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import wire
+from torchrun_hpc.errors import count
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.names import fold
 from torchrun_hpc.options.values import DIRECT
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
 # How many nodes' commands are shown.
 _SHOWN = 4
 
+# Characters of a line, at which the last column of a table is wrapped; and of that
+# column at least.
+_WIDTH, _LEAST = 100, 30
+
 
 def print_dry_run(
     form: str, nodes: Sequence[Description], missing: Sequence[str], limit: int
 ) -> None:
-    """Print what would be done, as ``table`` or ``json``; see `render`."""
+    """Print a dry run as ``table`` or ``json``; the arguments are those of `render`."""
     if form == "json":
         found = [wire.encode(node) for node in nodes]
         answer = {"nodes": found, "missing": missing, "limit_s": limit}
@@ -35,11 +41,11 @@ def print_dry_run(
 
 
 def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> str:
-    """Write what would be done, value by value.
+    """Return the verdict and the tables.
 
     Args:
-        nodes: Those that answered, in the order of their ranks. What is the same on all
-            is taken from the first one.
+        nodes: The nodes that answered, by rank. The first one shows the values that all
+            nodes share.
         missing: Names of the nodes that did not answer.
         limit: Seconds that they had.
     """
@@ -47,22 +53,21 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
     is_direct = first.meeting.backend == DIRECT
     versions = f"torchrun_hpc {first.torchrun_hpc}, torch {first.torch}"
     parts = [
-        f"{versions}, Python {first.python}: a dry run, nothing is started",
+        _verdict(nodes, missing, limit),
+        f"Dry run by {versions}, Python {first.python}. Nothing was started.",
         _table(("value", "is", "from"), _decisions(first)),
         _table(("rank", "node", "address", "interface", "workers"), _nodes(nodes)),
     ]
     if is_direct and first.meeting.nodes > 1:
         parts.append(
-            "Each task is a worker: only this one is shown, no other was asked"
+            "Each task is a worker. Only this task is shown; no other was asked."
         )
-    if missing:
-        parts.append(f"No answer within {limit} s from: {fold(missing)}")
     bound = [*_bound(nodes)]
     if bound:
         parts.append(_table(("worker", "CPUs", "where", "because"), bound))
     if any(node.exports for node in nodes):
         parts.append(_table(("variable", "is set to", "from"), _variables(nodes)))
-    if not is_direct:  # torch is the script's affair
+    if "hpc_debug" in first.options and not is_direct:
         patches = [(p.name, p.state, p.reason) for p in first.patches]
         parts.append(_table(("inside torch", "is", "because"), patches))
     parts += filter(None, ["\n".join(_messages(nodes))])
@@ -70,14 +75,28 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
         where = f", on {_name(node)}" if len(nodes) > 1 else ""
         how = "by hand, for this task" if is_direct else "with plain torchrun"
         lines = "\n".join(shell_lines(node.exports, node.command))
-        parts.append(f"The same {how}{where}:\n\n{lines}")
+        parts.append(f"The same launch {how}{where}:\n\n{lines}")
     if len(nodes) > _SHOWN:
-        parts.append(f"and {len(nodes) - _SHOWN} more: --hpc-dry-run=json")
+        others = count(len(nodes) - _SHOWN, "other node")
+        parts.append(f"--hpc-dry-run=json also shows the {others}.")
     return "\n\n".join(parts) + "\n"
 
 
+def _verdict(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> str:
+    """Return whether the launch would start."""
+    if missing:
+        absent = f"{count(len(missing), 'node')} did not answer within {limit} s"
+        return f"NOT OK: {absent}: {fold(missing)}"
+    meeting, size = nodes[0].meeting, nodes[0].workers.size
+    every = size or sum(node.workers.number for node in nodes[: meeting.active])
+    is_alone = len(nodes) < meeting.active and not size
+    on = "this node" if is_alone else count(meeting.active, "node")
+    spare = meeting.spares.number
+    kept = f", and keep {count(spare, 'spare')} idle" if spare else ""
+    return f"OK: would start {count(every, 'worker')} on {on}{kept}"
+
+
 def _name(node: Description) -> str:
-    """Return the name of a node, if a scheduler gave it one."""
     meeting = node.meeting
     names = meeting.hosts[meeting.node_rank :][:1] if meeting.hosts else ()
     return (names and names[0]) or "this node"
@@ -85,8 +104,8 @@ def _name(node: Description) -> str:
 
 def _decisions(node: Description) -> Iterator[Sequence[str]]:
     job, meeting, workers = node.job, node.meeting, node.workers
-    typed = node.options.get("nproc_per_node")
-    source = str(typed) if typed else "default"
+    explicit = node.options.get("nproc_per_node")
+    source = str(explicit) if explicit else "default"
     if job is not None:
         yield "scheduler", job.scheduler, f"a {job.context.value}"
         known_by = job.provenance.get("node_rank", "")
@@ -126,7 +145,7 @@ def _nodes(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
 
 
 def _bound(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
-    """Yield the CPUs of node 0's workers, and of others where they differ from it."""
+    """Yield the CPUs of the head node's workers, and those that differ elsewhere."""
     first = _shares(nodes[0])
     for node in nodes:
         where = "" if node is nodes[0] else f" on {_name(node)}"
@@ -141,7 +160,7 @@ def _shares(node: Description) -> Sequence[Share]:
 
 
 def _variables(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
-    """Yield the variables of node 0, and those of others that differ from it."""
+    """Yield the head node's variables, and those that differ on other nodes."""
     first = nodes[0]
     for node in nodes:
         for name, setting in node.environment.items():
@@ -155,7 +174,7 @@ def _variables(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
 
 
 def _messages(nodes: Sequence[Description]) -> Iterator[str]:
-    """Yield what is said of all nodes, as node 0 has it, and what of one."""
+    """Yield the messages about all nodes, as the head node has them, and about one."""
     shared = nodes[0].messages
     yield from map(str, [*shared.notes, *shared.advice])
     for node in nodes:
@@ -166,9 +185,16 @@ def _messages(nodes: Sequence[Description]) -> Iterator[str]:
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Align columns; the last one is as wide as it is."""
+    """Align columns, and wrap the last one."""
     lines = [titles, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(titles) - 1)]
-    return "\n".join(
-        "  ".join([*map(str.ljust, line, widths), line[-1]]).rstrip() for line in lines
-    )
+    indent = sum(widths) + 2 * len(widths)
+    width = max(_WIDTH - indent, _LEAST)
+    written = []
+    for line in lines:
+        last = textwrap.wrap(
+            line[-1], width, break_on_hyphens=False, break_long_words=False
+        )
+        first = ["  ".join([*map(str.ljust, line, widths), *last[:1]]).rstrip()]
+        written += first + [" " * indent + rest for rest in last[1:]]
+    return "\n".join(written)

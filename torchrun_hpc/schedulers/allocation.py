@@ -52,10 +52,10 @@ class Allocation:
         if not self.nodes:
             raise LaunchError(
                 "HPC035",
-                f"{self.provenance['nodes']} cannot be read here, and names the nodes "
-                f"of {self.scheduler} job {self.launch_id}. In a container, mount the "
-                "folder of the file and pass the variables on; or start this with "
-                "mpirun or mpiexec; or type --standalone for one node",
+                f"{self.provenance['nodes']} names the nodes of {self.scheduler} job "
+                f"{self.launch_id} and cannot be read here. In a container, mount the "
+                "file's folder and pass the variables on. Or start this with mpirun or "
+                "mpiexec. For one node, pass --standalone",
             )
         rank = node_index(hostname, self.nodes)
         context = LaunchContext.BATCH_SCRIPT
@@ -86,7 +86,7 @@ def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list
     Args:
         lines: The lines of a file, or what stands for them.
         source: What names the list, for the message.
-        counts: Whether a number of slots may stand behind the name.
+        counts: Whether a number of slots may follow the name.
 
     Raises:
         LaunchError: A line is something else, or there are too many.
@@ -102,10 +102,9 @@ def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list
             raise LaunchError(
                 "HPC140",
                 f"{source} does not list the job's hosts: entry {number} is "
-                f"{shown!a}, and not the name of a host. The scheduler writes one "
-                f"on each line, {_MOST_LINES:,} at most; something else has written "
-                "this, or has set the variable: unset it, or type --standalone for one "
-                "node",
+                f"{shown!a}, which is not a host name. The scheduler writes one per "
+                f"line, and {_MOST_LINES:,} at most. Unset the variable, or pass "
+                "--standalone for one node",
                 everywhere=True,
             )
         hosts.append(host)

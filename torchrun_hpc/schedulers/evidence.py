@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, to_copy
 from torchrun_hpc.schedulers.job import node_index, same_host
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
 
 def _nearest(detectors: Sequence[Detector], process: Process) -> Detector | None:
     """Return the one whose process is the nearest above this one, if any shows."""
-    # What it has started itself, where its daemon, which is root's, is hidden.
+    # Tasks that it has started itself, where its daemon, which is root's, is hidden.
     started = {d: _started_here(d, process) for d in detectors}
     above = zip_longest(process.ancestors, process.ancestor_pids, fillvalue="")
     for name, pid in [("", process.pid), *above]:
@@ -104,12 +104,12 @@ def _without(detectors: Sequence[Detector], process: Process) -> Process:
 
 
 def _unclear(detectors: Sequence[Detector], process: Process, why: str) -> LaunchError:
-    names = " and of ".join(d.shown(process.environ) for d in detectors)
+    names = " and ".join(d.shown(process.environ) for d in detectors)
     bash = [" ".join(f"${{!{p}*}}" for p in d.prefixes) for d in detectors]
-    unset = "; or ".join(f"unset {variables}" for variables in bash)
+    unset = to_copy("   # or ".join(f"unset {variables}" for variables in bash))
     return LaunchError(
         "HPC142",
-        f"there are variables of {names}, and nothing shows whose count: {why}. An "
-        "environment is handed on by qsub -V, sbatch or a container. Remove those that "
-        f"are left over, in bash: {unset}",
+        f"the variables of both {names} are set, and it is not clear which job this "
+        f"is: {why}. qsub -V, sbatch or a container can pass stale variables on. "
+        f"Remove those of the other job, in bash:{unset}",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, to_copy
 from torchrun_hpc.schedulers import job
 from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id
 from torchrun_hpc.schedulers.pmi import MOST_TASKS
@@ -118,8 +118,8 @@ def _check_ranks(detector: Detector, layout: TaskLayout, nodes: int | None) -> N
             "HPC033",
             f"{detector.name} says that this is task {task.rank} of {task.size}, and "
             f"{task.local_rank} of {task.local_size} on this node "
-            f"({layout.provenance['task']}, {layout.provenance['tasks']}), which "
-            "cannot be. The variables may have been left over: start this with "
+            f"({layout.provenance['task']}, {layout.provenance['tasks']}), which is "
+            "impossible. The variables are probably stale. Start this with "
             f"{detector.launcher.name}, or unset them",
         )
 
@@ -138,7 +138,7 @@ def _number_of_nodes(
     most = min(filter(None, (layout.most_nodes, listed, task.size)))
     before = layout.nodes_before if layout.node_rank is None else layout.node_rank
     if before is not None and before < task.rank:
-        most = min(most, max(task.size - 1, 1))  # a node in front has several tasks
+        most = min(most, max(task.size - 1, 1))  # an earlier node has several tasks
     nodes, rest = divmod(task.size, task.local_size)
     least = (layout.node_rank or index or 0) + 1
     if rest == 0 and min(least, most) <= nodes <= most:
@@ -148,8 +148,9 @@ def _number_of_nodes(
     raise LaunchError(
         "HPC034",
         f"{detector.name} started {task.local_size} of {task.size} tasks on this node "
-        f"({layout.provenance['tasks']}), so not as many on each, and says nowhere on "
-        f"how many nodes. Start as many on each node, or type: {line}",
+        f"({layout.provenance['tasks']}): nodes have different numbers of tasks, so "
+        "the number of nodes is unknown. Start the same number on each node, or one "
+        f"per node:{to_copy(line)}",
     )
 
 

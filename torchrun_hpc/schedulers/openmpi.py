@@ -71,7 +71,7 @@ def task_layout(process: Process) -> TaskLayout:
         nodelist_is_shared=False,  # ssh passes no variables of a scheduler on
     )
     task = layout.task
-    # It counts nodes without a task, too, if mpirun has started a daemon there.
+    # It also counts nodes without a task, if mpirun has started a daemon there.
     one_each = task.local_size == 1 and (before is None or task.rank <= before)
     counts = nodes and (nodes < task.size or (nodes == task.size and one_each))
     return replace(layout, nodes=nodes) if counts else layout

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, to_copy
 from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, hosts_in
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import BY_NAME, LaunchContext, Launcher, Promise, Task
@@ -61,7 +61,8 @@ _WITH_NUMBER = f"${NODE_FILE} {MPIRUN.forward_option} {JOB_ID}"
 _TO_MPIRUN = MPIRUN.once_per_node("{nodes}", "{command}", _WITH_NUMBER)
 ANY_MPIEXEC = Launcher(
     name="mpiexec",
-    template=f"{MPIEXEC.template}   (with Open MPI: {_TO_MPIRUN})",
+    template=MPIEXEC.template,
+    other_template=_TO_MPIRUN,
     cpu_option="",
     block_option="",
 )
@@ -117,13 +118,13 @@ def _task(pbs: Variables, process: Process, job: Job, lines: list[str]) -> Job:
         raise LaunchError(
             "HPC036",
             f"pbsdsh starts a task for each line of {source}, {most} on a node, and "
-            "tells them no ranks. Select mpiprocs=1, or type: "
-            f"{job.once_per_node(process.command)}",
+            "gives them no ranks. Select mpiprocs=1, or use mpiexec:"
+            f"{to_copy(job.once_per_node(process.command))}",
             everywhere=True,
         )
     rank = pbs.integer(NODE_NUMBER) if pbs.first(NODE_NUMBER) else len(nodes)
     rank_source = NODE_NUMBER
-    # The name goes first: numbers count hosts, too, that have no line in the file.
+    # The name goes first: numbers also count hosts that have no line in the file.
     if job.node_rank is not None:
         rank, rank_source = job.node_rank, BY_NAME
     if rank >= len(nodes):

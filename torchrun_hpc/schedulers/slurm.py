@@ -34,7 +34,7 @@ JOB_CPUS = "SLURM_JOB_CPUS_PER_NODE"
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 NODE_ID = "SLURM_NODEID"
 
-# All three: srun takes what is not typed from what sbatch was told, and with more
+# All three: srun takes missing options from what sbatch was told, and with more
 # tasks than nodes ignores the third.
 _ONCE_PER_NODE = "--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {command}"
 SRUN = Launcher(
@@ -47,7 +47,7 @@ SRUN = Launcher(
     exclude="--exclude=",
     bind_option="--cpus-per-task=N --cpu-bind=cores",
     all_gpus_option="--gpu-bind=none",
-    forgets_cpus="srun 22.05 to 23.02 does not read that variable. Put in front of "
+    forgets_cpus="srun 22.05 to 23.02 does not read that variable. Add this before "
     f"srun: export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}",
     takes_from="sbatch, salloc or srun",
     node_variable=NODE_ID,
@@ -159,11 +159,9 @@ class _Variables(Variables):
         try:
             hosts = hostlist.expand_hostlist(self.environ[name])
         except hostlist.HostlistError as error:
-            text = f"{self.shown(name)} is not a list of nodes: {error}"
-            raise LaunchError("HPC022", text, everywhere=True) from None
+            raise self.damaged(name, f"is not a list of nodes: {error}") from None
         if len(set(hosts)) < len(hosts):
-            text = f"{self.shown(name)} names a node twice"
-            raise LaunchError("HPC023", text, everywhere=True)
+            raise self.damaged(name, "names a node twice")
         return hosts
 
     def counts(self, *names: str) -> tuple[int, ...]:
@@ -172,8 +170,7 @@ class _Variables(Variables):
         try:
             return hostlist.expand_counts(self.environ[name])
         except hostlist.HostlistError as error:
-            text = f"{self.shown(name)} gives no counts: {error}"
-            raise LaunchError("HPC024", text, everywhere=True) from None
+            raise self.damaged(name, f"gives no counts: {error}") from None
 
 
 def _is_left_over(slurm: _Variables) -> bool:
@@ -219,13 +216,13 @@ def _step(slurm: _Variables) -> Job:
     task_rank = slurm.integer(TASK_RANK)
     if task_rank >= size:
         text = f"the step has only {size} tasks ({tasks_source})"
-        raise _stale("HPC027", f"{TASK_RANK}={task_rank}, but {text}")
+        raise _stale(f"{TASK_RANK}={task_rank}, but {text}")
     index, node_source = _index(slurm, nodes)
     local_size = tasks_per_node[index]
     local_rank = 0 if local_size == 1 else slurm.integer(LOCAL_RANK)
     if local_rank >= local_size:
         text = f"there are only {local_size} tasks on this node ({tasks_source})"
-        raise _stale("HPC032", f"{LOCAL_RANK}={local_rank}, but {text}")
+        raise _stale(f"{LOCAL_RANK}={local_rank}, but {text}")
     # With a task on each node, its rank is the node's. srun sorts the list of nodes,
     # and their numbers, also where the user's own list of hosts says the order of the
     # tasks, which is shown to none of them (seen with 22.05).
@@ -259,13 +256,13 @@ def _tasks_per_node(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, ...
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
         number = f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}"
         text = f"{slurm.shown(STEP_NODES)} names {len(nodes)} nodes, but {number}"
-        raise _stale("HPC025", text, everywhere=True)
+        raise _stale(text, everywhere=True)
     tasks_per_node = slurm.counts(*STEP_TASKS_PER_NODE)
     if len(tasks_per_node) != len(nodes):
         counts = f"{slurm.shown(*STEP_TASKS_PER_NODE)} counts the tasks of"
         listed = f"{slurm.shown(STEP_NODES)} names {len(nodes)}"
         text = f"{counts} {len(tasks_per_node)} nodes, but {listed}"
-        raise _stale("HPC026", text, everywhere=True)
+        raise _stale(text, everywhere=True)
     return tasks_per_node
 
 
@@ -290,11 +287,11 @@ def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
     if name in nodes:
         return nodes.index(name), NODE_NAME
     if name:
-        raise _stale("HPC028", _not_among(slurm, "step", STEP_NODES))
+        raise _stale(_not_among(slurm, "step", STEP_NODES))
     rank = slurm.integer(NODE_ID)
     if rank >= len(nodes):
         has = f"the step has only {len(nodes)} nodes, {slurm.shown(STEP_NODES)}"
-        raise _stale("HPC029", f"{NODE_ID}={rank}, but {has}")
+        raise _stale(f"{NODE_ID}={rank}, but {has}")
     return rank, NODE_ID
 
 
@@ -304,7 +301,7 @@ def _interactive_step(slurm: _Variables) -> Job:
     source = NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES
     everywhere = list(chain(*_components(slurm).values()))
     shell = _allocation(slurm, "interactive", (node,), source)
-    # What the step of srun --pty has, srun would otherwise wait for.
+    # Otherwise srun would wait for the resources of srun --pty's step.
     srun = _srun(slurm, everywhere, "--overlap")
     return replace(
         shell.job_of_script(node, srun),
@@ -320,11 +317,11 @@ def _batch_script(slurm: _Variables) -> Job:
         slurm.name(STEP_NODES)
         of_job = slurm.shown(*JOB_NODES)
         text = f"{slurm.shown(STEP_NODES)} names nodes that are not in {of_job}"
-        raise _stale("HPC030", text, everywhere=True)
+        raise _stale(text, everywhere=True)
     batch = _allocation(slurm, "batch")
     node = slurm.first(NODE_NAME) or batch.nodes[0]
     if node not in batch.nodes:
-        raise _stale("HPC031", _not_among(slurm, "job", batch.provenance["nodes"]))
+        raise _stale(_not_among(slurm, "job", batch.provenance["nodes"]))
     job = batch.job_of_script(node, _srun(slurm, batch.nodes))
     node_source = NODE_NAME if slurm.first(NODE_NAME) else NODE_ID
     return replace(job, provenance={**job.provenance, "node_rank": node_source})
@@ -374,11 +371,11 @@ def _not_among(slurm: _Variables, whose: str, source: str) -> str:
     return f"this node, {slurm.shown(NODE_NAME)}, is not among {nodes}"
 
 
-def _stale(code: str, text: str, *, everywhere: bool = False) -> LaunchError:
+def _stale(text: str, *, everywhere: bool = False) -> LaunchError:
     return LaunchError(
-        code,
-        f"{text}. The variables may have been left over from another step or job: "
-        "start this with srun, or unset the SLURM_* variables",
+        "HPC025",
+        f"{text}. Some variables come from another step or job. Start this with srun, "
+        "or unset the SLURM_* variables",
         everywhere=everywhere,
     )
 

@@ -43,10 +43,11 @@ class Variables:
             return name
         raise LaunchError(
             "HPC020",
-            f"{names[0]} is not set, although other variables say that {self._source} "
-            "started this process: a container or a wrapper has dropped it, or the "
-            f"others are of another job. Let all {self._family} variables through, "
-            "unset them, or type --standalone for one node",
+            f"{names[0]} is not set, but other variables show that {self._source} "
+            "started this process. A container or a wrapper has removed it, or the "
+            "others come from another job. "
+            f"Pass all {self._family} variables on, or unset them. "
+            "For one node, pass --standalone",
             everywhere=True,
         )
 
@@ -66,9 +67,13 @@ class Variables:
         name = self.name(*names)
         value = self.environ[name]
         if not re.fullmatch("[0-9]{1,9}", value):
-            text = f"{self.shown(name)} is not a whole number"
-            raise LaunchError("HPC021", text, everywhere=True)
+            raise self.damaged(name, "is not a whole number")
         return int(value)
+
+    def damaged(self, name: str, problem: str) -> LaunchError:
+        """Return the refusal of a variable that something has changed."""
+        text = f"{self.shown(name)} {problem}. Find what has changed it"
+        return LaunchError("HPC021", text, everywhere=True)
 
     def integer_or_zero(self, *names: str) -> int:
         """Return the first of the variables that is set as a number, 0 if none is."""

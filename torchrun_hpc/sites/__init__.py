@@ -1,4 +1,4 @@
-"""What is particular to a computing centre: one TOML file each, and no code.
+"""The facts of computing centres: one TOML file each, and no code.
 
 A file says how its systems are recognised, how a node's name is rewritten to its name
 on the fast network, and which variables the centre documents for torch. A file of the
@@ -68,9 +68,9 @@ def find(
     names = ", ".join(site.name for site in sites)
     raise LaunchError(
         "HPC048",
-        f"{setting} describes {names}, and none of them is recognised here. Type a "
-        f"file that describes one, or put this one into {_folders(environ)[0]} and "
-        f"type a name: --hpc-site={sites[0].name}",
+        f"{setting} describes {names}, and none of them is recognised here. Pass a "
+        f"file that describes one site, or put this one into {_folders(environ)[0]} "
+        f"and pass a name: --hpc-site={sites[0].name}",
         everywhere=True,
     )
 
@@ -83,7 +83,7 @@ def load(
     """Read all sites, or those that a setting means; see `find`.
 
     Returns:
-        The sites of the user, of the administrator, and ours, each in the order in
+        The sites of the user, the administrator, and the package, in the order in
         which their signs are checked; or the sites of a file; or the one of a name;
         or, for ``none``, none at all.
 
@@ -94,7 +94,7 @@ def load(
     if wanted == NONE:
         return ()
     if "/" in wanted or wanted.endswith(".toml"):
-        if wanted.startswith("~/"):  # which no shell expands behind a =
+        if wanted.startswith("~/"):  # which no shell expands after a =
             wanted = environ.get("HOME", "~") + wanted[1:]
         return read(Path(wanted), everywhere=_is_everywhere(Path(wanted), environ))
     sites: dict[str, Site] = {}
@@ -110,15 +110,15 @@ def load(
     near = next((name for name in sites if wanted.lower() in titles[name]), wanted)
     raise LaunchError(
         "HPC040",
-        f"{setting}: there is no such site. {choices(near, sites)}, {NONE}, or a "
-        "file: /path/to/site.toml",
+        f"{setting}: there is no such site. {choices(near, sites)}, {NONE}. A file "
+        "also works: /path/to/site.toml",
         everywhere=True,
     )
 
 
 def _of_folder(folder: Path, *, everywhere: bool) -> list[Site]:
     """Read the sites of a folder, in the order in which their signs are checked."""
-    # What cannot be read has no files.
+    # An unreadable folder has no files.
     files = sorted(glob.glob("*.toml", root_dir=folder))  # noqa: PTH207
     sites = [s for file in files for s in read(folder / file, everywhere=everywhere)]
     for site in sites:

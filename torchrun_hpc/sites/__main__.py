@@ -29,15 +29,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     It is 1 if no site matches here, 2 if a file or a name is wrong (as argparse's).
     """
-    parser = argparse.ArgumentParser(COMMAND, description="Show and check sites.")
+    parser = argparse.ArgumentParser(
+        COMMAND, description="Show and check the known computing centres."
+    )
     parser.set_defaults(run=_list)
     add = parser.add_subparsers(metavar="COMMAND").add_parser
-    add("list", help="all sites, as they are asked; * this machine's (the default)")
-    show = add("show", help="everything about one site")
+    add("list", help="list all sites in the order of checking (the default)")
+    show = add("show", help="print everything about one site")
     show.add_argument("site", metavar="NAME|FILE")
     show.set_defaults(run=_show)
-    add("here", help="this machine's site, and why").set_defaults(run=_here)
-    check = add("check", help="say what is wrong in files of sites")
+    add(
+        "here", help="print this machine's site, and why it is recognised"
+    ).set_defaults(run=_here)
+    check = add("check", help="check site files")
     check.add_argument("files", metavar="FILE", nargs="+")
     check.set_defaults(run=lambda args: max(map(_check, args.files)))
     args = parser.parse_args(argv)
@@ -49,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _list(_: argparse.Namespace) -> int:
     environ, _host, _setting, here = _look()
+    console.output("Known sites; * marks the one of this machine:\n")
     for site in sites.load(environ):
         is_here = here is not None and (here.name, here.file) == (site.name, site.file)
         mark = "*" if is_here else " "
@@ -66,7 +71,7 @@ def _show(args: argparse.Namespace) -> int:
         for name, value in (vars(site) | {"signs": _signs(site)}).items():
             _write(name, _lines(name, value))
     if not shown:
-        _write(sites.NONE, ["no file is read, and no rule is used"])
+        _write(sites.NONE, ["no site: no file is read"])
     return 0
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     # The keys of a table: whether each is required, and how its value is read.
     Keys = Mapping[str, tuple[bool, Reader]]
 
-REMEDY = f"or type --hpc-site={NONE}"
+REMEDY = f"or pass --hpc-site={NONE}"
 
 _LARGEST = 20_000  # bytes
 
@@ -43,7 +43,7 @@ _GLOO_FORM = re.compile(r"[^\s,^=]+(,[^\s,^=]+)*")
 
 
 def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
-    """Read the sites of a file, in the order in which they stand there.
+    """Read the sites of a file, in its order.
 
     Raises:
         LaunchError: The file cannot be read, or something in it is wrong. It says so
@@ -53,7 +53,7 @@ def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
         data = files.read(path, _LARGEST)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        text = f"{path} cannot be read: {reason}. Mend that, {REMEDY}"
+        text = f"{path} cannot be read: {reason}. Correct that, {REMEDY}"
         raise LaunchError("HPC041", text) from None  # others may be able to
     try:
         return _sites(str(path), _parsed(path, data))
@@ -71,8 +71,7 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        text = f"{path}: this is not TOML: {error}. Mend it, {REMEDY}"
-        raise LaunchError("HPC042", text) from None
+        raise _wrong(str(path), f"this is not TOML: {error}") from None
 
 
 def _sites(file: str, table: dict[str, Any]) -> tuple[Site, ...]:
@@ -113,15 +112,15 @@ def _rule(key: str, table: Any) -> dict[str, Any]:
         *((fast, fast) for fast in examples.values()),
     ]:
         if (made := re.sub(pattern, replacement, name, count=1)) != fast:
-            text = f"{key}.examples: the rule makes {made!r} of {name!r}, not {fast!r}"
-            raise LaunchError("HPC047", f"{text}. Mend it, {REMEDY}")
+            text = f"the rule makes {made!r} of {name!r}, not {fast!r}"
+            raise _wrong(f"{key}.examples", text)
     return rule
 
 
 def _variables(key: str, table: Any) -> dict[str, str]:
     variables = _each(_VARIABLE, _VALUE, key, table)
     for name in filter(_DECIDED.fullmatch, variables):
-        raise _wrong(f"{key}.{name}", "this is torchrun's, or the user's, to set")
+        raise _wrong(f"{key}.{name}", "only torchrun or the user sets this")
     if _GLOO in variables:
         _GLOO_VALUE(f"{key}.{_GLOO}", variables[_GLOO])
     return variables
@@ -177,10 +176,10 @@ def _pattern(key: str, value: Any, replacement: str = "") -> str:
 
 
 def _wrong(key: str, text: str) -> LaunchError:
-    return LaunchError("HPC043", f"{key}: {text}. Mend it, {REMEDY}")
+    return LaunchError("HPC043", f"{key}: {text}. Correct it, {REMEDY}")
 
 
-# What a text is, and what is wrong with another one.
+# The forms of a text, and the problem of any other one.
 _WORDS = partial(_text, bool, "is empty")
 _NAME = partial(_text, _NAME_FORM.fullmatch, "is no name: a-z, 0-9, -, _; not none")
 _VARIABLE = partial(_text, _VARIABLE_FORM.fullmatch, "is not a variable: A-Z, 0-9, _")

@@ -1,8 +1,8 @@
-"""What the workers of a job are doing: ``python -m torchrun_hpc.stacks``.
+"""The stacks of a job's workers: ``python -m torchrun_hpc.stacks``.
 
     command ──socket──► agent ──rendezvous──► all agents ──py-spy──► workers
 
-`sampling` asks py-spy for the stack of each worker of a node. `service` answers the
-command, on a socket of the user's own. `tree` merges the stacks of all ranks.
-`stall` reports when they do not change any more.
+`sampling` gets the stack of each worker of a node from py-spy. `service` answers the
+command on a socket that only the user can use. `tree` merges the stacks of all ranks.
+`stall` reports stacks that no longer change.
 """

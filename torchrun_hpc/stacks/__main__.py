@@ -1,4 +1,4 @@
-"""Show what the workers of a job are doing: ``python -m torchrun_hpc.stacks``."""
+"""``python -m torchrun_hpc.stacks``: shows what a job's workers are doing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 COMMAND = "python -m torchrun_hpc.stacks"
-_TIMEOUT = 30.0  # seconds for the agent to answer; it takes five for other nodes
+_TIMEOUT = 30.0  # seconds for the agent to answer; it waits five for other nodes
 
 NOT_FOUND = 1  # exit code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that stands in ``argv``, and return the exit code."""
+    """Run the command in ``argv``, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog=COMMAND,
         description="Show what the workers of a job are doing, merged over all ranks. "
@@ -50,10 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _of_job(launch_id: str) -> list[str]:
-    """Return the sockets of this job's launches; of all, if it has none here."""
+    """Return the sockets of this job's launches; without any, all sockets."""
     found = [*service.launches()]
     job = launch_id.partition(".")[0]
-    # One that runs on one node has no number.
+    # A launch on one node has no job number.
     own = [name for other, name in found if other.partition(".")[0] in (job, "")]
     return own if job and own else [name for _, name in found]
 

@@ -1,4 +1,4 @@
-"""Lets a person see what the workers are doing, while they run."""
+"""The stacks of running workers, on request or for a stall report."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ _TIMEOUT = 4.5
 
 
 def sample(watch: Watch) -> list[dict[str, Any]]:
-    """Return the stacks of this node's workers, as plain data.
-
-    Args:
-        watch: Knows the workers of this node.
-    """
+    """Return the stacks of this node's workers as plain data."""
     workers = watch.workers
     running = [worker for worker, is_running in workers if is_running]
     ended = [
@@ -40,14 +36,14 @@ def sample(watch: Watch) -> list[dict[str, Any]]:
 
 
 class Inspection:
-    """Answers who asks for stacks, and reports a stall, if that is wanted.
+    """Answers requests for stacks, and reports a stall if that is wanted.
 
     Args:
-        plan: What is planned on this node.
+        plan: The plan of this node.
         watch: Knows the workers of this node.
-        ask_all: Returns the stacks that all nodes have sent, by node; ``None`` where
-            there is one node, or the others cannot be asked.
-        is_first: Says whether this node reports a stall.
+        ask_all: Returns the stacks from all nodes, by node; ``None`` if they cannot be
+            asked.
+        is_first: Returns whether this node reports a stall.
     """
 
     def __init__(
@@ -70,25 +66,25 @@ class Inspection:
             )
 
     def start(self) -> None:
-        """Start to answer."""
+        """Start answering."""
         self._service.start()
         if self._stall is not None:
             self._stall.start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._service.close()
         if self._stall is not None:
             self._stall.end()
 
     def _collect(self) -> tuple[list[WorkerStack], list[int]]:
-        """Return the stacks of all workers, and the nodes that have not answered."""
+        """Return the stacks of all workers, and the nodes without an answer."""
         answers = {} if self._ask_all is None else {**self._ask_all(_TIMEOUT)}
         own = self._plan.meeting.node_rank
         if own not in answers:
             answers[own] = sample(self._watch)
         found = [
-            replace(stack, node=node)  # whatever it says itself
+            replace(stack, node=node)  # do not trust its own claim
             for node, answer in answers.items()
             for stack in sampling.received(answer)
         ]

@@ -1,4 +1,4 @@
-"""The stacks of the workers of one node, as py-spy sees them from outside."""
+"""The stacks of one node's workers, as py-spy sees them from outside."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 ENDED = "it has ended"  # instead of a stack
 
-# What py-spy adds to the waits of a process at each look; and the share of its time
-# that one works at least that goes on: a loop that polls every 0.2 s has 0.03 %
-# (measured).
+# Waits that py-spy adds to a process at each look, and the smallest share of CPU time
+# that counts as progress. A loop that polls every 0.2 s uses 0.03 % (measured).
 _OF_A_LOOK = 2
 _WORKING = 0.001
 
@@ -41,15 +40,15 @@ _ShortText = Annotated[str, wire.short_text(_LONGEST)]
 
 @dataclass(frozen=True)
 class WorkerStack:
-    """What a worker is doing.
+    """The stack of a worker.
 
     Attributes:
         rank: Its global rank.
         node: Rank of its node.
-        frames: Of its main thread, ``FUNCTION FILE:LINE`` each, the outermost first.
-        problem: Why they are not known; empty if they are.
-        is_lasting: Whether that will not change while the job runs.
-        waits: How often the main thread has waited for something, since its start.
+        frames: Main thread, outermost first, as ``FUNCTION FILE:LINE``.
+        problem: Why they are unknown; empty if they are known.
+        is_lasting: Whether the problem will stay while the job runs.
+        waits: Voluntary context switches of the main thread since its start.
         cpu: Seconds of CPU time that the main thread has used.
     """
 
@@ -62,13 +61,9 @@ class WorkerStack:
     cpu: float = field(default=0.0, compare=False)
 
     def has_progressed(self, before: WorkerStack, seconds: float) -> bool:
-        """Say whether this worker has gone on, though it may be at the same line.
+        """Return whether this worker has made progress, even at the same line.
 
-        One that hangs waits once, or spins, or polls, which takes next to no CPU time.
-
-        Args:
-            before: What it did before.
-            seconds: How long ago that was.
+        A hung worker waits once, spins, or polls. Polling takes hardly any CPU time.
         """
         is_elsewhere = (self.frames, self.problem) != (before.frames, before.problem)
         works = self.cpu - before.cpu > _WORKING * seconds
@@ -76,12 +71,7 @@ class WorkerStack:
 
 
 def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
-    """Look at the workers of this node, all at the same time; they run on.
-
-    Args:
-        workers: The workers.
-        timeout: Seconds that it may take.
-    """
+    """Return the stacks of this node's workers, sampled together while they run."""
     program = _program()
     if program is None:
         text = f"py-spy is not installed: {sys.executable} -m pip install "
@@ -97,7 +87,6 @@ def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
 
 
 def _without(workers: Sequence[Worker], problem: str) -> list[WorkerStack]:
-    """Say for all workers why nobody can look at them."""
     return [
         WorkerStack(worker.rank, worker.node, problem=problem, is_lasting=True)
         for worker in workers
@@ -105,13 +94,13 @@ def _without(workers: Sequence[Worker], problem: str) -> list[WorkerStack]:
 
 
 def _program() -> str | None:
-    """Return py-spy, that of this environment first."""
+    """Return py-spy, preferably from this environment."""
     own = Path(sys.executable).with_name("py-spy")
     return str(own) if own.exists() else shutil.which("py-spy")
 
 
 def _start(program: str, pid: int) -> subprocess.Popen[bytes]:
-    # It stops the worker for some milliseconds; without, frames may be wrong.
+    # py-spy stops the worker for some milliseconds, or frames might be wrong.
     return subprocess.Popen(  # noqa: S603
         [program, "dump", "--json", "--pid", str(pid)],
         stdin=subprocess.DEVNULL,
@@ -141,7 +130,7 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
 
 
 def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
-    """Return the frames of the main thread, the outermost first."""
+    """Return the frames of the main thread, outermost first."""
     main = next(thread for thread in threads if thread["os_thread_id"] == pid)
     frames = [f for f in main["frames"] if not f["filename"].startswith(_IMPORTS)]
     ours = (n for n, f in enumerate(frames) if LAUNCHER in f["filename"])
@@ -153,14 +142,14 @@ def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
 
 
 def _activity(pid: int) -> tuple[int, float]:
-    """Return how often the main thread has waited, and its CPU time in seconds."""
+    """Return the waits of the main thread, and its CPU time in seconds."""
     waits = procfs.status(pid).get("voluntary_ctxt_switches", "0")
     used, *_ = (procfs.read(_SCHEDSTAT.format(pid=pid)) or "0").split()
     return int(waits), int(used) / 1e9
 
 
 def _forbidden(errors: str) -> str:
-    """Say which setting forbids to look, if py-spy says that it may not."""
+    """Return which setting forbids a look, if py-spy had no permission."""
     if not any(word in errors.lower() for word in _NOT_ALLOWED):
         return ""
     scope = (procfs.read(_PTRACE_SCOPE) or "").strip()
@@ -179,7 +168,7 @@ def _first_line(errors: str) -> str:
 
 
 def received(value: Any) -> list[WorkerStack]:
-    """Read stacks that were sent as plain data; none if they are not."""
+    """Read stacks that were sent as plain data; return none if they are invalid."""
     with contextlib.suppress(WireError):
         return wire.decode(list[WorkerStack], value)
     return []

@@ -1,7 +1,7 @@
-"""Answers ``python -m torchrun_hpc.stacks``, on a socket that only its user can use.
+"""The socket for ``python -m torchrun_hpc.stacks``, which only its user can use.
 
-The socket has a name in the network namespace of the node, and no file. Both sides look
-at the user of the other one.
+It has a name in the node's network namespace, and no file. Each side checks the user of
+the other.
 """
 
 from __future__ import annotations
@@ -27,28 +27,23 @@ _LONGEST_ID = 60  # characters of a launch id: a name has 107 bytes
 _SOCKETS = "/proc/net/unix"
 _LISTENS = "00010000"  # among its flags: __SO_ACCEPTCON, linux/net.h
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
-_PAUSE = 0.1  # seconds, where there can be no more open files
-_TIMEOUT = 10.0  # seconds, in which a command has to read its answer
+_PAUSE = 0.1  # seconds after an error, for example too many open files
+_TIMEOUT = 10.0  # seconds for a command to read its answer
 
 
 class Service:
-    """Answers the command, in a thread of its own.
-
-    Args:
-        launch_id: Of this launch; empty where one node needs none.
-        collect: Returns the stacks of all workers as plain data.
-    """
+    """Answers the command in its own thread; one node may have no launch id."""
 
     def __init__(self, launch_id: str, collect: Callable[[], Any]) -> None:
         self._collect = collect
         self._listening: socket.socket | None = None
-        # Random: everybody may take a name, and so keep others from having it.
+        # Random: anybody can take a name, and so block it for others.
         end = f"{launch_id[:_LONGEST_ID]}/{os.urandom(4).hex()}"
         self._name = f"\0{_PREFIX}/{os.getuid()}/{end}"
         self._thread = threading.Thread(target=self._run, name="stacks", daemon=True)
 
     def start(self) -> None:
-        """Start to answer, if there can be a socket."""
+        """Start answering, if a socket can be opened."""
         with contextlib.suppress(OSError, RuntimeError):  # no files, or no threads
             listening = socket.socket(socket.AF_UNIX)
             listening.bind(self._name)
@@ -57,7 +52,7 @@ class Service:
             self._thread.start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         listening, self._listening = self._listening, None
         if listening is not None:
             with contextlib.suppress(OSError):
@@ -66,7 +61,7 @@ class Service:
 
     def _run(self) -> None:
         while (listening := self._listening) is not None:
-            # Whatever is wrong with one answer, the next one is given.
+            # An error in one answer must not prevent the next one.
             try:
                 asking, _ = listening.accept()
                 with asking:
@@ -78,7 +73,7 @@ class Service:
 
 
 def launches() -> Iterator[tuple[str, str]]:
-    """Yield launch id and name of the socket of each launch of this user here."""
+    """Yield launch id and socket name of each launch of this user on this node."""
     wanted = f"@{_PREFIX}/{os.getuid()}/"
     for line in (procfs.read(_SOCKETS) or "").splitlines():
         _, found, rest = line.partition(wanted)
@@ -88,14 +83,10 @@ def launches() -> Iterator[tuple[str, str]]:
 
 
 def ask(name: str, timeout: float) -> Mapping[str, Any]:
-    """Ask the agent that has a socket of this name.
-
-    Args:
-        name: As `launches` yields it.
-        timeout: Seconds to wait for the answer.
+    """Ask the agent with this socket, from `launches`, for up to ``timeout`` seconds.
 
     Raises:
-        OSError: It does not answer, or is another user's.
+        OSError: It does not answer, or belongs to another user.
     """
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(timeout)

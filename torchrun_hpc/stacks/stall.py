@@ -1,4 +1,4 @@
-"""``--hpc-stall-report``: says so, once, when no worker has gone on for some time."""
+"""``--hpc-stall-report``: one report when no worker makes progress any longer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.stacks.sampling import WorkerStack
 
-# A worker that goes on is often seen at the same line: it waits there in each step.
+# Even a busy worker is often at the same line: it waits there in each step.
 _SAMPLES = 60
 _SHORTEST, _LONGEST = 0.5, 10.0  # seconds between two
 
 
 class StallReport:
-    """Compares the stacks of all workers, in a thread of its own.
+    """Compares the stacks of all workers, in its own thread, until they stay the same.
 
-    Args:
-        seconds: For so long the stacks have to be the same.
-        collect: Returns the stacks of all workers, by rank; none if a node does not
-            answer, or another one reports.
-        hosts: Names of the nodes by rank.
+    ``collect`` returns none if a node does not answer, or another node reports.
     """
 
     def __init__(
@@ -43,11 +39,11 @@ class StallReport:
         self._thread = threading.Thread(target=self._run, name="stall", daemon=True)
 
     def start(self) -> None:
-        """Start to compare."""
+        """Start comparing."""
         self._thread.start()
 
     def end(self) -> None:
-        """Compare no more."""
+        """Stop comparing."""
         self._ended.set()
 
     def _run(self) -> None:

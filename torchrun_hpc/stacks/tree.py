@@ -1,4 +1,4 @@
-"""The stacks of all ranks, merged: what is common, once, and what is odd, marked."""
+"""The merged stacks of all ranks: common frames once, unusual ranks marked."""
 
 from __future__ import annotations
 
@@ -12,21 +12,16 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.stacks.sampling import WorkerStack
 
-_SHOWN = 8  # frames of a line, the middle of which is cut
-_HEAD = 2  # of them, those in front of the cut
-_PARTS = 10  # lines beside each other
+_SHOWN = 8  # frames of a line; its middle is cut
+_HEAD = 2  # frames before the cut
+_PARTS = 10  # branches at one place
 _ODD, _USUAL = "* ", "  "
 
 
 def render(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]:
-    """Write the stacks as a tree, the one of most ranks first.
+    """Return the stacks as lines of a tree, with the stack of most ranks first.
 
-    Args:
-        stacks: Of each rank.
-        hosts: Names of the nodes by rank.
-
-    Returns:
-        Lines; ``*`` is in front of what few ranks do, where most do something else.
+    ``*`` marks what few ranks do while most do something else.
     """
     if len({stack.node for stack in stacks}) == 1:
         hosts = {}
@@ -46,12 +41,7 @@ def render(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]
 
 
 class _Tree(NamedTuple):
-    """How groups of ranks are written.
-
-    Attributes:
-        total: Number of all ranks.
-        hosts: Names of the nodes by rank.
-    """
+    """Writes groups of ranks; ``total`` counts all ranks."""
 
     total: int
     hosts: Mapping[int, str]
@@ -59,14 +49,14 @@ class _Tree(NamedTuple):
     def lines(
         self, group: Sequence[WorkerStack], depth: int = 0, indent: str = ""
     ) -> Iterator[str]:
-        """Write what ranks have in common below ``depth`` frames, and then the rest."""
+        """Write the common frames below ``depth``, and then the rest."""
         common = _common(group)
         parts: dict[str, list[WorkerStack]] = {}
         for stack in group:
             deeper = stack.frames[common] if len(stack.frames) > common else ""
             parts.setdefault(deeper, []).append(stack)
         if common or len(parts) == 1:
-            # One that has nothing below is where the others have called something.
+            # A rank without deeper frames is at the caller of the others' frames.
             shown = group[0].frames[depth:common] or group[0].frames[-1:]
             if len(shown) > _SHOWN:
                 shown = (*shown[:_HEAD], "...", *shown[_HEAD + 1 - _SHOWN :])
@@ -84,7 +74,6 @@ class _Tree(NamedTuple):
                 yield " " * len(indent) + f"{_USUAL}{self.who(rest)}: at {places}"
 
     def who(self, group: Sequence[WorkerStack]) -> str:
-        """Name a group of ranks."""
         if len(group) == self.total:
             return count(self.total, "rank")
         ranks, node = ranges(stack.rank for stack in group), group[0].node

@@ -1,1 +1,1 @@
-"""What depends on torch's releases: `capabilities`, and the `patches`."""
+"""Everything that depends on torch's release: `capabilities`, and the `patches`."""

@@ -1,9 +1,8 @@
-"""What the installed torch has: all that depends on its release.
+"""The capabilities of the installed torch: everything that depends on its release.
 
-A capability is found by looking at torch. The releases are those that have it, from
-reading each from 2.0 to 2.15 and running the checks of docs/compatibility.md on it; a
-newer one is expected to have what 2.15 has. A torch that is expected to have something,
-and seems not to, has changed.
+A capability is found by looking at torch. The releases of each are known from reading
+torch 2.0 to 2.15, and from running the tests on each of them. A newer torch is expected
+to match 2.15. A torch that seems to lack an expected capability has changed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 OLDEST = "2.0"
 
 _numbers = re.match(r"\d+(\.\d+)*", torch.__version__)
-# A build that does not say its release counts as the newest.
+# A build without a release number counts as the newest.
 RELEASE = Version(_numbers[0] if _numbers else "9999")
 
 _torch: Any = distributed
@@ -46,11 +45,11 @@ class Capability:
     """Something that not every release of torch has.
 
     Attributes:
-        releases: Those that have it, as a version specifier.
+        releases: Releases that have it, as a version specifier.
         present: Whether the installed torch has it.
-        is_fault: Whether it is a fault of torch. A torch of these releases that lacks
-            it has been mended, and needs no patch; one that lacks anything else is
-            taken for one that has changed (HPC080).
+        is_fault: Whether it is a fault of torch. If one of these releases lacks a
+            fault, torch was fixed and needs no patch. If it lacks anything else, torch
+            has changed (HPC080).
     """
 
     releases: str
@@ -64,7 +63,7 @@ class Capability:
 
 
 def _found(look: Callable[[], bool]) -> bool:
-    """Look at torch, which may be newer than all that is known here."""
+    """Look at torch, which may be newer than all known releases."""
     try:
         return look()
     except Exception:  # noqa: BLE001 - whatever a future torch does
@@ -95,15 +94,15 @@ def _stop_closes_rendezvous() -> bool:
 
 
 def uses(function: Any, *names: str) -> bool:
-    """Say whether these attributes and globals are used in a function of torch."""
+    """Return whether a function of torch uses these attributes and globals."""
     return {*names} <= {*inspect.unwrap(function).__code__.co_names}
 
 
 EVERY = Capability(f">={OLDEST}", present=True)
-# ``next_rendezvous`` says where the workers meet, and a handler whether an agent keeps
-# their store. Before, the agent of rank 0 puts its address into the agents' store.
+# ``next_rendezvous`` returns where the workers meet, and a handler knows whether an
+# agent keeps their store. Before, the agent of rank 0 put its address into the store.
 RENDEZVOUS_INFO = Capability(">=2.4", hasattr(rendezvous, "RendezvousInfo"))
-# It asks for the host's full name, not for ``--local-addr`` (pytorch#125743).
+# It uses the host's full name instead of ``--local-addr`` (pytorch#125743).
 ADDRESS_IS_LOST = Capability(
     "==2.4.*",
     RENDEZVOUS_INFO.present and _found(_builds_without_address),
@@ -113,20 +112,20 @@ ADDRESS_IS_LOST = Capability(
 SHARED_STORE = Capability(
     ">=2.5", _found(lambda: uses(_Handler.__init__, "_shared_tcp_store_server"))
 )
-# It is the store of the rendezvous itself, with a prefix from the number of restarts,
-# of which each agent counts its own: after a restart the workers do not meet.
+# The shared store is the rendezvous store, with the number of restarts as a prefix.
+# Each agent counts its own restarts, so after a restart the workers do not meet.
 SHARED_RENDEZVOUS_STORE = Capability(
     "==2.5.*",
     SHARED_STORE.present and _found(lambda: uses(_Handler.next_rendezvous, "host")),
     is_fault=True,
 )
-# A store can listen on a socket that somebody else has bound.
+# A store can listen on a socket that the caller has bound.
 LISTENING_SOCKET = Capability(
     ">=2.1", _found(lambda: "master_listen_fd" in _torch.TCPStore.__init__.__doc__)
 )
-# So can libuv's, which is the default since 2.4. Nothing in Python shows it.
+# The same for libuv's store, the default since 2.4. Nothing in Python shows it.
 LIBUV_TAKES_SOCKET = Capability(">=2.8", Version("2.8") <= RELEASE)
-# Times in the state of the rendezvous have a time zone.
+# Times in the rendezvous state have a time zone.
 AWARE_TIMES = Capability(">=2.6", not _found(_has_naive_times))
 # An agent that stops its workers for a restart closes the rendezvous (pytorch#123678).
 STOP_CLOSES_RENDEZVOUS = Capability(
@@ -135,13 +134,13 @@ STOP_CLOSES_RENDEZVOUS = Capability(
 # It warns of the default of ``--master-addr`` (pytorch#111085).
 WARNS_OF_DEFAULT = Capability("<2.2", _found(_warns_of_default), is_fault=True)
 
-# What a store raises that has no answer in time.
+# A store raises this after a timeout.
 STORE_ERROR: type[Exception] = getattr(_torch, "DistStoreError", RuntimeError)  # 2.2
 
 # With "1", worker 0 keeps the store of the workers.
 UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
-# Options that not every release has: one without it behaves as with this value.
+# Options that some releases lack, with the value that matches their behaviour.
 _OPTIONS = {
     "event_log_handler": "null",  # since 2.8
     "numa_binding": None,  # since 2.9
@@ -150,11 +149,7 @@ _OPTIONS = {
 
 
 def check_release() -> None:
-    """Check that torch is not too old.
-
-    Raises:
-        LaunchError: It is.
-    """
+    """Check that torch is not too old."""
     if not EVERY.is_expected:
         raise LaunchError(
             "HPC086",
@@ -164,32 +159,32 @@ def check_release() -> None:
 
 
 def number_of_xpus() -> int:
-    """Return how many GPUs of Intel's this torch sees."""
+    """Return how many Intel GPUs this torch sees."""
     xpu = getattr(torch, "xpu", None)  # since 2.3
     return int(xpu.device_count()) if xpu else 0
 
 
 def option(args: argparse.Namespace, name: str) -> Any:
-    """Return an option of torchrun, also if this one does not have it."""
+    """Return an option of torchrun, even if this release does not have it."""
     return getattr(args, name, _OPTIONS[name])
 
 
 def shutdown_timeout(args: argparse.Namespace) -> int:
-    """Return for how many seconds workers that are stopped are waited for."""
-    typed = option(args, "shutdown_timeout")
-    return 30 if typed is None else int(typed)
+    """Return the seconds to wait for workers that are being stopped."""
+    explicit = option(args, "shutdown_timeout")
+    return 30 if explicit is None else int(explicit)
 
 
 def variables() -> dict[str, Setting]:
-    """Return the variables that torch's own rendezvous needs to be right."""
+    """Return the variables that torch's own rendezvous needs to work correctly."""
     needs = SHARED_RENDEZVOUS_STORE.present
     return {UNSHARED: Setting("1", f"torch {torch.__version__}")} if needs else {}
 
 
 def without_default(args: argparse.Namespace) -> argparse.Namespace:
-    """Return arguments of torchrun of which it does not warn, see `WARNS_OF_DEFAULT`.
+    """Return torchrun's arguments without the default that it warns of.
 
-    Only the static rendezvous reads the option.
+    See `WARNS_OF_DEFAULT`. Only the static rendezvous reads the option.
     """
     if not WARNS_OF_DEFAULT.present or args.rdzv_backend == "static":
         return args
@@ -199,15 +194,15 @@ def without_default(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def rendezvous_info(store: Any, rank: int, nodes: int, address: str, port: int) -> Any:
-    """Return what torch expects of ``next_rendezvous``.
+    """Return what torch expects from ``next_rendezvous``.
 
     Args:
-        store: For the agents. Where it is asked for ``MASTER_ADDR`` and
-            ``MASTER_PORT``, it has to know them.
+        store: The agents' store. If torch asks it for ``MASTER_ADDR`` and
+            ``MASTER_PORT``, it must know them.
         rank: Group rank of this node.
-        nodes: How many there are.
-        address: Where the workers meet: host.
-        port: And port.
+        nodes: Number of nodes.
+        address: Host where the workers meet.
+        port: Port where the workers meet.
     """
     if not RENDEZVOUS_INFO.present:
         return store, rank, nodes
@@ -216,13 +211,13 @@ def rendezvous_info(store: Any, rank: int, nodes: int, address: str, port: int) 
 
 
 def listening_on(opened: socket.socket) -> dict[str, Any]:
-    """Return options with which a TCPStore takes over a listening socket."""
+    """Return the options with which a TCPStore takes over a listening socket."""
     options = {"master_listen_fd": opened.detach()}
     return options if LIBUV_TAKES_SOCKET.present else {**options, "use_libuv": False}
 
 
 def warning_of_all_interfaces() -> Message:
-    """Return the warning for a torch where `LISTENING_SOCKET` is missing."""
+    """Return the warning for a torch without `LISTENING_SOCKET`."""
     text = (
         f"torch {torch.__version__} cannot listen on a single address: the rendezvous "
         "store listens on all interfaces. Use torch 2.1 or newer"

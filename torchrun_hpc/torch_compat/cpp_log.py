@@ -1,4 +1,4 @@
-"""The log of torch's C++ code, of which the level is set when torch is imported."""
+"""The log level of torch's C++ code, which torch reads only at its import."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _INIT_LOGGING = "_ZN3c1011initLoggingEv"  # c10::initLogging(), c10/util/Logging
 
 
 def read_level() -> None:
-    """Let torch read ``TORCH_CPP_LOG_LEVEL`` again; without it, more is printed."""
+    """Let torch read ``TORCH_CPP_LOG_LEVEL`` again, so that it prints less."""
     with contextlib.suppress(OSError, AttributeError):
         getattr(ctypes.CDLL(str(_LIBRARY)), _INIT_LOGGING)()

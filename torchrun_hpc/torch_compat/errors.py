@@ -1,4 +1,4 @@
-"""Torch's exceptions, and all others that end an agent, as a `Failure`."""
+"""Exceptions that end an agent, torch's and others, as a `Failure`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return how an agent fails that ends with an exception; its node is not set."""
+    """Return the failure of an agent that an exception ends; its node is not set."""
     if isinstance(error, ChildFailedError):
         rank, worker = error.get_first_failure()
         part, code = WorkerPart(rank), worker.exitcode

@@ -1,9 +1,8 @@
-"""What runs in, or for, the process of a worker.
+"""Code that runs in the process of a worker, or for it.
 
-With ``--hpc-preload`` a fork server (`fork_server`) starts the workers: a process that
-has split off from the agent right after the import. `requests` is what the agent tells
-it, and hears from it; `process` and `script` are what a worker does in the place of
-exec.
+With ``--hpc-preload`` a fork server (`fork_server`), which splits off from the agent
+right after the import, starts the workers. `requests` is the protocol between agent and
+fork server. `process` and `script` do in a fork what exec would do.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class SplitOff(BaseException):
-    """Raised in the fork server's process, to leave all that the launcher has begun.
+    """Raised in the fork server's process, to leave the launcher's frames.
 
-    `torchrun_hpc.main.main` catches it, and goes on with ``serve``. So there is next to
-    nothing below the frame of a worker's script.
+    `torchrun_hpc.main.main` catches it and continues with ``serve``, so that almost no
+    frame is below a worker's script.
     """
 
     def __init__(self, serve: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The CPUs on which a worker runs, by ``sched_setaffinity(2)``."""
+"""The CPUs of a worker, by ``sched_setaffinity(2)``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,11 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def bound(share: Share, worker: str) -> Iterator[None]:
-    """Bind this thread for a moment: a process that it starts meanwhile stays there.
-
-    Args:
-        share: The CPUs.
-        worker: Names the worker in a message.
-    """
+    """Bind this thread for a moment: a process started meanwhile stays there."""
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, share.cpus)
-    except OSError as error:  # all of them are offline, or taken from this job
+    except OSError as error:  # all are offline, or no longer this job's
         text = (
             f"{worker} on {socket.gethostname()} is not bound to CPUs "
             f"{share.cpu_list}: this job has none of them now ({error.strerror})"
@@ -36,5 +31,5 @@ def bound(share: Share, worker: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # the kernel has chosen others meanwhile
+        with contextlib.suppress(OSError):  # the kernel has chosen other CPUs meanwhile
             os.sched_setaffinity(0, before)

@@ -1,10 +1,10 @@
-"""The fork server: it has imported what the workers need, and forks them.
+"""The fork server: it imports what the workers need, and forks them.
 
     agent ──fork──► fork server ──fork──► workers
 
-It splits off when torch has been imported, before the agent has threads, a store, or
-has asked for a GPU: a process that has used the driver of a GPU cannot be forked. Then
-it imports the other modules.
+It splits off after the import of torch, before the agent has threads, a store, or a
+GPU: a process that has used a GPU driver cannot be forked. Then it imports the other
+modules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.worker.requests import Request
 
-READY = b"ready"  # the answer when all is imported; else it is a reason
+READY = b"ready"  # the answer after all imports; any other answer is a reason
 
 _WAKEUPS = 4096  # bytes, one for each signal
 
@@ -41,8 +41,8 @@ class ForkServer:
 
     Args:
         words: The script, or ``-m`` and a module, and its arguments.
-        modules: The modules to import; some may have been imported before.
-        variables: Those to set for that.
+        modules: The modules to import; some may already be imported.
+        variables: Set before the imports.
         files: Numbers of the open files that the workers keep.
     """
 
@@ -64,11 +64,8 @@ class ForkServer:
     def serve(self, connection: socket.socket, agent: int) -> None:
         """Fork workers until the agent ends; in a worker, run its script.
 
-        All signals are blocked: what is sent to the agent's group is not meant for it.
-
-        Args:
-            connection: Leads to the agent.
-            agent: Number of the agent's process.
+        All signals are blocked: signals to the agent's group are not for the fork
+        server.
         """
         os.setsid()
         end_with_parent(agent)()
@@ -84,11 +81,7 @@ class ForkServer:
         script.run(request.command[len(PYTHON) :])
 
     def _import(self) -> None:
-        """Import as the script would do it.
-
-        Raises:
-            ForkError: There can be no forks.
-        """
+        """Import as the script would; raise `ForkError` if forks are impossible."""
         script.prepare(self._words)
         before = procfs.open_files()
         gc.disable()
@@ -97,13 +90,13 @@ class ForkServer:
         imports.import_all(self._modules)
         now = environment().items()
         self._changed = {k: v for k, v in now if environ.get(k) != v}
-        gc.freeze()  # what the workers do not look at, they do not copy
+        gc.freeze()  # so that the workers' collectors do not copy these pages
         self._files |= procfs.open_files() - before
         imports.check_gpus(self._files)
         imports.check_threads()
 
     def _wait_for_worker(self, connection: socket.socket) -> Request:
-        """Serve, and return in the workers only."""
+        """Serve; return in the workers only."""
         ended, wakes = socket.socketpair()
         ended.setblocking(False)  # noqa: FBT003
         wakes.setblocking(False)  # noqa: FBT003
@@ -132,7 +125,7 @@ class ForkServer:
                 return request
 
     def _fork(self, files: list[int]) -> bool:
-        """Fork a worker; return whether this is it."""
+        """Fork a worker; return whether this process is the worker."""
         server, answers = os.getpid(), socket.socket(fileno=files.pop())
         try:
             pid = os.fork()
@@ -152,7 +145,7 @@ class ForkServer:
         return False
 
     def _collect(self) -> None:
-        """Answer with the exit codes of the workers that have ended."""
+        """Send the exit codes of the ended workers."""
         while self._answers:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:

@@ -1,4 +1,4 @@
-"""Import modules in a process that is to be forked, and see that it can be."""
+"""Imports in a process that will be forked, and checks that forks are possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchrun_hpc.schedulers.process import environment
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# What an agent sets for each worker, so that nobody has it at the import.
+# An agent sets these for each worker, so they do not exist at the import.
 _OF_A_WORKER = frozenset(
     (
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -25,16 +25,16 @@ _OF_A_WORKER = frozenset(
     )
 )
 
-# Files of the drivers of NVIDIA, AMD and Intel.
+# Device files of NVIDIA's, AMD's and Intel's drivers.
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
 class ForkError(Exception):
-    """Says why no worker can be a fork of this process."""
+    """Explains why no worker can be a fork of this process."""
 
 
 class _WatchedEnvironment(type(environment())):  # type: ignore[misc]
-    """Notes which variables of a worker are read."""
+    """Records which variables of a worker are read."""
 
     read: set[str]
 
@@ -45,11 +45,7 @@ class _WatchedEnvironment(type(environment())):  # type: ignore[misc]
 
 
 def import_all(names: Iterable[str]) -> None:
-    """Import modules.
-
-    Raises:
-        ForkError: One cannot be imported, or does what would be wrong in a fork.
-    """
+    """Import modules; raise `ForkError` if a fork could not use them."""
     folder, environ = Path.cwd(), cast("Any", environment())
     plain = type(environ)
     _WatchedEnvironment.read = set()
@@ -79,14 +75,7 @@ def _import(name: str) -> None:
 
 
 def check_gpus(files: Iterable[int]) -> None:
-    """See that no driver of a GPU was initialised, after which there is no fork.
-
-    Args:
-        files: Numbers of the files that were opened by the import.
-
-    Raises:
-        ForkError: One was.
-    """
+    """Raise `ForkError` if an import has opened ``files`` of a GPU driver."""
     found = [name for name in map(procfs.target, files) if name.startswith(_GPUS)]
     torch: Any = sys.modules.get("torch")
     devices = ("cuda", "xpu") if torch is not None else ()
@@ -100,16 +89,13 @@ def check_gpus(files: Iterable[int]) -> None:
 
 
 def check_threads() -> None:
-    """See that there are no threads, which a fork would not have.
+    """Raise `ForkError` if there are threads, which a fork would not have.
 
-    Libraries that can be forked end theirs before a fork: OpenBLAS does.
-
-    Raises:
-        ForkError: There are.
+    Libraries that can be forked, such as OpenBLAS, end their threads before a fork.
     """
     if _other_threads():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's own, of threads
+            warnings.simplefilter("ignore")  # Python warns of threads
             child = os.fork()
         if child == 0:
             os._exit(0)

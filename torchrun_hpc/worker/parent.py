@@ -1,6 +1,6 @@
 """A process that ends when its parent ends, even if that is killed.
 
-The agent may also look at its stack, where Linux allows that to ancestors only.
+The agent can also read its stack on systems where Linux allows this only to ancestors.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ _PR_SET_PTRACER = 0x59616D61  # for a process and its children, under Yama's mod
 
 
 def end_with_parent(parent: int, agent: int = 0) -> Callable[[], None]:
-    """Return a function that lets the process that calls it end with its parent.
+    """Return a function that lets the calling process end with its parent.
 
-    It may be called between fork and exec: no library is loaded then.
-
-    Args:
-        parent: Number of the process that forks it.
-        agent: Number of the agent's process, if it is another one.
+    It can be called between fork and exec, because it loads no library. ``agent`` is a
+    process number, if the agent is not the parent.
     """
     prctl = ctypes.CDLL(None).prctl
 

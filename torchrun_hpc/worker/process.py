@@ -1,6 +1,6 @@
-"""A fork of the fork server becomes a worker: all that an exec would have set.
+"""The change of a fork into a worker: everything that an exec would have set.
 
-What is left of the fork server is what its modules have done when they were imported.
+Only the effects of the imported modules are left of the fork server.
 """
 
 from __future__ import annotations
@@ -34,13 +34,7 @@ _AUTHKEY = 32  # bytes, as in multiprocessing.process
 
 
 def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> None:
-    """Make this process what an exec would make it.
-
-    Args:
-        request: What it is to be.
-        files: Numbers of the open files that are its standard streams.
-        kept: And of those that stay open beside them.
-    """
+    """Make this process what an exec would make it; ``kept`` files stay open."""
     for number, file in enumerate(files):
         os.dup2(file, number)
     for number in procfs.open_files() - {0, 1, 2, *kept}:
@@ -48,7 +42,7 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
     for number, soft, hard in request.limits:
         if resource.getrlimit(number) != (soft, hard):
             resource.setrlimit(number, (soft, hard))
-    with contextlib.suppress(OSError):  # they have gone offline just now
+    with contextlib.suppress(OSError):  # they went offline just now
         os.sched_setaffinity(0, request.cpus)
     threads = os.environ.get(_THREADS)
     os.environ.clear()
@@ -69,7 +63,7 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
 
 
 def _renew_threads(before: str | None) -> None:
-    """Give torch the threads of this worker; it has read the variable at its import."""
+    """Give torch this worker's threads; it read the variable at its import."""
     now = os.environ.get(_THREADS, "")
     if "torch" in sys.modules and now != before and now.isdecimal() and int(now):
         modules: dict[str, Any] = sys.modules
@@ -82,7 +76,7 @@ def set_variables(variables: Mapping[str, str]) -> None:
 
 
 def set_title(title: str) -> None:
-    """Show in ``ps`` and ``top`` what this is, if there is a library for it."""
+    """Set the title in ``ps`` and ``top``, if there is a library for it."""
     with contextlib.suppress(ImportError):
         import setproctitle  # noqa: PLC0415 - an extra: torchrun_hpc[preload]
 
@@ -92,7 +86,7 @@ def set_title(title: str) -> None:
 
 
 def _set_signals(request: Request) -> None:
-    """Set what signals do, as Python does when it starts; those that wait come now.
+    """Set the signal actions as Python's start does; pending signals arrive now.
 
     A handler that a module has installed stays.
     """
@@ -112,9 +106,9 @@ def _set_signals(request: Request) -> None:
 
 
 def _renew_streams() -> None:
-    """Make the standard streams those of ``python -u``, of C, too.
+    """Make the standard streams those of ``python -u``, also for C.
 
-    The objects stay: those who write logs have them.
+    The stream objects stay, because log handlers refer to them.
     """
     libc = ctypes.CDLL(None)
     known = [stream for stream in (sys.__stdin__, sys.__stdout__) if stream is not None]
@@ -139,12 +133,12 @@ def _renew_streams() -> None:
 
 
 def _renew_random_state() -> None:
-    """Give this worker random numbers of its own; Python does it for ``random``."""
+    """Give this worker its own random numbers; Python renews ``random`` itself."""
     modules: dict[str, Any] = sys.modules
     if "numpy.random" in modules:
         modules["numpy.random"].seed()
     if "torch" in modules:
-        modules["torch"].default_generator.seed()  # those of GPUs are not made yet
+        modules["torch"].default_generator.seed()  # GPU generators do not exist yet
     if "multiprocessing.process" in modules:
         process = modules["multiprocessing.process"].current_process()
         process.authkey = os.urandom(_AUTHKEY)

@@ -1,9 +1,9 @@
-"""What an agent and its fork server tell each other.
+"""The protocol between an agent and its fork server.
 
 The agent sends a `Request` for each worker, with four open files: the worker's standard
-input, output and error, and a socket. On that socket it is answered twice: by the
-number of the worker's process, or the error that there is none, and by its exit code.
-If the socket is closed before, the fork server has ended, and all its workers with it.
+input, output and error, and a socket. The socket brings two answers: first the worker's
+process number, or the error of the fork; then its exit code. If the socket is closed
+early, the fork server has ended, and all its workers with it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from torchrun_hpc.wire import AnyText
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# A worker's command line begins with these, where torchrun starts Python.
+# torchrun starts a worker's Python with these words.
 PYTHON = (sys.executable, "-u")
 
-_LENGTH = 8  # bytes in front of a request, which say how many there are
+_LENGTH = 8  # bytes before a request: its length
 _FILES = 4
 _PAUSE = 0.01  # seconds
 _ANSWER = 32  # bytes, at most
@@ -43,15 +43,13 @@ _LIMITS = tuple(
 
 @dataclass(frozen=True)
 class Request:
-    """A worker to start; an exec would pass on all of this.
+    """A worker to start, with everything that an exec would pass on.
 
     Attributes:
         command: Python, its option ``-u``, and what it runs.
-        environ: Its environment.
         ignored: Numbers of the signals that it ignores.
-        blocked: And of those that it blocks.
+        blocked: Numbers of the signals that it blocks.
         limits: Number, soft and hard limit of each resource.
-        cpus: Numbers of the CPUs on which it may run.
     """
 
     command: list[AnyText]
@@ -63,7 +61,7 @@ class Request:
 
 
 def request_of(command: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Request a worker with the signals, limits and CPUs of this thread."""
+    """Return a request with the signals, limits and CPUs of this thread."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     ignored = {number for number in handlers if handlers[number] == signal.SIG_IGN}
     return Request(
@@ -77,7 +75,7 @@ def request_of(command: Sequence[str], environ: Mapping[str, str]) -> Request:
 
 
 def send(connection: socket.socket, request: Request, files: Sequence[int]) -> None:
-    """Send a request, with the numbers of its open files."""
+    """Send a request with its open files."""
     text = wire.to_line(wire.encode(request))
     socket.send_fds(connection, [len(text).to_bytes(_LENGTH, "big")], files)
     connection.sendall(text)
@@ -86,7 +84,7 @@ def send(connection: socket.socket, request: Request, files: Sequence[int]) -> N
 def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
     """Receive a request, and the numbers of its open files.
 
-    Return ``None`` at the end, or if this process may not have as many open files.
+    Return ``None`` at the end, or if this process cannot open that many files.
     """
     head, files, _, _ = socket.recv_fds(connection, _LENGTH, _FILES)
     if len(files) < _FILES:
@@ -101,15 +99,12 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
 
 
 class ForkedWorker:
-    """A worker of the fork server: as much of ``subprocess.Popen`` as torch uses.
+    """A worker of the fork server: the part of ``Popen`` that torch uses.
 
-    Args:
-        command: Its command line.
-        answers: Has its answers.
-        lost: Is called if the fork server has ended before the worker.
+    It calls ``lost`` if the fork server ends first.
 
     Raises:
-        OSError: There can be no more processes.
+        OSError: No more processes are possible.
         EOFError: The fork server has ended.
     """
 
@@ -133,7 +128,7 @@ class ForkedWorker:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, below 0 of a signal; ``None`` while it runs."""
+        """Its exit code, the negative signal if killed; ``None`` while it runs."""
         with self._lock:
             if self._code is None and select.select([self._answers], [], [], 0)[0]:
                 number = self._answers.recv(_ANSWER)
@@ -148,11 +143,7 @@ class ForkedWorker:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, so many seconds at most, and return its exit code.
-
-        Raises:
-            TimeoutExpired: It still runs.
-        """
+        """Wait for its end, and return its exit code; or raise `TimeoutExpired`."""
         limit = math.inf if timeout is None else timeout
         waiting.until(lambda: self.returncode is not None, limit, pause=_PAUSE)
         if (code := self.returncode) is None:
@@ -160,6 +151,6 @@ class ForkedWorker:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs; torch 2.0 ends workers so."""
+        """Send it a signal, if it still runs; torch 2.0 ends workers this way."""
         if self.returncode is None:
             os.kill(self.pid, number)

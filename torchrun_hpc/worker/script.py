@@ -1,4 +1,4 @@
-"""Run a script, or a module, as the interpreter itself does."""
+"""The start of a script or a module, as the interpreter does it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ _NO_SUCH_FILE = 2  # exit code
 
 
 def _search_path(words: Sequence[str]) -> list[str]:
-    """Return what Python puts in front of ``sys.path``.
-
-    Args:
-        words: A script, or ``-m`` and a module, and what follows on the command line.
-    """
+    """Return what Python puts first in ``sys.path`` for a script or ``-m MODULE``."""
     if words[0] != _MODULE and _has_main(words[0]):
         return [_absolute(words[0])]
     if _is_safe_path():
@@ -34,28 +30,20 @@ def _search_path(words: Sequence[str]) -> list[str]:
 
 
 def _is_safe_path() -> bool:
-    """Say whether Python puts nothing there, but an archive: since Python 3.11."""
+    """Return whether Python adds only archives there; since Python 3.11."""
     return bool(getattr(sys.flags, "safe_path", False))
 
 
 def prepare(words: Sequence[str]) -> None:
-    """Set what modules see that the script imports; ``run`` needs it.
-
-    Args:
-        words: As above.
-    """
+    """Set what the imported modules see of the script; `run` needs it."""
     sys.path[: 0 if _is_safe_path() else 1] = _search_path(words)
     sys.argv = list(words[1:] if words[0] == _MODULE else words)
 
 
 def run(words: Sequence[str]) -> None:
-    """Run it, and return or raise what the interpreter is to end with.
-
-    Args:
-        words: As those of `prepare`.
-    """
+    """Run the script in ``words``; return, or raise what ends the interpreter."""
     main = _new_main()
-    # What the interpreter calls: so it is in tracebacks.
+    # The interpreter calls the same function, so it is in tracebacks.
     run_module: Any = runpy._run_module_as_main  # type: ignore[attr-defined] # noqa: SLF001
     try:
         if words[0] == _MODULE:
@@ -73,17 +61,17 @@ def run(words: Sequence[str]) -> None:
 
 
 def _has_main(name: str) -> bool:
-    """Say whether this is a folder or an archive, with a ``__main__``."""
+    """Return whether this is a folder or an archive with a ``__main__``."""
     return pkgutil.get_importer(_absolute(name)) is not None
 
 
 def _absolute(name: str) -> str:
-    """Return a path as Python makes it absolute: nothing else in it is changed."""
+    """Return an absolute path as Python builds it, otherwise unchanged."""
     return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
 
 
 def _new_main() -> Any:
-    """Put a new module ``__main__`` in its place, as Python has it when it starts."""
+    """Replace ``__main__`` by a new module, as Python has it when it starts."""
     main: Any = types.ModuleType("__main__")
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
@@ -93,7 +81,7 @@ def _new_main() -> Any:
 
 
 def _code_of(name: str, main: Any) -> types.CodeType:
-    """Return the code of a file, and name it in ``__main__``."""
+    """Return the code of a file, and set its attributes in ``__main__``."""
     path = _absolute(name)
     main.__file__ = path
     if sys.version_info < (3, 15):
@@ -114,7 +102,7 @@ def _code_of(name: str, main: Any) -> types.CodeType:
 
 
 def _hide_own_frames(error: BaseException) -> None:
-    """Let the interpreter show an exception without the frames of this module."""
+    """Let the interpreter show an exception without this module's frames."""
     hook, shown = sys.excepthook, error.__traceback__
     while shown is not None and shown.tb_frame.f_globals is globals():
         shown = shown.tb_next

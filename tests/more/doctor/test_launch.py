@@ -14,7 +14,7 @@ from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.doctor import launch, place
 from torchrun_hpc.doctor.launch import Launch, Part
-from torchrun_hpc.launching.abort import Known
+from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.preflight import preflight
 
 TWO = ("--nproc_per_node=2",)
@@ -37,7 +37,7 @@ def start(tmp_path, monkeypatch):
         if script:
             (tmp_path / "of_the_test.py").write_text(script)
             monkeypatch.setattr(launch, "SCRIPT", "of_the_test")
-        here = place.find(preflight(""), options, Known())
+        here = place.find(preflight(""), options, LaunchState())
         part = Part(0, {0: 0}, (here.host,), here.address)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -100,10 +100,10 @@ def test_a_launcher_that_does_not_end(start, workers, monkeypatch):
 ALONE = """\
 import sys
 from torchrun_hpc.doctor import launch, place
-from torchrun_hpc.launching.abort import Known
+from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.preflight import preflight
 launch.SCRIPT = "of_the_test"
-here = place.find(preflight(""), sys.argv[1:], Known())
+here = place.find(preflight(""), sys.argv[1:], LaunchState())
 part = launch.Part(0, {0: 0}, (here.host,), here.address)
 launch.Launch(here, part, []).run(900)
 """

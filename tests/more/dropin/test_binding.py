@@ -65,7 +65,8 @@ def test_a_fork_has_its_own_number_of_threads(tmp_path: Path) -> None:
 
 
 def test_the_dry_run_shows_it() -> None:
-    words = ["--nproc_per_node=2", "--hpc-bind=even", "--hpc-dry-run", "train.py"]
+    words = ["--nproc_per_node=2", "--hpc-bind=even", "--hpc-dry-run", "--hpc-debug"]
+    words.append("train.py")
     done = run([*COMMANDS[OURS], *words])
     assert done.code == 0, done.err
     lines = [line.split() for line in done.out.splitlines()]

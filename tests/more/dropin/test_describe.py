@@ -27,7 +27,7 @@ from torch.distributed.launcher import api
 import torchrun_hpc
 from torchrun_hpc import main
 from torchrun_hpc.host import network
-from torchrun_hpc.launching.abort import Known
+from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.reporting import description
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.capabilities import Capability
@@ -158,7 +158,7 @@ REFUSED = [
     ("slurm-salloc-shell", {}, [], "HPC060"),
     ("slurm-srun-2-nodes-4-tasks-each", {}, ["--nproc-per-node=4"], "HPC062"),
     ("slurm-srun-2-nodes-4-tasks-each", {}, ["--max-restarts=1"], "HPC134"),
-    ("slurm-srun-3-nodes", {"SLURM_STEP_NODELIST": "jwb[0001-"}, [], "HPC022"),
+    ("slurm-srun-3-nodes", {"SLURM_STEP_NODELIST": "jwb[0001-"}, [], "HPC021"),
     ("slurm-srun-3-nodes", {}, ["--nnodes=2"], "HPC070"),
     ("slurm-srun-3-nodes", ONE_NODE, ["--nnodes=3:2"], "HPC063"),
     ("slurm-srun-3-nodes", ONE_NODE, ["--bogus"], "HPC010"),
@@ -280,7 +280,7 @@ def test_others_are_told_where_this_torch_can_meet(
     """If torch's agent has changed, the nodes meet by c10d, where nobody is told."""
     monkeypatch.setattr(registry, "incompatible", lambda: ("agent",))
     environment("slurm-srun-3-nodes")
-    known = Known()
+    known = LaunchState()
     endpoint = f"--rdzv-endpoint=[{own_address()}]:29400"
     argv = [endpoint, "--hpc-site=none", "SCRIPT"]
     plan, _ = main._planned(argv, known, is_launch=False)

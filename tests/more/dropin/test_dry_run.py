@@ -77,13 +77,13 @@ def test_debugging_is_part_of_what_is_shown(launcher: Launcher, folder: Path) ->
 
 
 def test_every_value_has_its_source(launcher: Launcher, folder: Path) -> None:
-    argv = ["--nproc-per-node=2", "--max-restarts=1", SCRIPT, "--lr", "two words"]
+    argv = ["--nproc-per-node=2", "--max-restarts=1", "--hpc-debug"]
+    argv += [SCRIPT, "--lr", "two words"]
     # An empty one counts as not set: to torch it would be a wrong number.
     environ = {"PET_HPC_DRY_RUN": "1", "PET_ROLE": "trainer", "PET_MASTER_PORT": ""}
     result = launcher.ours(argv, environ=environ, cwd=folder)
     _assert_dry(result, folder)
-    assert result.out.startswith("torchrun_hpc ")
-    assert "a dry run, nothing is started\n" in result.out
+    assert result.out.startswith("OK: would start 2 workers on 1 node\n")
     command = shlex.split(result.out.splitlines()[-1])
     assert command[:1] + command[-3:] == ["torchrun", SCRIPT, "--lr", "two words"]
     rows = [" ".join(line.split()) for line in result.out.splitlines()]
@@ -147,4 +147,4 @@ def test_the_page_of_options_is_what_the_parser_says(
         assert page == written
     # Those of torchrun are others.
     assert page.partition(module.TORCH)[0] == written.partition(module.TORCH)[0]
-    assert "\n### `--hpc-dry-run=json`\n" in page
+    assert "\n| `--hpc-dry-run=json` |" in page

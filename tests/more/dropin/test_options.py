@@ -660,5 +660,5 @@ def test_a_package_that_torch_wants(
     assert result.code == 2
     start, error = result.err.splitlines()
     assert start.startswith(START)
-    text = f"HPC017 --rdzv_backend={backend} needs a package that is not installed"
-    assert error.startswith(f"torchrun_hpc: error: {text}")
+    text = f"--rdzv_backend={backend} needs a package that is not installed"
+    assert error.startswith(f"torchrun_hpc: error[HPC017]: {text}")

@@ -82,7 +82,8 @@ def test_where_it_is_not_used_nothing_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_preloads_nothing_and_shows_it() -> None:
-    done = launch(PRELOAD, "--hpc-dry-run", "--hpc-site=none", "train.py")
+    dry_run = ("--hpc-dry-run", "--hpc-debug", "--hpc-site=none", "train.py")
+    done = launch(PRELOAD, *dry_run)
     assert re.search(r"^imports once +torch +--hpc_preload$", done.out, re.MULTILINE)
     assert re.search(r"^fork_workers +patched", done.out, re.MULTILINE)
-    assert "fork_workers" not in launch("--hpc-dry-run", "train.py").out
+    assert "fork_workers" not in launch(*dry_run).out

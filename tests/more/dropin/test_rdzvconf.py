@@ -207,8 +207,10 @@ def test_a_value_that_a_backend_cannot_use(
     done = _launch_with_theirs(OURS, tmp_path, module, conf)
     *_, error = done.err.splitlines()
     assert "Traceback" not in done.err
-    said = "HPC019 --rdzv_conf=interval=1.5,power=999: --rdzv_backend=theirs"
-    assert error.startswith(f"torchrun_hpc: error: {said} cannot use it: {fault}")
+    said = "--rdzv_conf=interval=1.5,power=999: --rdzv_backend=theirs"
+    assert error.startswith(
+        f"torchrun_hpc: error[HPC019]: {said} cannot use it: {fault}"
+    )
     assert done.code == 2
 
 

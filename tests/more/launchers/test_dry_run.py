@@ -159,7 +159,8 @@ def test_a_node_that_does_not_answer_is_named(
         assert done.returncode == 1, done.stderr
         assert "Traceback" not in done.stderr
         if node == 1:
-            assert "No answer within 3 s from: n10" in done.stdout
+            assert done.stdout.startswith("NOT OK: 1 node did not answer"), done.stdout
+            assert "within 3 s: n10\n" in done.stdout
         else:
             (error,) = [line for line in own_lines(done.stderr) if "HPC112" in line]
             assert "no head node at n9:" in error

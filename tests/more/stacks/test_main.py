@@ -9,7 +9,7 @@ from programs import run_python
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--help"], "srun --overlap --jobid=N python -m torchrun_hpc.stacks"),
+        (["--help"], "srun --overlap --jobid=JOBID python -m torchrun_hpc.stacks"),
         (["--jsn"], "unrecognized arguments: --jsn"),
     ],
 )

@@ -61,7 +61,7 @@ def test_the_original_is_asked_for_the_rest() -> None:
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize(
     "values",
-    [{"backend": "static"}, {"mode": Mode.AS_TYPED}, {"mode": Mode.ONE_NODE}],
+    [{"backend": "static"}, {"mode": Mode.MANUAL}, {"mode": Mode.ONE_NODE}],
 )
 def test_nodes_that_are_not_to_be_ranked_are_left_alone(values: dict[str, Any]) -> None:
     before = Handler._node_desc_generator

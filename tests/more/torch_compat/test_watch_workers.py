@@ -44,7 +44,9 @@ class TorchsAgent(LocalElasticAgent):
     def __init__(self, torch: Mock, pids: dict[int, int]) -> None:
         ranks = range(len(pids), 2 * len(pids))
         workers = [SimpleNamespace(global_rank=r, world_size=ranks.stop) for r in ranks]
-        self.group: Any = SimpleNamespace(workers=workers, group_rank=1)
+        self.group: Any = SimpleNamespace(
+            workers=workers, group_rank=1, group_world_size=3
+        )
         self._remaining_restarts = LEFT
         self._pcontext: Any = SimpleNamespace(stderrs={}, error_files={})
         self._torch = torch

@@ -55,13 +55,13 @@ def place_of(mode=Mode.SEVERAL_NODES, job=None, rank=2, asked=None, **changes):
         (DIRECT, step(2), {}, WHOLE, []),  # it has no agent
         (DIRECT, step(2), {"no_python": True}, TWO, [sys.executable]),
         # As typed on each machine: another endpoint, and other ranks.
-        (Mode.AS_TYPED, None, {"master_addr": "h"}, WHOLE, OWN),
-        (Mode.AS_TYPED, None, {"master_addr": "h"}, TWO,
+        (Mode.MANUAL, None, {"master_addr": "h"}, WHOLE, OWN),
+        (Mode.MANUAL, None, {"master_addr": "h"}, TWO,
          [*OWN, *OF_TWO, "--master_addr=10.20.0.1", f"--master_port={PORT}",
           "--node_rank=1"]),
-        (Mode.AS_TYPED, None, {"rdzv_endpoint": "h:1"}, TWO,
+        (Mode.MANUAL, None, {"rdzv_endpoint": "h:1"}, TWO,
          [*OWN, *OF_TWO, f"--rdzv_endpoint=10.20.0.1:{PORT}", "--node_rank=1"]),
-        (Mode.AS_TYPED, None, {"rdzv_endpoint": "h:1"}, SECOND,
+        (Mode.MANUAL, None, {"rdzv_endpoint": "h:1"}, SECOND,
          [*OWN, *OF_TWO, f"--rdzv_endpoint=[fd00::2]:{PORT}", "--node_rank=1"]),
     ],
 )  # fmt: skip

@@ -71,7 +71,7 @@ def test_one_node():
 def test_machines(rank):
     """Which have no job: the endpoint names the launch."""
     where = replace(planned().meeting, backend="etcd", launch_id="", endpoint="h:1")
-    found = tasks_meeting(Mode.AS_TYPED, replace(where, hosts=()), Task(rank, 2))
+    found = tasks_meeting(Mode.MANUAL, replace(where, hosts=()), Task(rank, 2))
     assert found.launch_id == "h:1 doctor"
     assert found.is_coordinator is (rank == 0)
 

@@ -16,14 +16,14 @@ from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import network
 from torchrun_hpc.host.network import Interface
 from torchrun_hpc.launching import abort
-from torchrun_hpc.launching.abort import Known
+from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.preflight import Preflight
 from torchrun_hpc.rendezvous import notice
 
 
 def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
     monkeypatch.delenv("SLURM_PROCID", raising=False)
-    abort.give_up(LaunchError("HPC018", "no torch"), Known())
+    abort.give_up(LaunchError("HPC018", "no torch"), LaunchState())
     assert capfd.readouterr().err == "torchrun_hpc: error[HPC018]: no torch\n"
 
 
@@ -32,7 +32,7 @@ def test_tasks_that_pbs_numbers_alike_say_the_same_once(capfd):
     fault = LaunchError("HPC036", f"by process {os.getpid()}", everywhere=True)
     seen = Preflight(None, fault, {}, "dec0001", "", 0)
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: abort.give_up(fault, Known(seen)), range(3)))
+        list(pool.map(lambda _: abort.give_up(fault, LaunchState(seen)), range(3)))
     expected = f"torchrun_hpc: error[HPC036]: by process {os.getpid()}\n"
     assert capfd.readouterr().err == expected
 

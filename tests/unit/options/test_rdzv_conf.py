@@ -42,10 +42,10 @@ def test_not_set():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("is_host", "--rdzv_conf=is_host: 'is_host' is not of the form key=value"),
-        ("a=1,b", "'b' is not of the form key=value"),
-        ("=1", "'=1' is not of the form key=value"),
-        ("a=", "'a=' is not of the form key=value"),
+        ("is_host", "--rdzv_conf=is_host: 'is_host' is not key=value"),
+        ("a=1,b", "'b' is not key=value"),
+        ("=1", "'=1' is not key=value"),
+        ("a=", "'a=' is not key=value"),
         ("is_host=maybe", "is_host=maybe is neither true nor false"),
         ("is_host=2", "is_host=2 is neither true nor false"),
         ("join_timeout=ten", "join_timeout=ten is not a number of seconds"),
@@ -56,11 +56,11 @@ def test_not_set():
         ("join_timeout=99999999999999999", " is not a number of seconds"),
         ("last_call_timeout=999999999999", " is not a number of seconds"),
         (f"join_timeout={'9' * 5000}", " is not a number of seconds"),
-        ("store_type=hash", "store_type=hash: type one of tcp, file"),
+        ("store_type=hash", "store_type=hash: use tcp or file"),
         ("keep_alive_interval=0", "keep_alive_interval=0 is not a whole number"),
         ("keep_alive_max_attempt=1.5", "keep_alive_max_attempt=1.5 is not a whole"),
         ("keep_alive_max_attempt=-1", "keep_alive_max_attempt=-1 is not a whole"),
-        ("endpoint=n1:1", "endpoint is set by --rdzv-endpoint. Leave it out here"),
+        ("endpoint=n1:1", "endpoint is set by --rdzv-endpoint. Remove it here"),
         ("self=1", "self is set by torch"),
     ],
 )

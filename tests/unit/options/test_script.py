@@ -65,6 +65,25 @@ def test_what_it_does_not_find(name, why, folder):
     assert str(caught.value).startswith(start + why.replace("{}", str(folder)))
 
 
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [
+        ("trian.py", "Did you mean train.py?"),
+        ("scripts/train.py", "Did you mean train.py?"),
+        ("ddp.py", "Did you mean examples/ddp.py?"),
+        ("[x].py", "Did you mean examples/[x].py?"),
+        ("model_7.py", "Pass the script's path as it is on every node"),
+    ],
+)
+def test_a_near_script_is_proposed(name, guess, folder):
+    for near in ("examples/ddp.py", "examples/[x].py", "a/model_7.py", "b/model_7.py"):
+        (folder / near).parent.mkdir(exist_ok=True)
+        (folder / near).touch()
+    with pytest.raises(LaunchError) as caught:
+        check_script(name, {})
+    assert guess in str(caught.value)
+
+
 def test_a_working_folder_that_is_gone(folder, monkeypatch):
     (folder / "gone").mkdir()
     monkeypatch.chdir(folder / "gone")

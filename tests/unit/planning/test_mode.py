@@ -315,11 +315,11 @@ def test_a_variable_of_the_agent_is_refused_by_name(name):
 
 
 BAD_LINES = {
-    "": "the script is missing",
-    "--": "the script is missing",
-    "--hpc-debug": "the script is missing",
-    "--no-python": "the script is missing",
-    "-m": "the script is missing",
+    "": "no script given",
+    "--": "no script given",
+    "--hpc-debug": "no script given",
+    "--no-python": "no script given",
+    "-m": "no script given",
     "--hpc-site": "expected one argument",
     "--nproc-per-node": "expected one argument",
     "--standalone=1 train.py": "ignored explicit argument '1'",
@@ -331,7 +331,6 @@ BAD_LINES = {
 def test_a_line_that_is_wrong(line):
     error = refused("HPC010", BAD_LINES[line], line, by=direct)
     assert error.everywhere
-    assert str(error).endswith("--help lists all options")
 
 
 @pytest.mark.parametrize("variable", ["PET_STANDALONE", "PET_HPC_DEBUG", "PET_MODULE"])

@@ -226,7 +226,7 @@ def test_the_dry_run_is_no_option_of_the_launch():
     [
         ("even", 2, "--hpc_bind", ["0-1", "2-3"]),
         ("gpu", 2, "--hpc_bind; divided evenly: neither", ["0-1", "2-3"]),
-        ("even", 5, "--hpc_bind; binds nothing: 5 workers have 4 CPUs", []),
+        ("even", 5, "--hpc_bind; binds nothing: 5 workers", []),
     ],
 )
 def test_the_cpus_of_workers(how, workers, source, cpus):

@@ -161,7 +161,7 @@ def test_mpirun_on_some_nodes_of_a_job():
 
 # In task 1 of three, one on each node.
 WRONG = {
-    "HPC020 {name} is not set, although": {
+    "HPC020 {name} is not set, but other ": {
         "OMPI_COMM_WORLD_SIZE": [None],
         "OMPI_COMM_WORLD_LOCAL_RANK": [""],
         "OMPI_COMM_WORLD_LOCAL_SIZE": [None],
@@ -191,7 +191,7 @@ def test_contradiction():
     start = "HPC033 Open MPI says that this is task 0 of 0"
     assert_refusal(with_changes(process, nobody), start)
     job = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "jwb[1-"}
-    start = "HPC022 SLURM_JOB_NODELIST='jwb[1-' is not a list of nodes"
+    start = "HPC021 SLURM_JOB_NODELIST='jwb[1-' is not a list of nodes"
     assert_refusal(with_changes(process, job), start)
 
 

@@ -503,7 +503,7 @@ JOB_LIST = "SLURM_JOB_NODELIST='jwb[0001-0003]'"
 
 # In a task of a step with one task on each of three nodes.
 WRONG = {
-    "HPC020 {name} is not set, although": {
+    "HPC020 {name} is not set, but other ": {
         "SLURM_STEP_NODELIST": [None, ""],
         "SLURM_PROCID": [None, ""],
     },
@@ -512,32 +512,32 @@ WRONG = {
         "SLURM_JOB_NUM_NODES": ["3 "],
         "SLURM_PROCID": ["abc", "-1", "²", "1" * 30],
     },
-    "HPC022 {shown} is not a list of nodes: ": {
+    "HPC021 {shown} is not a list of nodes: ": {
         "SLURM_STEP_NODELIST": ["(null)", "jwb[\u0660-\u0662]"],
         "SLURM_JOB_NODELIST": ["jwb[3-1]"],
     },
-    "HPC022 {shown} is not a list of nodes: '[' at position 4 ": {
+    "HPC021 {shown} is not a list of nodes: '[' at position 4 ": {
         "SLURM_STEP_NODELIST": ["jwb[0001-"],
     },
-    "HPC023 {shown} names a node twice": {
+    "HPC021 {shown} names a node twice": {
         "SLURM_STEP_NODELIST": ["jwb[0001-0002],jwb0001"],
     },
-    "HPC024 {shown} gives no counts: '": {
+    "HPC021 {shown} gives no counts: '": {
         "SLURM_STEP_TASKS_PER_NODE": ["1(x3", "1,0,1"],
     },
     "HPC025 {shown} names 2 nodes, but SLURM_STEP_NUM_NODES=3": {
         "SLURM_STEP_NODELIST": ["jwb000[1-2]"],
     },
-    f"HPC026 {{shown}} counts the tasks of 2 nodes, but {LIST} ": {
+    f"HPC025 {{shown}} counts the tasks of 2 nodes, but {LIST} ": {
         "SLURM_STEP_TASKS_PER_NODE": ["1(x2)"],
     },
-    "HPC027 {name}=3, but the step has only 3 tasks (SLURM_STEP_TASKS_PER_NODE)": {
+    "HPC025 {name}=3, but the step has only 3 tasks (SLURM_STEP_TASKS_PER_NODE)": {
         "SLURM_PROCID": ["3"],
     },
-    "HPC027 {name}=999999999, but the step has only 3 tasks": {
+    "HPC025 {name}=999999999, but the step has only 3 tasks": {
         "SLURM_PROCID": ["999999999"],
     },
-    f"HPC028 this node, {{shown}}, is not among the step's nodes, {LIST}": {
+    f"HPC025 this node, {{shown}}, is not among the step's nodes, {LIST}": {
         "SLURMD_NODENAME": ["jwb0009"],
     },
 }
@@ -548,11 +548,11 @@ WRONG_TOGETHER = {
         "SLURM_STEP_TASKS_PER_NODE": None,
         "SLURM_TASKS_PER_NODE": None,
     },
-    "HPC026 SLURM_TASKS_PER_NODE='1(x4)' counts the tasks of 4 nodes, but ": {
+    "HPC025 SLURM_TASKS_PER_NODE='1(x4)' counts the tasks of 4 nodes, but ": {
         "SLURM_STEP_TASKS_PER_NODE": None,
         "SLURM_TASKS_PER_NODE": "1(x4)",
     },
-    f"HPC029 SLURM_NODEID=3, but the step has only 3 nodes, {LIST}": {
+    f"HPC025 SLURM_NODEID=3, but the step has only 3 nodes, {LIST}": {
         "SLURMD_NODENAME": None,
         "SLURM_NODEID": "3",
     },
@@ -561,7 +561,7 @@ WRONG_TOGETHER = {
         "SLURMD_NODENAME": None,
         "SLURM_NODEID": "1.0",
     },
-    f"HPC030 SLURM_STEP_NODELIST='jwb0007' names nodes that are not in {JOB_LIST}": {
+    f"HPC025 SLURM_STEP_NODELIST='jwb0007' names nodes that are not in {JOB_LIST}": {
         **STALE_STEP,
     },
 }
@@ -583,14 +583,14 @@ def test_contradiction_where_a_node_has_several_tasks():
         {
             "HPC020 {name} is not set": {"SLURM_LOCALID": [None]},
             "HPC021 {shown} is not a whole number": {"SLURM_LOCALID": ["x"]},
-            "HPC032 {name}=4, but there are only 4 tasks on this node": {
+            "HPC025 {name}=4, but there are only 4 tasks on this node": {
                 "SLURM_LOCALID": ["4"],
             },
         },
     )
     assert_refused(
         process_of("slurm-srun-uneven-tasks"),
-        {"HPC027 {name}=3, but the step has only 3": {"SLURM_PROCID": ["3"]}},
+        {"HPC025 {name}=3, but the step has only 3": {"SLURM_PROCID": ["3"]}},
     )
 
 
@@ -615,5 +615,5 @@ def test_variables_that_were_lost():
 
 def test_batch_script_on_a_node_of_another_job():
     script = process_of("slurm-sbatch-script")
-    message = f"HPC031 this node, {{shown}}, is not among the job's nodes, {JOB_LIST}"
+    message = f"HPC025 this node, {{shown}}, is not among the job's nodes, {JOB_LIST}"
     assert_refused(script, {message: {"SLURMD_NODENAME": ["jwb0009"]}})

@@ -210,7 +210,7 @@ def test_a_broken_file_of_the_user(args, run, mine):
     mine.write_text("[", encoding="utf-8")
     code, out, err = run(*args)
     assert (code, out) == (2, "")
-    assert err.startswith(f"torchrun_hpc: error[HPC042]: {mine}: this is not TOML: ")
+    assert err.startswith(f"torchrun_hpc: error[HPC043]: {mine}: this is not TOML: ")
 
 
 @pytest.mark.parametrize("args", [("shwo",), ("show",), ("check",), ("here", "x")])

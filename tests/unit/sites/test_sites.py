@@ -150,14 +150,12 @@ def matching(pattern):
 
 
 def test_every_site_is_in_the_documentation():
-    page = (ROOT / "docs" / "centres.md").read_text("utf-8")
+    page = (ROOT / "docs" / "run.md").read_text("utf-8")
     missing = [site.title for site in OURS.values() if f"| {site.title} | " not in page]
-    assert not missing, f"docs/centres.md has no row of {missing}"
+    assert not missing, f"docs/run.md has no row of {missing}"
     for name, site in OURS.items():
         if not site.signs:
-            assert f"--hpc-site={name}`" in page, (
-                f"docs/centres.md: how {name} is typed"
-            )
+            assert f"--hpc-site={name}`" in page, f"docs/run.md: how {name} is typed"
 
 
 def test_variables_are_asked_in_order_and_before_host_names():
@@ -204,7 +202,7 @@ def test_unknown_name_suggests_the_nearest_and_lists_all(wanted, nearest):
     message = (
         f"--hpc-site={wanted}: there is no such site. "
         f"{f'Did you mean {nearest}? ' if nearest else ''}"
-        f"There are: {', '.join(OURS)}, none, or a file: /path/to/site.toml"
+        f"There are: {', '.join(OURS)}, none. A file also works: /path/to/site.toml"
     )
     with pytest.raises(LaunchError, match=f"^{re.escape(message)}$") as fault:
         find({"SYSTEMNAME": "juwels"}, "", wanted)

@@ -1,4 +1,4 @@
-"""What is different from torch's own: one file for each difference.
+"""The changes inside torch: one file for each.
 
-`registry` lists them and applies them; `replacing` has the ways to do it.
+`registry` lists and applies them; `replacing` has the means.
 """

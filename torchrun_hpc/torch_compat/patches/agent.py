@@ -1,7 +1,7 @@
-"""Agents of one job act as one, where they meet in the scheduler rendezvous.
+"""Agents of one job act together if they meet in the scheduler rendezvous.
 
-An agent of torch counts its own restarts only, does not tell the others that it gives
-up, and waits at its end for others that may never come, without acting on signals.
+Torch's agent counts only its own restarts, and does not tell the others when it gives
+up. At its end it waits for others that may never come, and ignores signals.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class JobAgent(LocalElasticAgent):
     """An agent that acts together with the others of its job."""
 
     def _rendezvous(self, worker_group: Any) -> None:
-        """Meet the others; all agents have as many restarts left as the job."""
+        """Meet the others; each agent has as many restarts left as the job."""
         while True:
             try:
                 super()._rendezvous(worker_group)
@@ -63,14 +63,14 @@ class JobAgent(LocalElasticAgent):
             return api.RunResult(api.WorkerState.SUCCEEDED, return_values=nothing)
 
     def _monitor_workers(self, worker_group: Any) -> Any:
-        """Look after the workers; how they end does not count if the round is over."""
+        """Monitor the workers; ignore how they end if the round is over."""
         handler = _handler(self)
         if handler and handler.has_spares and handler.num_nodes_waiting():
             return api.RunResult(api.WorkerState.HEALTHY)
         return super()._monitor_workers(worker_group)
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
-        """Stop the workers; the other agents get to know of a signal before."""
+        """Stop the workers; tell the other agents of a signal first."""
         handler = _handler(self)
         if handler is not None:
             error = sys.exc_info()[1]
@@ -88,14 +88,14 @@ class JobAgent(LocalElasticAgent):
 
 
 def is_extensible() -> bool:
-    """Say whether agents are created by a name that can be replaced."""
+    """Return whether agents are created by a name that can be replaced."""
     agent = getattr(launcher, TARGET, None)  # a program may have another one
     is_class = isinstance(agent, type) and issubclass(agent, LocalElasticAgent)
     return is_class and capabilities.uses(launcher.launch_agent, TARGET)
 
 
 def fits() -> bool:
-    """Check the methods, and the number of restarts that is set."""
+    """Check the methods, and the name of the restart counter."""
     return (
         is_extensible()
         and takes(_Simple, "_rendezvous", "self", "worker_group")
@@ -111,7 +111,7 @@ def fits() -> bool:
 
 
 def apply(_plan: object = None, hooks: Hooks | None = None) -> None:
-    """Let torch find our rendezvous, once, and an agent that knows of it."""
+    """Let torch find our rendezvous, once, and an agent that uses it."""
     extend(launcher, TARGET, JobAgent)
     if hooks is None or hooks.rendezvous is None:
         return

@@ -1,9 +1,9 @@
-"""The stores listen on the one address that the job uses, and are waited for.
+"""Stores listen on the job's address only, and clients wait for them.
 
-Torch's TCPStore listens on all interfaces, warns where there is no IPv6, and asks the
-name server for every peer because it sees IPv4 peers as IPv6 ones. A client that comes
-before its server lets no signal through until it is connected, and prints C++ traces
-where the server's network cannot be reached yet.
+Torch's TCPStore listens on all interfaces. It warns if there is no IPv6, and asks the
+name server for every peer, because it sees IPv4 peers as IPv6 ones. A client that
+starts before its server blocks signals until it is connected. It prints C++ traces
+while it cannot reach the server's network.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PROBE_TIMEOUT = 5.0
 
 
 def fits() -> bool:
-    """Check the names that are replaced, and what they are called with."""
+    """Check the replaced names, and their parameters."""
     if not all(has(module, _STORE) for module in _MODULES):
         return False
     if capabilities.LISTENING_SOCKET.is_expected and not all(
@@ -72,7 +72,7 @@ def apply(plan: LaunchPlan, *_: object) -> None:
         wrap(_Handler, _SERVER, functools.partial(_open_for_workers, address))
 
 
-def _open_or_connect(  # noqa: PLR0913, PLR0917 - those of TCPStore
+def _open_or_connect(  # noqa: PLR0913, PLR0917 - as TCPStore
     plan: LaunchPlan,
     original: Any,
     host: str,
@@ -105,7 +105,7 @@ def _open(
 ) -> Any:
     listen = plan.meeting.listen
     if listen is not None and listen[1] == 0:
-        port = 0  # torch's own may be fixed, as with --standalone in 2.0
+        port = 0  # torch may pass a fixed one, as with --standalone in 2.0
     if listen is not None and capabilities.LISTENING_SOCKET.present:
         return _serve(original, listen[0], port, options)
     try:
@@ -136,7 +136,7 @@ def _serve(store: Any, address: str, port: int, options: dict[str, Any]) -> Any:
 
 
 def _check_free(address: str, port: int, reason: str = "") -> None:
-    """Refuse a port on which we could not listen, if it is known why."""
+    """Refuse a port on which we could not listen, if the reason is known."""
     problem = port_problem(address, port) or reason
     if problem:
         text = f"cannot listen on {address} port {port}: {problem}"
@@ -144,7 +144,7 @@ def _check_free(address: str, port: int, reason: str = "") -> None:
 
 
 def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
-    """Wait ``limit`` seconds for the head node to listen, with plain sockets."""
+    """Wait up to ``limit`` seconds for the head node, with plain sockets."""
     place = f"{plan.meeting.endpoint} ({host})"
     problem: OSError | None = None
 
@@ -162,7 +162,7 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
         text = f"waiting for the head node at {place} {since}"
         console.write(Message("HPC083", text))
 
-    # One node reports for all at first; one that waits longer may be the only one.
+    # At first one node reports for all. A node that waits longer may be the only one.
     is_first = reports_wait_for(plan.meeting.node_rank, plan.meeting.coordinator)
     if not waiting.until(is_reached, limit, report, is_reporter=is_first, pause=None):
         raise RendezvousConnectionError(

@@ -1,8 +1,7 @@
-"""Each worker runs on CPUs of its own.
+"""Each worker runs on its own CPUs, with ``--hpc-bind`` only.
 
-Used with ``--hpc-bind`` only. The thread that starts a worker has the worker's CPUs
-meanwhile, and the worker inherits them. That needs no ``numactl``, as torch's own
-``--numa-binding`` does.
+The thread that starts a worker takes the worker's CPUs meanwhile, and the worker
+inherits them. This needs no ``numactl``, unlike torch's ``--numa-binding``.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def apply(plan: LaunchPlan, _hooks: object) -> None:
     binding: Any = plan.workers.binding
 
     def popen(original: Any, handler: Any, args: Any, env: Any) -> Any:
-        # LOCAL_RANK may be 0 for all, with --virtual-local-rank, but not before 2.3.
+        # With --virtual-local-rank (since 2.3), LOCAL_RANK is 0 for all workers.
         rank = getattr(handler, "local_rank_id", None)
         rank = int(env["LOCAL_RANK"]) if rank is None else rank
         share = binding.shares[rank]

@@ -1,8 +1,8 @@
-"""A second SIGTERM does not cut short what the first one began.
+"""A second SIGTERM does not interrupt what the first one began.
 
 The agent passes a death signal on to its workers, and waits while they write their
-checkpoints. Torch's handler raises an exception, in this waiting too: the workers are
-signalled again, and with one more signal the agent ends without them.
+checkpoints. Torch's handler raises an exception even during this wait. Then the workers
+are signalled again, and after one more signal the agent ends without them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import has, takes, wrap
 
 TARGET = "PContext.close"
-REASON = "it may leave workers behind if it is signalled twice (since pytorch#61602)"
+REASON = "an agent signalled twice can leave workers behind (since pytorch#61602)"
 IS_FOR = capabilities.EVERY
 
 _torch: Any = api
@@ -27,7 +27,7 @@ _HANDLER = "_terminate_process_handler"
 
 
 def fits() -> bool:
-    """Check that workers are ended here, and that we know who raises exceptions."""
+    """Check that workers are ended here, and that torch's handler raises."""
     return (
         takes(_torch.PContext, _NAME, "self", "death_sig", "timeout")
         and has(_torch, _HANDLER, "SignalException")
@@ -54,7 +54,7 @@ def _close(original: Any, context: Any, *args: Any, **options: Any) -> Any:
     finally:
         for number in held:
             signal.signal(number, handler)
-    # In a restart it is the first one, and the agent has to end of it.
+    # During a restart it is the first signal, so the agent must end.
     if noted and not repeated:
         signal.raise_signal(noted[0])
     return closed

@@ -1,6 +1,6 @@
-"""The workers are forks of a process that has imported torch already.
+"""Workers are forks of a process that has already imported torch.
 
-Used with ``--hpc-preload`` only. A worker that cannot be a fork is started as ever.
+Used with ``--hpc-preload`` only. A worker that cannot be a fork is started as usual.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 TARGET = "SubprocessHandler._popen"
-REASON = "each worker of a node imports torch once more (as in pytorch#103117)"
+REASON = "each worker of a node imports torch again (as in pytorch#103117)"
 IS_FOR = capabilities.EVERY
 
 _torch: Any = api
@@ -31,7 +31,7 @@ def fits() -> bool:
 
 
 def apply(_plan: object, hooks: Hooks) -> None:
-    """Fork each worker, if that is possible."""
+    """Fork each worker, if possible."""
 
     def popen(original: Any, handler: Any, args: Any, env: Any) -> Any:
         worker = hooks.fork(args, env, handler._stdout, handler._stderr)

@@ -1,7 +1,7 @@
-"""The workers get what is sent to the agent: SIGUSR1 and SIGUSR2.
+"""SIGUSR1 and SIGUSR2 for the agent are forwarded to its workers.
 
-Torchrun dies of both, and its workers, which are in sessions of their own, live on.
-With ``--signals-to-handle`` it passes them on and then ends the job.
+Torchrun dies of both, and its workers, which have their own sessions, keep running.
+With ``--signals-to-handle`` it forwards them, but then ends the job.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 TARGET = "LocalElasticAgent._monitor_workers"
-REASON = "SIGUSR1 ends it, and does not reach the workers (pytorch#154849)"
+REASON = "SIGUSR1 ends the agent and does not reach the workers (pytorch#154849)"
 IS_FOR = capabilities.EVERY
 
-# Those that have the workers' process numbers.
+# They have the workers' process numbers.
 _CONTEXTS = (MultiprocessContext, SubprocessContext)
 
 
 def fits() -> bool:
-    """Check that the agent looks after its workers here, and knows their numbers."""
+    """Check that the agent monitors its workers here, and knows their numbers."""
     return (
         agent.is_extensible()
         and takes(LocalElasticAgent, "_monitor_workers", "self", "worker_group")
@@ -41,7 +41,7 @@ def fits() -> bool:
 
 
 def apply(_plan: object, hooks: Hooks) -> None:
-    """Forward signals each time that the agent looks after its workers."""
+    """Forward signals each time that the agent monitors its workers."""
 
     class ForwardingAgent(LocalElasticAgent):
         def _monitor_workers(self, worker_group: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Every attempt of the workers gets a store of its own.
+"""Every attempt of the workers gets its own store.
 
-The agent of rank 0 opens one store for the workers of all attempts, and their keys have
-no prefix: after a restart the first workers to arrive find the addresses of the dead
-ones. Other nodes keep using the store of a node that was rank 0 in an earlier round.
+The agent of rank 0 opens one store for all attempts, and keys have no prefix. So after
+a restart the first workers find the addresses of the dead ones. Other nodes keep using
+the store of an earlier round's rank 0.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _KEPT = ("_shared_tcp_store_server", "_bootstrap_store_info")
 
 
 def fits() -> bool:
-    """Check that the store is kept where it was."""
+    """Check that the store is in the known attributes."""
     keeps = capabilities.uses(_Handler.__init__, *_KEPT)
     return keeps and has(_Handler, "next_rendezvous")
 
 
 def apply(*_: object) -> None:
-    """Forget the store of the last attempt before each rendezvous."""
+    """Forget the last attempt's store before each rendezvous."""
     wrap(_Handler, "next_rendezvous", _next_rendezvous)
 
 

@@ -1,4 +1,4 @@
-"""What the launcher does at the places of torch's agent that are patched."""
+"""The launcher's hooks in the patched parts of torch's agent."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the patches call.
+    """The functions and objects that the patches call.
 
     Attributes:
-        forward: Delivers signals of this process to its workers, which it gets as local
-            ranks and process numbers.
-        relay: Passes on what workers write to stderr.
+        forward: Delivers this process's signals to its workers, given by local rank and
+            process number.
+        relay: Passes on the workers' stderr.
         watch: Finds out which workers fail.
-        fork: Starts a worker as a fork, of which it gets command line, environment,
-            stdout and stderr; returns ``None`` if it cannot.
-        rendezvous: What torch finds instead of its own; ``None`` if that stays.
+        fork: Starts a worker as a fork, from command line, environment, stdout and
+            stderr; returns ``None`` if it cannot.
+        rendezvous: What torch finds instead of its own rendezvous; ``None`` to keep
+            that.
     """
 
     forward: Callable[[Mapping[int, int]], None]

@@ -1,8 +1,7 @@
 """The host of the rendezvous leaves last.
 
-When a job ends well, the host's agent may be gone before the others have read that it
-ended: they print a warning, or a trace from the exit barrier, because the store is
-gone.
+When a job ends well, the host's agent may leave before the others have read the end.
+Without the store, they print a warning, or a trace from the exit barrier.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
 
 TARGET = "RendezvousHandler.shutdown"
-REASON = "nodes may print errors at the end of a job that went well (pytorch#69520)"
+REASON = "nodes may print errors at the end of a successful job (pytorch#69520)"
 IS_FOR = capabilities.EVERY
 
 _KEY = "torchrun_hpc/left"
 
 _LIMIT = 5.0  # seconds
 
-# The stores whose servers are in this process; only torch knows, when it makes them.
+# Stores whose servers are in this process, recorded when torch makes them.
 _hosted: list[Any] = []
 
 
 def hosts(store: Any) -> None:
-    """Take note that the server of a store is in this process."""
+    """Record that the server of a store is in this process."""
     _hosted.append(store)
 
 
@@ -46,7 +45,7 @@ def fits() -> bool:
 
 
 def apply(plan: LaunchPlan, *_: object) -> None:
-    """Count the nodes that have left, and let the host wait for all."""
+    """Count the nodes that have left, and let the host wait for all of them."""
     _hosted.clear()
     if plan.meeting.nodes == 1 and not plan.meeting.may_grow:
         return
@@ -58,11 +57,11 @@ def _shutdown(plan: LaunchPlan, original: Any, handler: Any) -> Any:
     went_well = sys.exc_info()[0] is None
     closed = original(handler)
     store = handler._store
-    with contextlib.suppress(Exception):  # the store is gone: nothing to wait for
+    with contextlib.suppress(Exception):  # without the store, nobody waits
         store.add(_KEY, 1)
         if went_well and any(store is hosted for hosted in _hosted):
             holder = getattr(handler, "_state_holder", None)
-            # There may be fewer than planned in an elastic range.
+            # An elastic range may have fewer nodes than planned.
             nodes = len(holder.state.participants) if holder else plan.meeting.nodes
             waiting.until(lambda: store.add(_KEY, 0) >= nodes, _LIMIT)
     return closed

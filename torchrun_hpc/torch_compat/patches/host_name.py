@@ -1,11 +1,9 @@
-"""The agent knows the name of its host without asking a name server.
+"""The agent knows its host's name without asking a name server.
 
-Torch looks for the full name when it records an event: the end of the agent, its
-measurements, the end of each worker. Where the name server is slow, each of them
-stalls the agent by seconds. Where the failure of a worker is reported, torch still asks
-by another way.
-
-The original is not called: to call it is to ask.
+Torch asks for the full name when it records an event, such as the end of the agent or
+of a worker. With a slow name server, each event stalls the agent for seconds. When a
+worker's failure is reported, torch still asks in another way. The original is not
+called, because it would ask.
 """
 
 from __future__ import annotations
@@ -22,15 +20,15 @@ from torchrun_hpc.torch_compat.patches.replacing import replace, takes
 _NAME = "_get_fq_hostname"
 
 TARGET = f"torch.distributed.elastic.agent.server.api.{_NAME}"
-REASON = "a slow name server stalls it at each event (as in pytorch#159007)"
-IS_FOR = capabilities.RENDEZVOUS_INFO  # before, it decides on MASTER_ADDR
+REASON = "a slow name server stalls the agent at each event (as in pytorch#159007)"
+IS_FOR = capabilities.RENDEZVOUS_INFO  # before, MASTER_ADDR depends on it
 
 _torch: Any = api
 _Agent: Any = LocalElasticAgent
 
 
 def fits() -> bool:
-    """Check that the name is asked for here, and given as a text."""
+    """Check that torch asks for the name here, and gets a text."""
     return (
         takes(_torch, _NAME)
         and takes(_Agent, _NAME, "self")
@@ -39,6 +37,6 @@ def fits() -> bool:
 
 
 def apply(*_: object) -> None:
-    """Answer with what the kernel says."""
+    """Answer with the kernel's host name."""
     replace(_torch, _NAME, socket.gethostname)
     replace(_Agent, _NAME, staticmethod(socket.gethostname))

@@ -1,6 +1,6 @@
 """An agent that stops its workers for a restart does not close the rendezvous.
 
-Torch 2.3 does, and so no restart succeeds in it.
+Torch 2.3 closes it, so no restart succeeds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchrun_hpc.torch_compat.patches import agent
 from torchrun_hpc.torch_compat.patches.replacing import extend, has
 
 TARGET = "LocalElasticAgent._stop_workers"
-REASON = "a restart closes the rendezvous, and fails (pytorch#123678)"
+REASON = "a restart closes the rendezvous and fails (pytorch#123678)"
 IS_FOR = capabilities.STOP_CLOSES_RENDEZVOUS
 
 
@@ -42,5 +42,5 @@ def fits() -> bool:
 
 
 def apply(*_: object) -> None:
-    """Extend the agent; it closes the rendezvous when it ends."""
+    """Extend the agent, which still closes the rendezvous when it ends."""
     extend(launcher, agent.TARGET, OpenAgent)

@@ -1,7 +1,7 @@
-"""MASTER_ADDR is the address that the first node has published.
+"""MASTER_ADDR is the address that the head node has published.
 
-The agent of rank 0 takes its host's full name instead, on whatever network that is:
-``--local-addr`` is lost on its way.
+Torch ignores ``--local-addr`` here: the agent of rank 0 uses its host's full name, on
+whatever network that is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = "next_rendezvous"
 
 
 def fits() -> bool:
-    """Check that the workers get what the handler answers."""
+    """Check that the workers get the handler's answer."""
     code = unwrap(_Handler.next_rendezvous).__code__
     return (
         has(_Handler, _NAME)
@@ -41,6 +41,6 @@ def _next_rendezvous(original: Any, handler: Any) -> Any:
     info = original(handler)
     ranks = handler._state_holder.state.participants
     first = [node.addr for node, rank in ranks.items() if rank == 0]
-    if len(first) == 1:  # more are there while the next round forms
+    if len(first) == 1:  # there are more while the next round forms
         info.bootstrap_store_info.master_addr = first[0]
     return info

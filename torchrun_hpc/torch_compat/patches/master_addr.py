@@ -1,7 +1,7 @@
-"""Torch does not warn of an option that the user has not typed.
+"""Torch does not warn of an option that the user has not passed.
 
-With any rendezvous but the static one it says that ``--master-addr`` has no effect,
-whose default it has set itself.
+With any rendezvous except the static one, it warns that ``--master-addr`` has no
+effect, although torch itself has set that default.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import takes, wrap
 
 TARGET = "torch.distributed.run.config_from_args"
-REASON = "it warns of --master-addr, which nobody has typed (pytorch#111085)"
+REASON = "torch warns of --master-addr, which nobody has passed (pytorch#111085)"
 IS_FOR = capabilities.WARNS_OF_DEFAULT
 
 _torch: Any = torch_run
@@ -29,5 +29,5 @@ def fits() -> bool:
 
 
 def apply(*_: object) -> None:
-    """Leave the option out where torch does not read it."""
+    """Leave the option out if torch does not read it."""
     wrap(_torch, _NAME, lambda read, args: read(capabilities.without_default(args)))

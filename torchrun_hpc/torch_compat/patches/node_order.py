@@ -1,7 +1,7 @@
-"""Nodes are ranked as the scheduler numbers them, not by their addresses as text.
+"""Nodes are ranked in the scheduler's order, not by their addresses as text.
 
 Torch sorts the participants of a c10d rendezvous as dataclasses, so by address: n10
-comes before n9, and MASTER_ADDR follows rank 0 to whatever node that is.
+comes before n9, and MASTER_ADDR follows rank 0.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RankedNode(getattr(_torch, "_NodeDesc", object)):  # type: ignore[misc]
 
     node_rank: int = 0
 
-    # All four, because the base class has all four.
+    # All four, as in the base class.
     __lt__ = _comparison(operator.lt)
     __le__ = _comparison(operator.le)
     __gt__ = _comparison(operator.gt)
@@ -56,10 +56,10 @@ class RankedNode(getattr(_torch, "_NodeDesc", object)):  # type: ignore[misc]
 
 
 def _key(node: Any) -> tuple[float | str, ...]:
-    """Return by what nodes are compared.
+    """Return the sort key of a node.
 
-    A second agent on a node comes after the first. Who has joined from outside of the
-    job has no rank, and comes last.
+    A node's second agent comes after its first. Participants from outside the job have
+    no rank, and come last.
     """
     rank = getattr(node, "node_rank", math.inf)
     return rank, node.addr, node.pid, node.local_id
@@ -83,7 +83,7 @@ def fits() -> bool:
     state.participants = {second: 0, first: 0}
     executor = _torch._DistributedRendezvousOpExecutor(first, None, settings)
     executor._state = state
-    # In a log of --hpc-debug it would look like another job's.
+    # With --hpc-debug, its log lines would look like another job's.
     logger = logging.getLogger(_torch.__name__)
     disabled, logger.disabled = logger.disabled, True
     try:

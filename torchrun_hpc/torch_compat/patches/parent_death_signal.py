@@ -1,15 +1,14 @@
 """A worker ends when its agent ends, even if that is killed.
 
-The workers are in sessions of their own, so they outlive an agent that could not end
-them: killed by SIGKILL, or for want of memory. Slurm with cgroups cleans up behind it;
-ssh, PBS and mpirun may not, and the next job finds the GPUs taken.
+Workers have their own sessions. They outlive an agent that dies of SIGKILL or of a lack
+of memory. Slurm with cgroups then cleans up. ssh, PBS and mpirun sometimes do not, and
+the next job finds the GPUs taken.
 
-What a worker itself has started does not end with it. Workers of a DataLoader look
-after their parent and end within seconds; a program that a shell has started lives on,
-unless the shell became it with ``exec``. The kernel clears the setting for a process
-that changes its user or gains capabilities, as the set-user-ID starters of containers
-do. For workers that are functions of a program, not commands, torch sets it by itself,
-to SIGINT.
+A worker's own children do not end with it. DataLoader workers check their parent and
+end within seconds. A program that a shell has started continues, unless the shell
+started it with ``exec``. The kernel clears the setting for a process that changes its
+user or gains capabilities, as set-user-ID container starters do. For workers that are
+Python functions, torch itself sets SIGINT.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from torchrun_hpc.torch_compat.patches.replacing import has, replace, takes, wra
 from torchrun_hpc.worker.parent import end_with_parent
 
 TARGET = "SubprocessHandler._popen"
-REASON = "workers live on if it is killed (pytorch#76287)"
+REASON = "workers keep running if the agent is killed (pytorch#76287)"
 IS_FOR = capabilities.EVERY
 
 _torch: Any = api
@@ -36,7 +35,7 @@ _MODULE, _POPEN = "subprocess", "Popen"
 
 
 def fits() -> bool:
-    """Check that the workers are started here, and that nothing is run before them."""
+    """Check that the workers are started here, and that no code runs before them."""
     handler, home = _torch.SubprocessHandler, _home()
     return (
         sys.platform == "linux"
@@ -48,7 +47,7 @@ def fits() -> bool:
 
 
 def apply(*_: object) -> None:
-    """Let each worker ask the kernel for its end."""
+    """Let each worker ask the kernel to end it with its parent."""
     home = _home()
     if has(home, _POPEN):  # as in newer ones
         wrap(home, _POPEN, _popen)

@@ -1,8 +1,8 @@
 """The patches, and what became of each.
 
-A patch extends a class of torch, or wraps a function, and calls the original. It names
-its target, the reason, the releases that it is for, and checks that it still fits; one
-that does not fit leaves torch as it is, and a message says so.
+A patch extends a class of torch, or wraps a function and calls the original. It names
+its target, its reason and its releases, and checks that it fits. If it does not fit,
+torch is left as it is, and a message reports it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Patch(Protocol):
     Attributes:
         TARGET: What is replaced, as a dotted name.
         REASON: What goes wrong without it, with the issue's number.
-        IS_FOR: What in torch makes the patch necessary. It is applied only where that
-            is present.
+        IS_FOR: What in torch makes the patch necessary; it is applied only if this is
+            present.
     """
 
     __name__: str
@@ -61,14 +61,14 @@ class Patch(Protocol):
     IS_FOR: Capability
 
     def fits(self) -> bool:
-        """Say whether torch looks as the patch expects."""
+        """Return whether torch looks as the patch expects."""
 
     def apply(self, plan: Any, hooks: Any, /) -> None:
         """Replace the target as the plan says; see `apply_patches`."""
 
 
-# The first are also applied before there is a plan, by ``import torchrun_hpc.auto``;
-# all others need one. They are applied in this order.
+# ``import torchrun_hpc.auto`` applies the first ones before there is a plan; the others
+# need one. They are applied in this order.
 ALWAYS: tuple[Patch, ...] = (state_as_json, fresh_store)
 PATCHES: tuple[Patch, ...] = (
     *ALWAYS,
@@ -80,7 +80,7 @@ PATCHES: tuple[Patch, ...] = (
 
 
 class State(Enum):
-    """What became of a patch."""
+    """The state of a patch."""
 
     APPLIED = "patched"
     NOT_NEEDED = "not needed by this torch"
@@ -98,11 +98,7 @@ class Outcome:
 
 
 def check_names(options: Options) -> None:
-    """Check the names of the patches that the user leaves out.
-
-    Raises:
-        LaunchError: There is no such patch.
-    """
+    """Check the names of the patches that the user leaves out."""
     known = [_name(patch) for patch in PATCHES]
     for name in options.hpc_without_patches:
         if name not in known:
@@ -119,17 +115,10 @@ def apply_patches(
     hooks: Hooks | None = None,
     without: Sequence[str] = (),
 ) -> tuple[Outcome, ...]:
-    """Apply the patches that this torch needs and that fit it.
+    """Apply the patches that this torch needs and that fit it; return all outcomes.
 
-    Those of an earlier launch of this process are taken back first.
-
-    Args:
-        plan: What will be launched; without it, only what needs no plan is applied.
-        hooks: What the patches call; a launch has them.
-        without: Names of those to leave out where there is no plan, which has its own.
-
-    Returns:
-        What became of each patch.
+    First undo the patches of an earlier launch of this process. Without a plan, apply
+    only those that need none, except ``without``; a plan has its own.
     """
     replacing.restore()
     if plan is None:
@@ -143,7 +132,7 @@ def apply_patches(
 
 
 def patches_for(plan: LaunchPlan) -> tuple[Patch, ...]:
-    """Return the patches for a launch: some are for an option of ours only."""
+    """Return the patches for a launch: some belong to an option."""
     left_out = set()
     if plan.workers.preload is None:
         left_out.add(fork_workers)
@@ -155,12 +144,7 @@ def patches_for(plan: LaunchPlan) -> tuple[Patch, ...]:
 def examine(
     patches: Sequence[Patch], without: Sequence[str] = ()
 ) -> tuple[Outcome, ...]:
-    """Return what becomes of patches with this torch, without applying any.
-
-    Args:
-        patches: Those to look at.
-        without: Names of those that are left out.
-    """
+    """Return what would become of patches with this torch, without applying any."""
     return tuple(
         Outcome(name, patch, _state(patch, is_wanted=name not in without))
         for patch in patches
@@ -169,7 +153,7 @@ def examine(
 
 
 def described(outcome: Outcome) -> DescribedPatch:
-    """Write what became of a patch as plain data."""
+    """Return what became of a patch as plain data."""
     return DescribedPatch(
         name=outcome.name,
         target=outcome.patch.TARGET,
@@ -180,12 +164,12 @@ def described(outcome: Outcome) -> DescribedPatch:
 
 
 def is_applied(outcomes: Sequence[Outcome], patch: Patch) -> bool:
-    """Say whether a patch was applied."""
+    """Return whether a patch was applied."""
     return any(o.patch is patch and o.state is State.APPLIED for o in outcomes)
 
 
 def incompatible() -> tuple[str, ...]:
-    """Return the names of the patches that do not fit, of those that others need."""
+    """Return the names of needed patches that do not fit."""
     needed = examine((agent, watch_workers))
     return tuple(o.name for o in needed if o.state is State.DOES_NOT_FIT)
 

@@ -1,4 +1,4 @@
-"""Replacing a name of torch, and putting the original back."""
+"""Replacement of names in torch, and restoration of the originals."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _originals: list[tuple[Any, str, Any]] = []
 
 
 def has(owner: Any, *names: str) -> bool:
-    """Say whether a module or class defines these names itself.
+    """Return whether a module or class itself defines these names.
 
     An abstract method does not count: its subclasses have their own, so nobody would
-    call one that is wrapped.
+    call the wrapped one.
     """
     found = [vars(owner).get(name, _MISSING) for name in names]
     return not any(
@@ -27,7 +27,7 @@ def has(owner: Any, *names: str) -> bool:
 
 
 def takes(owner: Any, name: str, *parameters: str) -> bool:
-    """Say whether a module or class defines a function with these parameters itself."""
+    """Return whether an owner itself defines a function with these parameters."""
     return has(owner, name) and parameters == tuple(
         inspect.signature(vars(owner)[name]).parameters
     )
@@ -40,7 +40,7 @@ def replace(owner: Any, name: str, value: Any) -> None:
 
 
 def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace a function or method by one that gets the original as first argument."""
+    """Replace a function by one that gets the original as its first argument."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -53,15 +53,15 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 def extend(owner: Any, name: str, extension: type) -> None:
     """Replace a class, where torch looks it up, by a subclass of the same name.
 
-    The methods of the extension, a subclass of torch's own, come first. ``super()`` in
-    them is the class that stood there: there may be several extensions.
+    The methods of the extension, a subclass of torch's class, come first. Their
+    ``super()`` is the replaced class, so several extensions are possible.
     """
     base = getattr(owner, name)
     replace(owner, name, type(base.__name__, (extension, base), {}))
 
 
 def restore() -> None:
-    """Put all originals back, the last one first."""
+    """Restore all originals, the last one first."""
     while _originals:
         owner, name, value = _originals.pop()
         setattr(owner, name, value)

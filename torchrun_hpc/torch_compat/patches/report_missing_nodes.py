@@ -1,4 +1,4 @@
-"""Node 0 reports that it waits for the other nodes, where torch prints nothing."""
+"""Node 0 reports that it waits for the other nodes; torch prints nothing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
 
 TARGET = "RendezvousHandler.next_rendezvous"
-REASON = "it does not say that it waits for other nodes (pytorch#76287)"
+REASON = "torch does not report that it waits for other nodes (pytorch#76287)"
 IS_FOR = capabilities.EVERY
 
-# Those that meet in a store, which one of the nodes hosts.
+# They meet in a store on one of the nodes.
 HANDLERS: tuple[Any, ...] = (
     dynamic_rendezvous.DynamicRendezvousHandler,
     static_tcp_rendezvous.StaticTCPRendezvous,
@@ -38,7 +38,7 @@ def fits() -> bool:
 
 
 def apply(plan: LaunchPlan, *_: object) -> None:
-    """Report from node 0 of several for as long as the nodes have not met."""
+    """Report from node 0 of several, until the nodes have met."""
     if is_reporter(plan.meeting.report_rank) and plan.meeting.nodes > 1:
         for handler in HANDLERS:
             wrap(handler, "next_rendezvous", functools.partial(_meet, plan))

@@ -1,7 +1,7 @@
-"""The rendezvous state travels as JSON of one fixed form, and nothing is unpickled.
+"""The rendezvous state travels as JSON of one fixed form; nothing is unpickled.
 
-Whoever reaches the port of the rendezvous can write to its store, and torch unpickles
-what it finds there: so anybody could run a program in every agent.
+Anyone who reaches the rendezvous port can write to its store. Torch unpickles what it
+finds there, so anyone could run a program in every agent.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torchrun_hpc.torch_compat.patches.node_order import RankedNode
 from torchrun_hpc.torch_compat.patches.replacing import has, replace
 
 TARGET = "torch.distributed.elastic.rendezvous.dynamic_rendezvous.pickle"
-REASON = "anybody who reaches its port can run programs in it (pytorch#127403)"
+REASON = "anybody who reaches the port can run programs in agents (pytorch#127403)"
 IS_FOR = capabilities.EVERY
 
 _torch: Any = dynamic_rendezvous
 _FLAGS = ("complete", "closed")
 _SETS = ("wait_list", "redundancy_list")
-_NODES = "nodes"  # not torch's: each of its participants once
+_NODES = "nodes"  # our field: each participant once
 
 
 class StateAsJson:
-    """Stands in for the module ``pickle`` where torch keeps the rendezvous state.
+    """Replaces the module ``pickle`` where torch keeps the rendezvous state.
 
-    A node is written once, as a list of its fields, ``[addr, pid, local_id]``, with its
-    rank behind if it has one; elsewhere it is its index in that list. A time is a
+    A node is written once, as a list of its fields: ``[addr, pid, local_id]``, followed
+    by its rank if it has one. All other places have its index in that list. A time is a
     number of microseconds since 1970; a dictionary is a list of pairs.
     """
 
@@ -67,7 +67,7 @@ class StateAsJson:
             return _read(json.loads(data))
         except Exception as error:  # noqa: BLE001 - it may be anything
             raise pickle.PickleError(
-                f"this is not the state of a rendezvous: {error}"
+                f"this is not a rendezvous state: {error}"
             ) from None
 
 
@@ -107,12 +107,12 @@ def _time(number: Any) -> datetime:
 
 
 def _epoch(*, aware: bool) -> datetime:
-    """Return the first moment of 1970, as torch's times are: UTC, and aware of it."""
+    """Return the start of 1970 in UTC, with a time zone if torch's times have one."""
     return datetime(1970, 1, 1, tzinfo=timezone.utc if aware else None)
 
 
 def _node(values: Any) -> Any:
-    # Address, numbers of process and node; where torch is patched, its name.
+    # Address, process number, local id; with the patch `node_order`, also the rank.
     kind: Any = _torch._NodeDesc
     if len(_of(list, values)) > len(dataclasses.fields(kind)):
         kind = RankedNode
@@ -121,7 +121,7 @@ def _node(values: Any) -> Any:
 
 
 def fits() -> bool:
-    """Check that torch pickles by the module's name, and that we know the state."""
+    """Check that torch pickles by the module's name, and that the state is known."""
     if not has(_torch, "pickle"):
         return False
     state = _torch._RendezvousState()
@@ -135,5 +135,5 @@ def fits() -> bool:
 
 
 def apply(*_: object) -> None:
-    """Put the reader and writer of JSON in the place of ``pickle``."""
+    """Replace ``pickle`` by the reader and writer of JSON."""
     replace(_torch, "pickle", StateAsJson)

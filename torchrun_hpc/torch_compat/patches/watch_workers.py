@@ -1,7 +1,7 @@
-"""A worker that fails is seen at once, and why it does.
+"""A failed worker is noticed at once, together with its traceback.
 
-Torch's agent looks every ``--monitor-interval``, and then stops the others first, which
-takes as long as they like. What the worker wrote stands somewhere in the output of all.
+Torch's agent looks only every ``--monitor-interval``. It then stops the other workers
+first, which may take long. The worker's own text is lost in the output of all.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def fits() -> bool:
 
 
 def apply(_plan: object, hooks: Hooks) -> None:
-    """Read what workers write, and watch them."""
+    """Read the workers' stderr, and watch them."""
 
     class WatchingAgent(LocalElasticAgent):
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:

@@ -1,8 +1,8 @@
-"""Where several machines without a scheduler meet: as typed on each.
+"""The meeting of several machines without a scheduler: the user names the endpoint.
 
-That is left to torchrun, but for two things: which machine hosts c10d is decided by the
-address of the endpoint, not by comparing names; and gloo and NCCL get the interface
-that has this machine's address for it.
+torchrun decides everything but two things. The owner of the endpoint's address hosts
+c10d, instead of the machine with its name. gloo and NCCL get the interface with this
+machine's address toward the endpoint.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def meet(inputs: Inputs) -> Meeting:
     """Return where one of several machines meets the others.
 
     Raises:
-        LaunchError: Nothing says where they are to meet.
+        LaunchError: There is no endpoint.
     """
     options = inputs.options
     if "rdzv_endpoint" not in options and "master_addr" not in options:
         raise LaunchError(
             "HPC066",
             f"{options['nnodes']}, but no scheduler's variables are set and no head "
-            "node was typed: every node would wait on its own. Start it with srun, or "
-            "type on every node: --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT",
+            "node is given: every node would wait on its own. Start it with srun, or "
+            "pass on every node: --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT",
         )
     port = C10D_PORT if options.backend == C10D else STATIC_PORT
     host, port, setting = endpoints.explicit_endpoint(options, LOOPBACK, port)
@@ -65,7 +65,7 @@ def meet(inputs: Inputs) -> Meeting:
         interface=network_env.interface_name(inputs.environ, environment),
         options=derived,
         environment=environment,
-        notes=messages.unused_on_one_node(inputs, "nodes that no scheduler has named"),
+        notes=messages.unused_on_one_node(inputs, "without a scheduler"),
         warnings=_warning_of_node_0(inputs, setting, is_host=is_host),
     )
 
@@ -73,21 +73,21 @@ def meet(inputs: Inputs) -> Meeting:
 def _warning_of_node_0(
     inputs: Inputs, setting: Setting | None, *, is_host: bool
 ) -> tuple[Message, ...]:
-    """Warn of a node 0 that is somewhere else."""
+    """Warn if node 0 should be on another machine."""
     if inputs.options.backend != STATIC or inputs.options.node_rank or is_host:
         return ()
     text = (
-        f"{setting} is no address of this machine, but this is node 0, which hosts the "
-        "static rendezvous. Type on each of the other machines: --node_rank=1, 2, ..."
+        f"{setting} is not an address of this machine, but this is node 0, which hosts "
+        "the static rendezvous. Pass --node_rank=1, 2, ... on the other machines"
     )
     return (Message("HPC137", text),)
 
 
 def _c10d_options(inputs: Inputs, own: Address | None, host: str) -> dict[str, Setting]:
-    """Return what torch gets wrong on a machine with several networks.
+    """Return options that torch derives wrongly on a machine with several networks.
 
-    It knows this machine by the addresses of its name. Only where that is not enough
-    it is told: told, it would not join another agent of the same machine.
+    Torch knows this machine by the addresses of its name. ``is_host`` is set only if
+    that is not enough: with it, torch would not join another agent of this machine.
     """
     options = {}
     address, conf = inputs.network.own_address(host), inputs.options.rdzv_conf
