@@ -177,7 +177,7 @@ class Rounds:
         """
         if self.phase is Phase.RUN and node in self.roster.record.active:
             self.end(
-                Failure(Kind.AGENT, (node,), text="it wanted another restart", by=node)
+                Failure(Kind.AGENT, (node,), text="it asked for another restart", by=node)
             )
         if self.has_ended:
             return
