@@ -157,8 +157,8 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
             hint = choices(part.strip().lstrip("^="), useful or names)
             raise LaunchError(
                 "HPC054",
-                f"{GLOO}={value}: this node has no interface {part!r}. gloo takes exact "
-                "names. Prefixes, ^, = and blanks are for NCCL. Unset the variable, or "
+                f"{GLOO}={value}: this node has no interface {part!r}. gloo takes "
+                "exact names. Prefixes, ^, = and blanks are for NCCL. Unset the variable, or "
                 f"name an interface of this node. {hint}",
                 everywhere=part.startswith(("^", "=")),
             )

@@ -97,7 +97,7 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         site=inputs.site_setting,
         endpoint=str(here) if meets_here else options.rdzv_endpoint,
         connect_host=here.connect_host,
-        # Ours tries others if none is typed.
+        # Our rendezvous tries others unless the user chose one.
         ports=endpoint.ports
         if by_ours and here.port == endpoint.ports[0]
         else (here.port,),

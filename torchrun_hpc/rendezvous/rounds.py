@@ -176,9 +176,8 @@ class Rounds:
         A node that knows the address of the workers' store passes it.
         """
         if self.phase is Phase.RUN and node in self.roster.record.active:
-            self.end(
-                Failure(Kind.AGENT, (node,), text="it asked for another restart", by=node)
-            )
+            text = "it asked for another restart"
+            self.end(Failure(Kind.AGENT, (node,), text=text, by=node))
         if self.has_ended:
             return
         self._members.agents[node].has_joined = True
