@@ -32,7 +32,7 @@ JOIN_TIMEOUT = 900
 
 @dataclass(frozen=True)
 class Preflight:
-    """What this process shows: its environment, and the job that started it.
+    """The facts of this process: its environment, and its job.
 
     Attributes:
         job: What the scheduler says; ``None`` without one.
@@ -119,7 +119,7 @@ def _exchange(
         raise LaunchError(
             "HPC138",
             f"{name}={environ[name]} does not lead to a process manager that answers, "
-            "so the tasks cannot exchange their hosts. Perhaps a container or a wrapper "
+            "so the tasks cannot exchange their hosts. Perhaps a container or wrapper "
             "has closed it. Pass it on, or unset it and export MASTER_ADDR",
         )
     return exchanged

@@ -36,7 +36,7 @@ _FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class WireError(ValueError):
-    """What was received is not what it should be."""
+    """Received data is not valid."""
 
 
 def printable(text: str, longest: int) -> str:

@@ -163,7 +163,7 @@ def agent_killed_and_started_again(job: Job) -> Seconds:
     command, environ = agents[1].cmdline(), agents[1].environ()
     agents[1].kill()
     others = job.wait(lambda: ended(*workers))
-    job.says("waiting for it to be started again")
+    job.says("is started again")
     time.sleep(1)
     assert not job.workers(), job.output()
     with (job.folder / "again").open("w") as output:
@@ -211,7 +211,7 @@ def cut_off(job: Job) -> Seconds:
     """
     workers = job.workers()
     job.cluster.cut(job.hosts[2])
-    named = job.says("no sign of")
+    named = job.says("no answer from")
     others = named + job.wait(lambda: ended(*workers))
     end = others + job.ends(1, 1, 1)
     return {"named": named, "others": others, "end": end}
@@ -226,10 +226,10 @@ def cut_off_while_joining(job: Job) -> Seconds:
     """
     first = f'test "$SLURM_NODEID" = 2 && exec sleep {NEVER_S}'
     job.start(PATIENT, first=first, attempt=None)
-    job.wait(lambda: "2 of 3 nodes are there" in job.output())
+    job.wait(lambda: "2 of 3 nodes have joined" in job.output())
     agents = job.agents()
     job.cluster.cut(job.hosts[1])
-    named = job.says("no sign of")
+    named = job.says("no answer from")
     end = named + job.wait(lambda: ended(*agents))
     job.wait(lambda: job.codes() == [1, 1, None])
     assert "Traceback" not in job.output(), job.output()
@@ -264,7 +264,7 @@ def head_cut_off(job: Job) -> Seconds:
     job.start(PATIENT)
     workers = job.workers()
     job.cluster.cut(job.hosts[0])
-    named = job.says("no sign of the head node")
+    named = job.says("no answer from the head node")
     others = named + job.wait(lambda: ended(*workers))
     end = others + job.ends(1, 1, 1)
     return {"named": named, "others": others, "end": end}

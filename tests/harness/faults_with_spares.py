@@ -256,7 +256,7 @@ def spare_unhealthy(job: Job) -> Seconds:
     job.expected[2] = job.places()[2]
     assert job.expected[2] in job.hosts[3:], job.output()
     assert job.places() == tuple(job.expected), job.output()
-    job.says("takes the place of")
+    job.says("HPC207")
     return {}
 
 
@@ -267,7 +267,8 @@ def spare_unhealthy(job: Job) -> Seconds:
     is_core=True,
 )
 def spare_bad_node(job: Job) -> Seconds:
-    """The worker on node 1 is the first to fail in two rounds running: the node is out.
+    """The worker on node 1 is the first to fail in two consecutive rounds: the node is
+    excluded.
 
     On the spare it does not fail.
     """

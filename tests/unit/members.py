@@ -146,7 +146,7 @@ class Agent:
     def check(self):
         """Run the health check, as before each round."""
         self.member.is_ready = False
-        if not self.member.unfit:
+        if not self.member.unhealthy:
             takes = CHECK if self.health == "hangs" else self.job.draw(1)
             self.checks_until = self.job.now + takes
 
@@ -158,7 +158,7 @@ class Agent:
             self.member.is_ready = True
             self.send({"join": True})
         else:
-            self.member.unfit = self.health
+            self.member.unhealthy = self.health
             self.send({"unfit": self.health})
 
     # --- messages
@@ -353,7 +353,7 @@ class Agent:
         due, answers = self.heard_others
         if self.job.now >= due:
             self.heard_others = None
-            if self.member.should_step_down(answers) and self.coordinator.give_way():
+            if self.member.should_step_down(answers) and self.coordinator.step_down():
                 self.member.coordinates = False
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from torchrun_hpc import schedulers, sites
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import Interface, Network
 from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import read
@@ -68,7 +68,7 @@ def outcome(process):
     try:
         return detected(process)
     except LaunchError as error:
-        return f"{error.code} {error}"
+        return str(Message(error.code, str(error)))
 
 
 def tasks_at(places):

@@ -1,4 +1,4 @@
-"""What is wrong with the nodes, by what they show of themselves: pure functions."""
+"""Findings about single nodes: pure functions of the nodes' records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LEAST = {
 
 
 class _Fault(NamedTuple):
-    """What is wrong, what to do, and on which share of the nodes it is suspect."""
+    """A problem, its remedy, and the share of nodes on which it is suspect."""
 
     text: str
     remedy: str
@@ -110,7 +110,9 @@ def _folders(node: Node, _nodes: object) -> Iterator[_Fault]:
         elif folder.free < min(100 * 10**6, folder.size / 100):
             yield _Fault(f"{path} is full: less than 100 MB and 1 % are free", remedy)
         if path == "/dev/shm" and 0 < folder.size <= 64 * 2**20:  # noqa: S108
-            text = f"{path} has {size(folder.size)}, too few for DataLoader's workers"
+            text = (
+                f"{path} has {size(folder.size)}, not enough for DataLoader's workers"
+            )
             container = "start the container with --ipc=host, or --shm-size=16g"
             yield _Fault(text, container, _NEVER)
 

@@ -7,7 +7,7 @@ Nothing else does. They are lines of JSON, each written at once, so that those o
 several workers do not mix. They are:
 
 - ``{"at": [RANK, NUMBER, TEXT]}`` from each worker, before each step. The first one is
-  the import of torch. When all wait, those that have not come have begun fewer steps.
+  the import of torch. When all wait, the absent ones have begun fewer steps.
 - ``{"torch": Torch}`` from each worker whose LOCAL_RANK is 0
 - ``{"backend": NAME}`` from rank 0, when all workers have met
 - ``{"row": Collective}`` from one of the workers that have run an operation. Its scope

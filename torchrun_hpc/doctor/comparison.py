@@ -1,4 +1,4 @@
-"""What became slower since an earlier examination of the same centre."""
+"""Comparison with an earlier examination of the same centre."""
 
 from __future__ import annotations
 

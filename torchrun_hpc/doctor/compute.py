@@ -30,7 +30,7 @@ _NCCL = "unset NCCL_IB_DISABLE and NCCL_NET; NCCL_DEBUG=INFO shows what NCCL lac
 
 
 class _Fault(NamedTuple):
-    """What is wrong with a worker; of those of a node the most severe one is shown."""
+    """A problem of a worker; of a node's problems, the most severe one is shown."""
 
     worker: Worker
     text: str

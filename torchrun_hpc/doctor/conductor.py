@@ -1,4 +1,4 @@
-"""What task 0 does: it asks all tasks, and collects what they have found."""
+"""Task 0 of the doctor, which asks all tasks and collects their findings."""
 
 from __future__ import annotations
 

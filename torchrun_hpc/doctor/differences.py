@@ -1,4 +1,4 @@
-"""What should be equal on all nodes, and is not: a pure function of their records."""
+"""Differences between nodes that should be equal: a pure function of their records."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def _variables(node: Node, *, equal: bool) -> Traits:
     }
 
 
-# What to do if they differ; whether a job is likely to be slow, or to fail, then; and
-# what a node has that lacks one of them.
+# Traits, the remedy if they differ, whether they are suspect then, and the value of a
+# node without them.
 _KINDS: tuple[tuple[Callable[[Node], Traits], str, bool, str], ...] = (
     (_software, _LOAD, True, ""),
     (_machine, _MACHINE, True, ""),

@@ -41,7 +41,7 @@ _SHOWN, _SINGLE = 10, 3  # findings; pairs in a text
 
 
 class Usual(NamedTuple):
-    """What is usual in this allocation; see `Link` for the units.
+    """The usual values in this allocation; see `Link` for the units.
 
     ``steady`` is the result of `steadiness`.
     """
@@ -109,7 +109,7 @@ def unusable(links: Sequence[Link]) -> list[int]:
 
 
 def doubtful(links: Sequence[Link]) -> list[Pair]:
-    """Return the pairs that are to be looked at again: noise passes, a fault stays.
+    """Return the pairs to look at again: noise passes, a fault stays.
 
     Up to four nodes, one bad pair makes all pairs doubtful: they show the noise.
     """
@@ -275,7 +275,9 @@ def _clock(links: Sequence[Link], hosts: Sequence[str], node: int, *_: object) -
     return f"the clock of {host(node, hosts)} is {abs(ahead):.1f} s {side}"
 
 
-_OF_PAIRS = "examine other nodes, too; look at cables and switches between these"
+_OF_PAIRS = (
+    "also examine other nodes, and look at the cables and switches between these"
+)
 
 # By code: which link is bad, what is said of such links of a node, and the remedy.
 _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], str]] = {

@@ -48,7 +48,7 @@ _START_TIMEOUT = 120.0
 _END_TIMEOUT = 15.0
 _LONGEST_LINE = 2**16
 
-# What the launcher says, but for the failure of the job, which is in the outcome.
+# The launcher's messages, without the failure of the job, which is in the outcome.
 _SAID = re.compile(rf"{PREFIX}(error|warning)\[(HPC(?!125)\d+)\]: (.*)")
 
 

@@ -1,4 +1,4 @@
-"""What is between two nodes: connections in both directions, latency, bandwidth, loss.
+"""The link between two nodes: connections in both directions, latency, bandwidth, loss.
 
 Task 0 asks both nodes of a pair at the same time. Each opens a connection to the other,
 so that both directions are tried. Then they measure::

@@ -1,4 +1,4 @@
-"""What each task does: it replies to the questions of task 0."""
+"""A task of the doctor, which replies to the questions of task 0."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AT_ONCE = 0.5  # seconds for a launcher whose user waits
 
 @dataclass(frozen=True)
 class Shown:
-    """What a task shows of itself.
+    """The state of a task.
 
     Attributes:
         node_rank: Rank of its node.

@@ -1,4 +1,4 @@
-"""What one node shows of itself: in a few seconds, and without torch.
+"""The record of one node, made in a few seconds and without torch.
 
 File systems, name servers and drivers may hang: each is asked in a thread, and not
 waited for longer than `_LIMIT`.

@@ -1,4 +1,4 @@
-"""Where the report goes: to a person, and into the files that the user wants."""
+"""The outputs of a report: text for the user, and files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STDOUT = "-"  # instead of a file
 
 
 class Output(NamedTuple):
-    """What the user wants of the report.
+    """The outputs that the user wants.
 
     Attributes:
         json: A file for programs, or `STDOUT`; empty without.

@@ -52,7 +52,7 @@ def blame(bad: Collection[Pair], tried: Collection[Pair]) -> list[int]:
     """Return the nodes that explain the bad pairs: as few as possible.
 
     Each is bad with two nodes or more, and with two thirds of its partners. Nobody is
-    to blame if most pairs of the others are bad, too, or if the bad pairs divide the
+    to blame if most pairs of the others are also bad, or if the bad pairs divide the
     nodes into two halves. Then the cause is something that all have.
 
     Args:

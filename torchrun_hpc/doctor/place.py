@@ -1,4 +1,4 @@
-"""Where this task is: its job, where the job would meet, and where the tasks meet.
+"""The place of this task: its job, the job's meeting, and the tasks' meeting.
 
 The stages up to the plan are those of a launch.
 """
@@ -44,7 +44,7 @@ TIMEOUT = 60.0  # seconds, unless the user passes another limit
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user can choose.
+    """The user's choices.
 
     Attributes:
         max_bytes: The largest size of the collectives.
@@ -79,7 +79,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Place:
-    """Where this task is.
+    """The place of this task.
 
     Attributes:
         job: The job; ``None`` without one.
@@ -89,7 +89,7 @@ class Place:
         task: This task among all of them; with an agent on each node, the node.
         node_rank: Rank of its node.
         hostname: Name of this machine.
-        options: The words of the job's line in front of its script.
+        options: The words of the job's line before its script.
         asked: The same, parsed, with the site's.
         workers: How many workers it would start, or be.
     """
@@ -158,7 +158,7 @@ def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
         meeting, workers, options = meet(inputs), inputs.node.workers, inputs.options
         check_port(make_plan(inputs, meeting))
     except LaunchError as fault:
-        # What is typed is wrong everywhere; a variable may be so on this node only. The
+        # A wrong option is wrong everywhere, a variable perhaps only on this node. The
         # launch of the collectives reports it.
         is_own = not fault.everywhere or _is_of_variable(fault, line)
         elsewhere = abort.meeting_place(known) if is_own else None

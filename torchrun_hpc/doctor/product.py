@@ -28,7 +28,7 @@ def kind(device: torch.device) -> tuple[str, str]:
     """Return the model of a device, which decides how it rounds, and the type.
 
     The instructions that the library has chosen are not part of it. They may differ on
-    one node, which then rounds differently: that is to be found.
+    one node, which then rounds differently: the test must find that.
     """
     dtype = str(_MATRICES[device.type][1]).removeprefix("torch.")
     if device.type == "cuda":

@@ -117,7 +117,7 @@ class Torch:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What a node shows of itself.
+    """A node's record of itself.
 
     Attributes:
         rank: Its rank.

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.place import Place
     from torchrun_hpc.doctor.results import Collective, Link, Node, Worker
 
-_PROBED = 10  # nodes that have not come
+_PROBED = 10  # absent nodes
 _PROBE_TIMEOUT = 2.0  # seconds
 _UNHEARD = "see what it has printed; if nothing, the launcher has not started it there"
 
 
 @dataclass
 class Found:
-    """What an examination has found so far.
+    """The findings of an examination so far.
 
     Attributes:
         nodes: What the nodes show of themselves, by rank.
@@ -39,7 +39,7 @@ class Found:
         causes: Why a launch has ended too early: texts, with the nodes to blame.
         said: What the launcher itself has said, on which nodes: code, text, and whether
             it has refused to start, with their ranks.
-        missing: Ranks of the tasks that have not come, or cannot be understood.
+        missing: Ranks of the tasks that are absent, or not understood.
         hung: Ranks of nodes that have stopped responding, and when that was.
         started: When it began.
     """
@@ -102,7 +102,7 @@ def report(found: Found, here: Place, timeout: float) -> Report:
 def _absent(
     found: Found, here: Place, hosts: Sequence[str], timeout: float
 ) -> Iterator[Finding]:
-    """Yield which nodes have not come, and which have stopped responding."""
+    """Yield which nodes are absent, and which have stopped responding."""
     absent = [rank for rank in range(len(hosts)) if rank not in found.nodes]
     who: list[tuple[str, tuple[int, ...]]]
     who = [(f"{host(rank, hosts)} has not", (rank,)) for rank in absent]
@@ -125,7 +125,7 @@ def _absent(
 
 
 def _seen_from_here(rank: int, here: Place) -> str:
-    """Write whether a node that has not come is reached, on each network."""
+    """Write whether an absent node is reached, on each network."""
     world, ports = here.meeting, here.tasks_meeting.ports
     if not (world.hosts and ports):
         return ""

@@ -1,4 +1,4 @@
-"""What a person reads on stdout: the verdict, what is wrong, and figures.
+"""The report on stdout: verdict, findings, and figures.
 
 `torchrun_hpc.doctor.page` has the same lines and tables, with all rows and columns.
 """

@@ -59,7 +59,7 @@ _SOURCE = re.compile(r"\[\S+\.(cc|cpp|cu|h|hpp):\d+\] ")  # from torch and gloo
 
 
 class LastWords(NamedTuple):
-    """What a worker wrote last.
+    """The last lines of a worker.
 
     Attributes:
         cause: Why it ended, in one line; empty if it wrote nothing.

@@ -1,8 +1,7 @@
 """The network as this node sees it: interfaces, names, routes, ports.
 
-A plan is made from a `Network`. What it asks the machine, interfaces, names and routes,
-are functions, so that it asks for what it needs, and a test describes a node with
-dictionaries.
+A plan is made from a `Network`. Interfaces, names and routes are functions. So a plan
+asks the machine only for what it needs, and a test describes a node with dictionaries.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torchrun_hpc.host import procfs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Of IPv6, too.
+# Also for IPv6.
 _SYSCTL = "/proc/sys/net/ipv4"
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -228,7 +227,7 @@ def path_problem(address: str | None, host: str) -> tuple[str, bool]:
         for i in interfaces
         if i.up and i != owner and any(_is_reachable(a.ip) for a in i.addresses)
     ]
-    text = f"tried from {owner.name} ({address}); up here, too: {', '.join(others)}"
+    text = f"tried from {owner.name} ({address}); also up here: {', '.join(others)}"
     return text if others else "", False
 
 

@@ -1,4 +1,4 @@
-"""What Linux says of processes and of this machine in ``/proc``: see proc(5)."""
+"""Processes and this machine in Linux's ``/proc``: see proc(5)."""
 
 from __future__ import annotations
 

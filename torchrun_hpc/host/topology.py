@@ -1,4 +1,4 @@
-"""Where the CPUs and GPUs of this node are: what Linux says in ``/sys`` and ``/proc``.
+"""The CPUs and GPUs of this node, from Linux's ``/sys`` and ``/proc``.
 
 No driver is asked. Sources: the kernel's ``Documentation/ABI/stable/sysfs-devices-
 system-cpu``, ``.../sysfs-devices-node`` and ``.../testing/sysfs-bus-pci``; for NVIDIA's
@@ -205,7 +205,7 @@ def _amd(root: Path) -> Iterator[Gpu]:
 
 
 def _may_open(device: Path) -> bool:
-    """Return whether this process may; the kernel asks the cgroup of devices, too."""
+    """Return whether this process can; the kernel also asks the cgroup of devices."""
     return os.access(device, os.R_OK | os.W_OK)
 
 

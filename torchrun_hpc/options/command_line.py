@@ -29,21 +29,21 @@ from torchrun_hpc.setting import Setting
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Words in front of the script. Trying more would take seconds on a wrong line with
+# Words before the script. Trying more would take seconds on a wrong line with
 # thousands of arguments, and no right line has as many.
 _LONGEST = 256
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What the user asks for.
+    """The user's request.
 
     Attributes:
         options: The options that are set. An empty value, or 0 in the variable of a
             flag, counts as not set.
         script: The script, the module or the program; empty if there is none.
         arguments: Those of the script.
-        unknown: Words in front of the script that are an option of no known release.
+        unknown: Words before the script that are an option of no known release.
             If one takes a value, that value is mistaken for the script.
         wants_help: Whether torchrun is to print something and end. Then nothing else is
             known.
@@ -95,7 +95,7 @@ def explicit(
 
     Args:
         parser: A parser of torchrun's command line.
-        own: The words in front of the script's arguments.
+        own: The words before the script's arguments.
         args: What the parser returns for them.
         environ: Environment of this process.
 

@@ -75,7 +75,7 @@ def explicit(
 def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Setting]:
     """Return the arguments that are set, of a program that parses its own.
 
-    What it left at torchrun's defaults is ours to fill in. The rank of the node is
+    Arguments at torchrun's defaults are ours to fill in. The rank of the node is
     left out: 0 is the default, so it would count as set on all nodes but the first.
     """
     torchrun = parser(environ)

@@ -1,4 +1,4 @@
-"""The options of a job that is to outlive its nodes."""
+"""The options of a job that survives lost nodes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ _OTHERS = ("hpc_spare_after", "hpc_health_check", "hpc_health_check_timeout")
 
 
 def check(inputs: Inputs) -> None:
-    """Check that the options can be used, for this job.
+    """Check that the options fit this job.
 
     Raises:
-        LaunchError: They cannot.
+        LaunchError: They do not.
     """
     options, wait = inputs.options, inputs.options.hpc_spares
     others = [options[name] for name in _OTHERS if name in options]
     if not wait and others:
         raise LaunchError(
             "HPC203",
-            f"{others[0]} is for jobs with spare nodes: type --hpc-spares=NUMBER, too, "
-            "or leave it out",
+            f"{others[0]} needs spare nodes. Set --hpc-spares=NUMBER, or leave it out",
             everywhere=True,
         )
     if not wait:
@@ -38,14 +37,14 @@ def check(inputs: Inputs) -> None:
         raise LaunchError(
             "HPC202",
             f"{options['hpc_spares']} of {count(nodes, 'node')}: fewer nodes must wait "
-            f"than work. Type {(nodes - 1) // 2} at most, or start it on "
+            f"than train. Set {(nodes - 1) // 2} at most, or start it on "
             f"{count(2 * wait + 1, 'node')} or more",
             everywhere=True,
         )
 
 
 def plan(inputs: Inputs) -> Spares:
-    """Return what is done so that the job outlives its nodes."""
+    """Return how the job survives lost nodes."""
     options = inputs.options
     if not options.hpc_spares:
         return Spares()
@@ -59,23 +58,22 @@ def plan(inputs: Inputs) -> Spares:
 
 
 def advice(inputs: Inputs) -> tuple[Message, ...]:
-    """Return advice if no restart is left, without which no node can be replaced."""
+    """Return advice if no restart is allowed: each replacement needs one."""
     if not inputs.options.hpc_spares or inputs.options.max_restarts:
         return ()
     text = (
-        f"{inputs.options['hpc_spares']}, but no restart is allowed: the job ends with "
-        "the first lost node. Type --max-restarts=20, too"
+        f"{inputs.options['hpc_spares']}, but no restart is allowed, so the job ends "
+        "with the first lost node. Set --max-restarts=20"
     )
     return (Message("HPC216", text),)
 
 
 def not_possible(inputs: Inputs) -> LaunchError:
-    """Return why there cannot be spares."""
+    """Return the error that spares are impossible."""
     return LaunchError(
         "HPC201",
-        f"{inputs.options['hpc_spares']} needs an agent on each of several nodes, "
-        "whose number is fixed, and the scheduler rendezvous "
-        "(docs/internals.md). Leave the option out, or the one that "
-        "asks for something else",
+        f"{inputs.options['hpc_spares']} needs several nodes, a fixed number of them, "
+        "one agent on each, and the scheduler rendezvous (docs/internals.md). Leave it "
+        "out, or the option that chooses something else",
         everywhere=True,
     )

@@ -152,7 +152,7 @@ class Client:
             self._go, self.is_over, self._own_failure = None, False, None
             if member is not None:
                 member.is_ready = True
-        if member is None or not member.unfit:
+        if member is None or not member.unhealthy:
             self.send(message)
         try:
             return self._wait_for_go(open_store)
@@ -419,7 +419,7 @@ class Client:
         if self._check_lease():
             return
         if self.peers is not None:
-            self.peers.heard(message)
+            self.peers.handle(message)
         if "heartbeat" in message:
             self._send({"heartbeat": now()})
         elif "answer" in message:

@@ -188,12 +188,12 @@ class Connection:
         key.load()
         if key.secret.key or not wanted.path:
             return
-        why = f"Key here: {key.name}. Pass --hpc-key-file=FILE, on a shared file system"
+        why = f"Key here: {key.name}. Pass --hpc-key-file=FILE on a shared file system"
         if wanted.required:
             why = f"{wanted.required} needs a key. {why}"
             raise LaunchError("HPC238", why, others_know=True)  # no way to tell them
         if self._meeting.node_rank == 0:
-            text = f"whoever knows this job's number can join it. {why}"
+            text = f"anybody who knows this job's number can join it. {why}"
             console.write(Message("HPC236", text), "warning")
 
     def _refusal(self, refused: RefusedError) -> LaunchError:
@@ -281,7 +281,7 @@ class Connection:
         endpoint = join_endpoint(where.connect_host, "PORT")
         raise LaunchError(
             "HPC111",
-            f"cannot listen on {address or 'any address'}: {listed}{holder}. Type "
+            f"cannot listen on {address or 'any address'}: {listed}{holder}. Set "
             f"another port: --rdzv_endpoint={endpoint}",
         )
 
@@ -321,7 +321,7 @@ def _allow_open_files() -> None:
 def _report_problem(reason: str) -> None:
     """Report that a connection to the coordinator has to wait."""
     text = (
-        f"cannot take a connection of another node: {reason} (ulimit -n is "
-        f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}); trying on"
+        f"cannot accept a connection of another node: {reason} (ulimit -n is "
+        f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}). Trying again every second"
     )
     console.write(Message("HPC162", text), "warning")

@@ -89,7 +89,7 @@ class Coordinator:
             self._reset(record)
             self.rounds.take_over()
 
-    def give_way(self) -> bool:
+    def step_down(self) -> bool:
         """Stop coordinating if too few nodes are here; all look for another one.
 
         Returns:
@@ -376,7 +376,7 @@ class Coordinator:
     def _present(self, node: int, state: MemberState) -> None:
         """Take note where a node can be asked, and what it knows."""
         rounds, roster = self.rounds, self.rounds.roster
-        rounds.learn(state.term, state.record)
+        rounds.adopt(state.term, state.record)
         gone = roster.came(node, state)
         if gone is not None and gone[1] >= roster.record.round:
             rounds.ended(*gone)
@@ -387,7 +387,7 @@ class Coordinator:
             roster.lost.pop(node, None)
             self.members.agents[node].has_joined = True  # its loss counts
         if state.done and (rounds.phase is Phase.RUN or node not in record.active):
-            rounds.exclude(node, "its workers had finished, without the others")
+            rounds.exclude(node, "its workers finished without the others")
         elif state.done and state.round == record.round:
             lost = next(iter(roster.lost.values()), Failure(Kind.AGENT, (node,)))
             rounds.fail(replace(lost, finished=1))

@@ -275,8 +275,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             self._opening.join(_PATIENCE)
             if self._opening.is_alive():
                 text = (
-                    "torch asks for the name of this node's address: this process "
-                    "ends when a name server has answered, or the resolver gives up"
+                    "waiting for the name server before exit: PyTorch is still "
+                    "looking up the name of this node's address"
                 )
                 console.write(Message("HPC176", text))
             self._opening = None
@@ -286,7 +286,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def _check_health(self) -> None:
         """Run the health check; a node that is not well takes part no more."""
         peers, command = self.client.peers, self._meeting.spares.health_check
-        if peers is None or peers.member.unfit or not command:
+        if peers is None or peers.member.unhealthy or not command:
             return
         try:
             check = HealthCheck(command, self._meeting.spares.health_check_timeout)
@@ -298,7 +298,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             finally:
                 problem = check.end()
         if problem and self.failure is None:
-            peers.member.unfit = problem
+            peers.member.unhealthy = problem
             self.client.send({"unfit": problem})
 
     def _open_workers_store(self) -> tuple[str, int]:
@@ -399,4 +399,5 @@ def workers_address(go: Mapping[str, Any]) -> tuple[str, int]:
     match go.get("store"):
         case [str(address), int(port)] if 0 < port < 2**16:
             return address, port
-    raise rendezvous.RendezvousError("the head node did not say where the workers meet")
+    text = "the head node did not send the address of the workers' store"
+    raise rendezvous.RendezvousError(text)

@@ -31,12 +31,12 @@ class PeerReply:
     Attributes:
         follows: The coordinator that it is connected to; ``None`` without one.
         coordinates: Whether it is one.
-        is_strong: Whether it has enough members.
+        has_quorum: Whether it has enough members.
     """
 
     follows: int | None = None
     coordinates: bool = False
-    is_strong: bool = False
+    has_quorum: bool = False
 
 
 def reply_of(message: Mapping[str, Any]) -> PeerReply | None:
@@ -63,7 +63,7 @@ class Member:
         coordinates: Whether it is a coordinator.
         is_ready: Whether its workers have ended, and it waits for a round.
         is_done: Whether its workers have finished.
-        unfit: Why its node is not well; empty if it is.
+        unhealthy: Why its node is not well; empty if it is.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Member:
         self.coordinates = False
         self.is_ready = False
         self.is_done = False
-        self.unfit = ""
+        self.unhealthy = ""
         self._gone: tuple[int, int] | None = None  # the last coordinator that has ended
         self._preferred: int | None = None
 
@@ -105,8 +105,8 @@ class Member:
             record=self.record if is_newer else None,
         )
         yield {"present": wire.encode(state)}
-        if self.unfit:
-            yield {"unfit": self.unfit}
+        if self.unhealthy:
+            yield {"unfit": self.unhealthy}
         elif self.is_ready:
             yield {"join": True}
 
@@ -184,7 +184,7 @@ class Member:
         if self.follows not in {None, self._own}:
             return True
         for member, answer in sorted(answers.items()):
-            if answer.coordinates and (answer.is_strong or member < self._own):
+            if answer.coordinates and (answer.has_quorum or member < self._own):
                 self._preferred = member
                 return True
         return False

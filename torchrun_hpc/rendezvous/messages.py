@@ -1,11 +1,11 @@
-"""What the user reads about the rendezvous."""
+"""Messages about the rendezvous."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__, waiting, wire
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import LaunchError, Message, to_copy
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure
 from torchrun_hpc.host.network import join_endpoint, path_problem
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.errors import RefusedError
     from torchrun_hpc.rendezvous.protocol import JoinRequest
 
-_SHORT = 50  # characters of the name of a site
+_SHORT = 50  # characters of a site's name
 
-_PORTS = "Give each launch its own port, --rdzv_endpoint=HOST:PORT, or use mpiexec"
+_PORTS = "Give each launch its own port with --rdzv_endpoint=HOST:PORT, or use mpiexec"
+_BOTH = "Node 0's output shows both"
 
-# --- what happens meanwhile -------------------------------------------------------
+# --- while the job runs -----------------------------------------------------------
 
 
 def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
-    """Write what the coordinator or this node's client reports; it may be nothing."""
+    """Write an event of the coordinator or of this node's client, if it is due."""
     for key, write in _EVENTS.items():
         if key in event:
             return write(event, meeting)
@@ -40,35 +41,44 @@ def render(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
 
 def _waiting(event: Mapping[str, Any], meeting: Meeting) -> Message:
     ranks, total, seconds = event["waiting"], meeting.active, event["seconds"]
-    text = f"{total - len(ranks)} of {total} nodes are there after {seconds} s; "
-    text += f"waiting for {names(ranks, meeting)}. {meeting.hint}".rstrip(". ")
+    text = f"{total - len(ranks)} of {total} nodes have joined after {seconds} s. "
+    text += f"Waiting for {names(ranks, meeting)}. {meeting.hint}".rstrip(". ")
     if unproved := event.get("beside"):
-        text += f". Without a proof: {', '.join(unproved)}"
+        text += f". Ignored callers without a proof: {', '.join(unproved)}"
     return Message("HPC114", text)
 
 
 def _finishing(event: Mapping[str, Any], meeting: Meeting) -> Message:
     ranks, total, seconds = event["finishing"], meeting.active, event["seconds"]
     text = f"{total - len(ranks)} of {total} nodes have finished, the last one "
-    text += f"{seconds} s ago; still at work: {names(ranks, meeting)}"
+    text += f"{seconds} s ago. Still running: {names(ranks, meeting)}"
     return Message("HPC120", text)
 
 
 def _silent(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    text = f"no sign of {names(event['silent'], meeting)} for {SILENCE_REPORT} s; "
+    silent, what = event["silent"], "The job ends"
     if meeting.spares.number:
-        return Message("HPC217", f"{text}lost in {event['left']} s if it stays so")
-    return Message("HPC121", f"{text}the job ends in {event['left']} s if it stays so")
+        what = "It counts as lost" if len(silent) == 1 else "They count as lost"
+    return _no_answer(names(silent, meeting), SILENCE_REPORT, what, event["left"])
+
+
+def _no_answer(who: str, seconds: int, what: str, left: int) -> Message:
+    text = f"no answer from {who} for {seconds} s. {what} in {left} s if this continues"
+    return Message("HPC121", text)
 
 
 def _answering(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    verb = "answers" if len(event["answering"]) == 1 else "answer"
-    return Message("HPC160", f"{names(event['answering'], meeting)} {verb} again")
+    ranks = event["answering"]
+    return _answers(names(ranks, meeting), "answers" if len(ranks) == 1 else "answer")
+
+
+def _answers(who: str, verb: str, after: str = "") -> Message:
+    return Message("HPC160", f"{who} {verb} again{after}")
 
 
 def _lost(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    text = f"the agent on {names([event['lost']], meeting)} is gone; waiting for it to "
-    return Message("HPC123", f"{text}be started again")
+    text = f"the agent on {names([event['lost']], meeting)} is gone. Waiting until it "
+    return Message("HPC123", f"{text}is started again")
 
 
 def _restart(event: Mapping[str, Any], meeting: Meeting) -> Message:
@@ -77,14 +87,15 @@ def _restart(event: Mapping[str, Any], meeting: Meeting) -> Message:
 
 
 def _stranger(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    who = names(event["stranger"], meeting) or "another node"
-    text = f"refused an agent as {who}: {event['because']}. This job continues"
+    claimed = names(event["stranger"], meeting)
+    who = f"an agent that claims to be {claimed}" if claimed else "an unknown agent"
+    text = f"refused {who}: {event['because']}. This job continues"
     return Message("HPC229", text)
 
 
 def _unproved(event: Mapping[str, Any], _: Meeting) -> Message:
     text = f"ignored {event['unproved']}, which does not prove that it belongs to this "
-    text += "job. It belongs to another user or job, has another key, or is an older "
+    text += "job. It belongs to another user or job, has another key, or runs an older "
     return Message("HPC237", f"{text}torchrun_hpc. Key here: {event['key']}")
 
 
@@ -93,44 +104,34 @@ def _sites(event: Mapping[str, Any], meeting: Meeting) -> Message:
 
 
 def _looking(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
-    """Report that the coordinator is not found: soon from one node, later from any."""
+    """Report a search for the coordinator: one node soon, the others later."""
     waited = event["looking"]
     is_reporter = reports_wait_for(meeting.node_rank, meeting.coordinator)
     if not waiting.is_report_due(waited, is_reporter=is_reporter):
         return None
     problem = _search_problem(event["found"], meeting)
-    text = f"{_head_node(meeting)} ({meeting.connect_host}) for {waited} s: {problem}"
-    return Message("HPC113", f"waiting for {text}")
+    text = f"{_head_node(meeting)} ({meeting.connect_host}) after {waited} s: {problem}"
+    return Message("HPC113", f"still waiting for {text}")
 
 
 def _coordinator_silent(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
-    seconds, left = event["coordinator_silent"], event["left"]
     if not reports_wait_for(meeting.node_rank, event.get("of", meeting.coordinator)):
         return None
-    if "of" not in event:
-        text = f"no sign of {_head_node(meeting)} for {seconds} s; the job ends in "
-        return Message("HPC124", f"{text}{left} s if it stays so")
-    text = f"no sign of the coordinator on {names([event['of']], meeting)} for "
-    text += f"{seconds} s; another node takes over in {left} s if it stays so"
-    return Message("HPC211", text)
+    what = "Another node takes over" if "of" in event else "The job ends"
+    who = _coordinator(event, meeting)
+    return _no_answer(who, event["coordinator_silent"], what, event["left"])
 
 
 def _coordinator_answers(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
-    of = event.get("of", meeting.coordinator)
-    if not reports_wait_for(meeting.node_rank, of):
+    if not reports_wait_for(meeting.node_rank, event.get("of", meeting.coordinator)):
         return None
-    who = _head_node(meeting)
-    if "of" in event:
-        who = f"the coordinator on {names([of], meeting)}"
-    text = f"answers again, after {event['coordinator_answers']} s"
-    return Message("HPC161", f"{who} {text}")
+    after = f" after {event['coordinator_answers']} s"
+    return _answers(_coordinator(event, meeting), "answers", after)
 
 
 def _replaced(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    """Say who takes whose place, and why."""
     text = "; ".join(
-        f"{names([new], meeting)} takes the place of {names([old], meeting)} as node "
-        f"rank {rank}"
+        f"{names([new], meeting)} replaces {names([old], meeting)} as node rank {rank}"
         for rank, old, new in event["replaced"]
     )
     if number := event["round"]:
@@ -141,44 +142,44 @@ def _replaced(event: Mapping[str, Any], meeting: Meeting) -> Message:
 
 
 def _excluded(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    text = "a spare again: the script has failed on another node, too"
-    if reason := event["because"]:
-        text = f"out: {reason}"
-    return Message("HPC208", f"{names([event['excluded']], meeting)} is {text}")
+    """Report an excluded node on the node that reports."""
+    why = ", because the script also failed on another node"
+    return _exclusion(names([event["excluded"]], meeting), event["because"], why)
 
 
 def _out(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    text = "is a spare again"
-    if reason := event["out"]:
-        text = f"takes part no more, and waits for the end: {reason}"
-    return Message("HPC209", f"{_own(meeting)} {text}")
+    """Report the same on the excluded node itself."""
+    return _exclusion(_own(meeting), event["out"])
+
+
+def _exclusion(who: str, reason: str, why_not: str = "") -> Message:
+    text = f"excluded from this job: {reason}" if reason else f"a spare again{why_not}"
+    return Message("HPC208", f"{who} is {text}")
 
 
 def _takes_over(event: Mapping[str, Any], meeting: Meeting) -> Message:
     old = names([event["takes_over"]], meeting)
-    text = (
-        f"{_own(meeting)} does not reach the coordinator on {old}, and takes over if "
-    )
+    text = f"{_own(meeting)} cannot reach the coordinator on {old}. It takes over if "
     return Message("HPC212", f"{text}enough nodes follow")
 
 
 def _may_run(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    text = f"workers may still run on {names(event['may_run'], meeting)}, which cannot "
-    text += f"be asked: the next round begins in {event['left']} s"
-    return Message("HPC214", text)
+    where, left = names(event["may_run"], meeting), event["left"]
+    text = f"workers of an earlier round may still run on {where}. "
+    return Message("HPC214", f"{text}The next round waits for them, for up to {left} s")
 
 
 def _suspended(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    text = f"was suspended for up to {event['suspended']} s: its workers are killed"
+    text = f"was suspended for up to {event['suspended']} s. Its workers are killed, "
+    text += "because another node may have replaced it"
     return Message("HPC210", f"{_own(meeting)} {text}")
 
 
 def _seeks(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
     if not waiting.is_report_due(event["seeks"]):
         return None
-    text = f"{_own(meeting)} looks for the node that coordinates the job, for "
-    text += f"{event['seeks']} s; it ends in {event['left']} s if there is none"
-    return Message("HPC218", text)
+    text = f"{_own(meeting)} has looked for the coordinator for {event['seeks']} s. "
+    return Message("HPC218", f"{text}It gives up in {event['left']} s")
 
 
 _EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
@@ -209,7 +210,7 @@ _WARNINGS_OF_SPARES = frozenset(["suspended", "seeks", "silent", "coordinator_si
 
 
 def is_warning(event: Mapping[str, Any], meeting: Meeting) -> bool:
-    """Return whether an event is more than news."""
+    """Return whether an event is a warning, rather than a note."""
     with_spares = _WARNINGS_OF_SPARES if meeting.spares.number else ()
     return not event.keys().isdisjoint({*_WARNINGS, *with_spares})
 
@@ -222,16 +223,22 @@ def _head_node(meeting: Meeting) -> str:
     return f"the head node at {meeting.endpoint}"
 
 
+def _coordinator(event: Mapping[str, Any], meeting: Meeting) -> str:
+    if "of" not in event:
+        return _head_node(meeting)
+    return f"the coordinator on {names([event['of']], meeting)}"
+
+
 def names(ranks: Sequence[int], meeting: Meeting) -> str:
     """Write nodes of the job by name and rank."""
     return nodes(ranks, meeting.hosts)
 
 
 def disagreement(by_site: Mapping[str, Sequence[int]], meeting: Meeting) -> Message:
-    """Say that not all nodes use the same site.
+    """Report that nodes use different sites.
 
     Args:
-        by_site: Name of each site, empty for none, and the ranks of its nodes.
+        by_site: The node ranks of each site, by its name; empty for no site.
         meeting: Where the nodes meet.
     """
     names_of = {wire.printable(site, _SHORT): site for site in by_site}
@@ -240,9 +247,9 @@ def disagreement(by_site: Mapping[str, Sequence[int]], meeting: Meeting) -> Mess
         for name, site in names_of.items()
     )
     text = (
-        f"the nodes use different sites, and so other variables: {who}. Type "
-        f"--hpc-site={next(filter(None, names_of), 'NAME')}, or export on all nodes "
-        "what tells it (mpirun: -x NAME)"
+        f"the nodes use different sites, and so other variables: {who}. Set "
+        f"--hpc-site={next(filter(None, names_of), 'NAME')}, or export the variable "
+        "that identifies the site on all nodes (mpirun: -x NAME)"
     )
     return Message("HPC163", text)
 
@@ -253,13 +260,13 @@ def disagreement(by_site: Mapping[str, Sequence[int]], meeting: Meeting) -> Mess
 def coordinator_missing(
     found: str, timeout: float, meeting: Meeting, option: str = "join_timeout"
 ) -> Message:
-    """Say what was found on the coordinator's ports.
+    """Report that the coordinator was not found.
 
     Args:
-        found: That.
-        timeout: Seconds that it was looked for.
+        found: What was found on its ports instead.
+        timeout: Seconds that the search took.
         meeting: Where the nodes meet.
-        option: What has set the timeout.
+        option: The option that has set the timeout.
     """
     node = f"{meeting.endpoint} ({meeting.connect_host})"
     text = f"no head node at {node} within {timeout:.0f} s ({option}): "
@@ -267,14 +274,15 @@ def coordinator_missing(
 
 
 def _search_problem(found: str, meeting: Meeting) -> str:
-    """Say why the coordinator was not found: the cause, not what follows from it."""
+    """Return why the coordinator was not found: the cause, not its consequences."""
     if NOBODY in found:  # its node is reached
-        return f"{found}. Has the job started there? {meeting.hint}".rstrip()
+        hint = f"Check that the job has started there. {meeting.hint}".rstrip(" .")
+        return f"{found}. {hint}"
     problem, is_cause = path_problem(meeting.local_address, meeting.connect_host)
     if is_cause:
         return problem
-    parts = (found or "no answer yet", problem, meeting.network_hint)
-    return "; ".join(filter(None, parts))
+    problems = "; ".join(filter(None, (found or "no answer yet", problem)))
+    return ". ".join(filter(None, (problems, meeting.network_hint)))
 
 
 def refusal(
@@ -284,46 +292,49 @@ def refusal(
     environ: Mapping[str, str],
     key: str,
 ) -> LaunchError:
-    """Say why the coordinator refuses this agent, which has this key."""
+    """Return why the coordinator refuses this agent, which has this key."""
     endpoint = join_endpoint(meeting.connect_host, refused.port)
     node = f"the head node at {endpoint}"
     reason, outer = refused.reason, environ.get(RUN_ID, "")
-    # The coordinator does not say its own id.
+    # The coordinator does not tell its own id.
     is_own = outer == request.run_id
     is_second = reason is (Refusal.TAKEN if is_own else Refusal.RUN_ID)
     if is_second and (inside := nested(environ, outer)):
         return inside
-    remedy = "Start one job step with the same command on all nodes"
-    other = f"here, but another number on {node}"
-    if reason is Refusal.TAKEN:
-        code, remedy = "HPC115", "Start torchrun_hpc once on each node"
-        text = f"{node} has another agent of node {meeting.node_rank} already"
-    elif reason is Refusal.VERSION:
-        code, remedy = "HPC116", "Load the same environment on all nodes"
-        text = f"torchrun_hpc {__version__} here, but another one on {node}"
-    elif reason is Refusal.RUN_ID:
-        code, remedy = "HPC117", f"Leave it out if each node makes its own. {_PORTS}"
-        text = f"--rdzv_id={request.run_id} here, but another one on {node}"
-    elif reason is Refusal.STARTED:
-        code, remedy = "HPC232", _PORTS
-        text = f"{request.started} here, but another command on {node}"
-    elif reason is Refusal.SPARES:
-        code, text = "HPC206", f"--hpc-spares={meeting.spares.number} {other}"
-    elif reason is Refusal.NODES:
-        code, text = "HPC118", f"{meeting.nodes} nodes {other}"
-    else:
+    if reason is Refusal.UNPROVED:
         text = f"{node} does not prove that it belongs to job {meeting.launch_id}. It "
         text += f"belongs to another job or user, or has another key. Key here: {key}. "
         text += "Pass the same --hpc-key-file=FILE on all nodes, or pass another port"
         return LaunchError("HPC119", text, others_know=True)
-    text += f". Node 0 names both. {remedy}"
+    if reason is Refusal.TAKEN:
+        text = f"{node} already has an agent of node {meeting.node_rank}. {_BOTH}. "
+        text += "Start torchrun_hpc once on each node"
+        return LaunchError("HPC115", text, others_know=True)
+    remedy, verb = "Start one job step with the same command on all nodes", "has"
+    if reason is Refusal.VERSION:
+        code, own, what = "HPC116", f"torchrun_hpc {__version__}", "version"
+        remedy = "Load the same environment on all nodes"
+    elif reason is Refusal.RUN_ID:
+        code, own, what = "HPC117", f"--rdzv_id={request.run_id}", "id"
+        remedy = f"Leave it out if each node generates its own. {_PORTS}"
+    elif reason is Refusal.STARTED:
+        code, own, what = "HPC232", request.started, "command"
+        verb, remedy = "runs", _PORTS
+    elif reason is Refusal.SPARES:
+        code, own, what = "HPC206", f"--hpc-spares={meeting.spares.number}", "number"
+    else:
+        code, own, what, verb = "HPC118", f"{meeting.nodes} nodes", "number", "sees"
+    text = (
+        f"this node {verb} {own}, but {node} {verb} another {what}. {_BOTH}. {remedy}"
+    )
     return LaunchError(code, text, others_know=True)
 
 
 def bad_nodes(ranks: Sequence[int], meeting: Meeting) -> Message:
-    """Name the nodes that the next job had better do without."""
-    text = f"lost, or out: {names(ranks, meeting)}"
+    """Name the nodes that the next job should exclude."""
+    text = f"lost or excluded nodes: {names(ranks, meeting)}"
     if meeting.spares.exclude:
         hosts = ",".join(filter(None, (meeting.hosts[rank] for rank in ranks)))
-        text += f". For the next job: {meeting.spares.exclude}{hosts}"
+        option = to_copy(f"{meeting.spares.exclude}{hosts}")
+        text += f". Exclude them from the next job:{option}"
     return Message("HPC213", text)

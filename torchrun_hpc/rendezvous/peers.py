@@ -103,7 +103,7 @@ class Peers:
         self._end_workers_now()
         return int(late) + self._lease.length
 
-    def heard(self, message: Mapping[str, Any]) -> None:
+    def handle(self, message: Mapping[str, Any]) -> None:
         """Take note of what the coordinator says to its members."""
         if "heartbeat" in message:
             self._lease.renew(message["heartbeat"])
@@ -139,7 +139,7 @@ class Peers:
             for member, answer in zip(absent, found, strict=True)
             if isinstance(answer, PeerReply)
         }
-        if self.member.should_step_down(answers) and self._coordinator.give_way():
+        if self.member.should_step_down(answers) and self._coordinator.step_down():
             self._flush()
             self.member.coordinates = False
 

@@ -85,6 +85,6 @@ def blamed(record: Record, member: int, *, has_spare: bool) -> Record:
         return record
     if suspect != member or not has_spare:
         return replace(record, suspect=member)
-    reason = "its workers were the first to fail in two rounds running"
+    reason = "its workers were the first to fail in two consecutive rounds"
     record = excluded(record, member, reason)
     return replace(record, moved_from={**record.moved_from, rank: member})

@@ -120,7 +120,7 @@ class Secret:
         """
         hello = wire.decode(Hello, (yield {}))
         if hello.to[1] != port or address not in {*_ALL, hello.to[0]}:
-            raise WireError("dialled somebody else")
+            raise WireError("dialled another address")
         nonce = secrets.token_hex(16)
         answer = {"nonce": nonce, "proof": self.proof(LISTENER, hello, nonce)}
         request = dict((yield answer))

@@ -108,7 +108,7 @@ class Rounds:
         elif before != self._settings.coordinator:
             roster.late.add(before)  # all have looked for it
 
-    def learn(self, term: tuple[int, int], known: Record | None) -> None:
+    def adopt(self, term: tuple[int, int], known: Record | None) -> None:
         """Use a newer record, of a round that has begun, or might have.
 
         Another coordinator, of a higher term, may still begin an earlier round.
@@ -152,7 +152,7 @@ class Rounds:
             if failure.kind is Kind.SILENT and node in roster.leases:
                 roster.leases[node] = self._settings.kill + 1  # this second counts, too
             self._unconfirm()
-            self._go_on()
+            self._form_or_fail()
 
     def ended(self, node: int, number: int) -> None:
         """Take note that the agent of a node has ended, which was in a round."""
@@ -160,7 +160,7 @@ class Rounds:
         if node in self.roster.record.active and self.began >= 0:
             self.roster.lost.setdefault(node, Failure(Kind.LOST, (node,)))
         if self.phase is not Phase.RUN:  # those that are active may finish without it
-            self._go_on()
+            self._form_or_fail()
 
     def exclude(self, node: int, reason: str) -> None:
         """Let a node take part no more."""
@@ -168,14 +168,14 @@ class Rounds:
             self.roster.exclude(node, reason)
             if node in self.roster.record.active:
                 self._unconfirm()
-            self._go_on()
+            self._form_or_fail()
 
     def _unconfirm(self) -> None:
         """Form the round anew, if it is formed."""
         if self.phase is Phase.CONFIRM:
             self._enter(Phase.GATHER)
 
-    def _go_on(self) -> None:
+    def _form_or_fail(self) -> None:
         """Form the round, or end the job if too few nodes can be left."""
         if len(self.roster.left) < self.roster.wanted:
             self.fail(self.roster.why(self._cause))
@@ -395,9 +395,9 @@ class Rounds:
             roster.late |= active - roster.ready
         self._form()
         if self.phase is Phase.SEEK:
-            self._give_up()
+            self._fail_without_quorum()
 
-    def _give_up(self) -> None:
+    def _fail_without_quorum(self) -> None:
         """End the job if too few have come for too long.
 
         As long as the others could be a world without those that are here, this one

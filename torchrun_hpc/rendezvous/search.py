@@ -38,7 +38,7 @@ _ALL_PORTS_EVERY = 8  # turns
 
 # What is on a port. A connection that is refused has reached the node.
 NOBODY = "nobody listens"
-_SILENT = "somebody who says nothing"
+_SILENT = "a program that sends nothing"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a launcher or a scheduler states about itself: one record in its own file."""
+"""The record that describes a launcher or a scheduler, one per file."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
 
 def _nearest(detectors: Sequence[Detector], process: Process) -> Detector | None:
     """Return the one whose process is the nearest above this one, if any shows."""
-    # What it has started itself, where its daemon, which is root's, is hidden.
+    # Tasks that it has started itself, where its daemon, which is root's, is hidden.
     started = {d: _started_here(d, process) for d in detectors}
     above = zip_longest(process.ancestors, process.ancestor_pids, fillvalue="")
     for name, pid in [("", process.pid), *above]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import COPIED
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ class LaunchContext(Enum):
 
 @dataclass(frozen=True)
 class Promise:
-    """What a scheduler promises on this node, with the variable that says so.
+    """A scheduler's promises for this node, with the variable of each.
 
     Attributes:
-        cpus_per_task: CPUs of each task, where the launcher may not have been told; 0
+        cpus_per_task: CPUs of each task, if the launcher did not pass it on; 0
             if there is no such number.
         cpus_on_node: CPUs of the job on the node that has the fewest; 0 if not known.
         gpus_on_node: GPUs of the job on this node; 0 if not known.
@@ -53,7 +52,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class Launcher:
-    """What starts tasks, and what a person types for that.
+    """A program that starts tasks, and its command line.
 
     Attributes:
         name: Its name.
@@ -65,29 +64,28 @@ class Launcher:
         block_option: Option that puts ``{tasks}`` neighbouring ranks on each node.
         host_file_option: Option for a file of hosts; empty if it asks the scheduler in
             any case.
-        fills_all_nodes: Whether it uses all nodes of the job if nothing else is typed.
+        fills_all_nodes: Whether it uses all nodes of the job without other options.
             The others fill one node after the other.
         fail_together: Command and option with which one task that fails ends all; empty
             where it does so by itself, or has no such option.
-        exclude: Option that keeps a job off some nodes, in front of their names; empty
+        exclude: Option before the names of nodes that a job must avoid; empty
             if there is none.
-        forward_option: Option that passes a variable on to other nodes, in front of its
+        forward_option: Option that passes a variable on to other nodes, before its
             name; empty if the launcher passes all on.
         bind_option: Options that give each task ``N`` CPUs of its own; empty if they
             are not known.
         all_gpus_option: Option with which a task sees all GPUs of its node; empty if
             there is none.
         forgets_cpus: Why a task may have fewer CPUs than the scheduler promises, and
-            what to type; empty if it cannot.
-        takes_from: The commands that make a job and take ``cpu_option``, too; empty if
-            the job's CPUs are no limit.
+            what to do; empty if it cannot.
+        takes_from: The commands that make a job and also take ``cpu_option``; empty
+            if the job's CPUs are no limit.
         node_variable: Variable of a task that has the rank of its node; empty if there
             is none.
         network_hint: How to name the network of the nodes, with ``{interface}``; empty
             if it shows one address at most.
         ends_others: Whether it ends all tasks of a job that has failed.
         may_wait: Whether it may wait forever for a node that is lost.
-        other_template: A second line, for another MPI with the same command.
     """
 
     name: str
@@ -107,7 +105,6 @@ class Launcher:
     network_hint: str = ""
     ends_others: bool = True
     may_wait: bool = False
-    other_template: str = ""
 
     @property
     def takes_number(self) -> bool:
@@ -123,8 +120,7 @@ class Launcher:
         has_cpus = "{cpus}" in self.cpu_option or self.cpu_option == options
         cpus = "" if has_cpus else self.cpu_option
         words = " ".join(filter(None, (hosts, cpus, options, command)))
-        lines = filter(None, (self.template, self.other_template))
-        return COPIED.join(t.format(nodes=nodes, command=words) for t in lines)
+        return self.template.format(nodes=nodes, command=words)
 
 
 @dataclass(frozen=True)

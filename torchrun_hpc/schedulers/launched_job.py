@@ -148,7 +148,7 @@ def _number_of_nodes(
     raise LaunchError(
         "HPC034",
         f"{detector.name} started {task.local_size} of {task.size} tasks on this node "
-        f"({layout.provenance['tasks']}): the nodes have different numbers of tasks, so "
+        f"({layout.provenance['tasks']}): nodes have different numbers of tasks, so "
         "the number of nodes is unknown. Start the same number on each node, or one "
         f"per node:{to_copy(line)}",
     )

@@ -6,7 +6,7 @@ each node writes its host's name, and rank 0 reads them and writes the whole lis
 all: as many requests as nodes for one task, and few for each of the others. Sources:
 MPICH's ``src/pmi/src/pmi_wire.c``, ``pmi_v1.c``; seen with MPICH 4, 5, Intel MPI 2021.
 
-What Hydra calls a node is a run of one host in its list: ``-hosts a,b,a`` are three
+For Hydra, a node is a run of one host in its list: ``-hosts a,b,a`` are three
 nodes to MPICH 4 and 5, two to Intel MPI. So the tasks of a host are found by its name.
 
 A process that has used the connection counts as an MPI program: if it ends without
@@ -58,7 +58,7 @@ _LONGEST = 2**16
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What the tasks have told each other; the same for all of them.
+    """The facts that the tasks have exchanged; the same for all of them.
 
     Attributes:
         first_host: Host name of rank 0.
@@ -95,7 +95,7 @@ def exchange(
         machine: What tells this machine from another one of the same name.
 
     Returns:
-        What rank 0 has told all; ``None`` without a process manager that answers.
+        The facts from rank 0; ``None`` without a process manager that answers.
     """
     wait = wait or (lambda _seconds: None)
     try:
@@ -194,8 +194,8 @@ def finalize_at_end(environ: Mapping[str, str]) -> None:
 def parse_mapping(text: str, size: int) -> tuple[int, ...]:
     """Read ``(vector,(0,3,1))``: from node 0, on three nodes, one task on each.
 
-    MPICH 5 writes ``2`` for ``(2,1,1)`` and ``[...]x3`` for three times the same. What
-    is written starts again from the beginning while there are tasks left.
+    MPICH 5 writes ``2`` for ``(2,1,1)`` and ``[...]x3`` for three times the same. The
+    list starts again from the beginning while there are tasks left.
 
     Returns:
         For each rank the number of its node, in the order of the ranks; empty if the

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Process:
-    """What a launcher or a scheduler can be recognised by.
+    """The facts by which a launcher or a scheduler is recognised.
 
     Attributes:
         environ: Its environment. An empty variable counts as unset.
@@ -28,7 +28,7 @@ class Process:
             session. An interactive shell starts programs in groups of their own; a
             wrapper or the start of a container does not.
         pid: Its number.
-        command: The command as typed, for messages.
+        command: The user's command, for messages.
         ancestors: Names of the processes above it that can be seen, the nearest first;
             at most 15 characters each.
         ancestor_pids: Their numbers, and that of the next one, which may be hidden.

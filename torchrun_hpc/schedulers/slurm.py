@@ -34,7 +34,7 @@ JOB_CPUS = "SLURM_JOB_CPUS_PER_NODE"
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 NODE_ID = "SLURM_NODEID"
 
-# All three: srun takes what is not typed from what sbatch was told, and with more
+# All three: srun takes missing options from what sbatch was told, and with more
 # tasks than nodes ignores the third.
 _ONCE_PER_NODE = "--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {command}"
 SRUN = Launcher(
@@ -47,7 +47,7 @@ SRUN = Launcher(
     exclude="--exclude=",
     bind_option="--cpus-per-task=N --cpu-bind=cores",
     all_gpus_option="--gpu-bind=none",
-    forgets_cpus="srun 22.05 to 23.02 does not read that variable. Add this before "
+    forgets_cpus="srun 22.05 to 23.02 does not read that variable. Run this before "
     f"srun: export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}",
     takes_from="sbatch, salloc or srun",
     node_variable=NODE_ID,
@@ -301,7 +301,7 @@ def _interactive_step(slurm: _Variables) -> Job:
     source = NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES
     everywhere = list(chain(*_components(slurm).values()))
     shell = _allocation(slurm, "interactive", (node,), source)
-    # What the step of srun --pty has, srun would otherwise wait for.
+    # Otherwise srun would wait for the resources of srun --pty's step.
     srun = _srun(slurm, everywhere, "--overlap")
     return replace(
         shell.job_of_script(node, srun),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskLayout:
-    """Where a launcher has put this task and the others.
+    """The places of this task and the others, as a launcher chose them.
 
     Attributes:
         task: This process among the others.
@@ -25,7 +25,7 @@ class TaskLayout:
         nodes: Number of nodes, if the launcher says.
         most_nodes: Number of nodes that there are at most.
         node_rank: Rank of this node, if the launcher says.
-        nodes_before: Number of nodes that are in front of this one at most.
+        nodes_before: Largest possible number of nodes before this one.
         instance: Names this launch among others in the same job.
         head_candidates: Where node 0 may be: one name, or addresses of one machine.
         hosts: For each node its host name, if the tasks have told each other.

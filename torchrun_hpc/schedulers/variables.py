@@ -43,9 +43,10 @@ class Variables:
             return name
         raise LaunchError(
             "HPC020",
-            f"{names[0]} is not set, but other variables show that {self._source} started "
-            "this process. A container or a wrapper has removed it, or the others come "
-            f"from another job. Pass all {self._family} variables on, or unset them. "
+            f"{names[0]} is not set, but other variables show that {self._source} "
+            "started this process. A container or a wrapper has removed it, or the "
+            "others come from another job. "
+            f"Pass all {self._family} variables on, or unset them. "
             "For one node, pass --standalone",
             everywhere=True,
         )

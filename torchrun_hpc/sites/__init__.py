@@ -1,4 +1,4 @@
-"""What is particular to a computing centre: one TOML file each, and no code.
+"""The facts of computing centres: one TOML file each, and no code.
 
 A file says how its systems are recognised, how a node's name is rewritten to its name
 on the fast network, and which variables the centre documents for torch. A file of the
@@ -110,8 +110,8 @@ def load(
     near = next((name for name in sites if wanted.lower() in titles[name]), wanted)
     raise LaunchError(
         "HPC040",
-        f"{setting}: there is no such site. {choices(near, sites)}, {NONE}. A file also "
-        "works: /path/to/site.toml",
+        f"{setting}: there is no such site. {choices(near, sites)}, {NONE}. A file "
+        "also works: /path/to/site.toml",
         everywhere=True,
     )
 

@@ -179,7 +179,7 @@ def _wrong(key: str, text: str) -> LaunchError:
     return LaunchError("HPC043", f"{key}: {text}. Correct it, {REMEDY}")
 
 
-# What a text is, and what is wrong with another one.
+# The forms of a text, and the problem of any other one.
 _WORDS = partial(_text, bool, "is empty")
 _NAME = partial(_text, _NAME_FORM.fullmatch, "is no name: a-z, 0-9, -, _; not none")
 _VARIABLE = partial(_text, _VARIABLE_FORM.fullmatch, "is not a variable: A-Z, 0-9, _")

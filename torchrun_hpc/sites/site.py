@@ -47,7 +47,7 @@ class Site:
     """A system of a computing centre, or several that are alike.
 
     Attributes:
-        name: As typed after ``--hpc-site``.
+        name: As passed to ``--hpc-site``.
         title: The systems in words.
         centre: Who runs them.
         source: Where the facts are documented.

@@ -26,7 +26,7 @@ def test_nodes_with_different_keys(unpadded, tmp_path):
             rf"it belongs to job .*, or has another key\. Key here: {own('key.1')}"
         )
         job.says(
-            r"HPC114]: 1 of 2 nodes .* n10 \(node 1\).* Without a proof: 10\.10\.0\.2"
+            r"HPC114]: 1 of 2 nodes .* n10 \(node 1\).* without a proof: 10\.10\.0\.2"
         )
         job.send("n9", "SIGINT")
     assert job.output.count("HPC237") == 1, job.output
@@ -38,7 +38,7 @@ def test_a_key_that_is_required(unpadded, tmp_path):
     said = refused(launch(unpadded, *options, srun=["--kill-on-bad-exit=0"]))
     assert sorted(line for line in said if "error" in line) == [
         f"torchrun_hpc: error[HPC238]: on {host}: --hpc_auth=require needs a key. Key "
-        f"here: none ({tmp_path}: Is a directory). Pass --hpc-key-file=FILE, on a "
+        f"here: none ({tmp_path}: Is a directory). Pass --hpc-key-file=FILE on a "
         "shared file system"
         for host in ("n10", "n9")
     ]

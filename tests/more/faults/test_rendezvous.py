@@ -70,7 +70,7 @@ def test_a_signal_in_the_restart_wait(unpadded, tmp_path):
 def test_a_signal_in_the_exit_barrier(unpadded, tmp_path):
     with Step(unpadded, *HPC, STEADY, str(tmp_path), nodes=2) as job:
         (tmp_path / "stop0").touch()
-        job.says("HPC120]: 1 of 2 nodes have finished, .* still at work: n10 .node 1.")
+        job.says("HPC120]: 1 of 2 nodes have finished, .* Still running: n10 .node 1.")
         job.send("n9", "SIGINT")
         job.see_end("n10")
         job.says(
@@ -111,11 +111,11 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
         (tmp_path / "second").touch()
         job.says("second 2")
         job.says(
-            r"HPC115]: on n10: the head node at 10\.10\.0\.1:\d+ has another agent of "
-            r"node 1 already\. Node 0 names both\. Start torchrun_hpc once on each node"
+            r"HPC115]: on n10: the head node at 10\.10\.0\.1:\d+ already has an agent "
+            r"of node 1\."
         )
         job.says(
-            r"warning\[HPC229\]: refused an agent as n10 \(node 1\): "
+            r"warning\[HPC229\]: refused an agent that claims to be n10 \(node 1\): "
             r"process \d+ on n10 instead of process \d+ on n10\. This job continues"
         )
         job.send("n11", "SIGKILL")
@@ -162,7 +162,7 @@ def test_different_numbers_of_workers_and_sites(unpadded):
     assert "2 nodes, 1 worker here; " in start
     assert (
         "warning[HPC163]: the nodes use different sites, and so other variables: none "
-        "on n9 (node 0); derecho on n10 (node 1). Type "
+        "on n9 (node 0); derecho on n10 (node 1). Set "
         "--hpc-site=derecho, or "
     ) in warning
 
@@ -171,7 +171,7 @@ def test_another_id_on_one_node(unpadded):
     line = LINE.replace(WORLD, f"--rdzv_id=id$SLURM_NODEID {WORLD}")
     done = unpadded.srun("-N2", "sh", "-c", line, env=ENVIRON)
     assert done.returncode == 2, done
-    there = "HPC117]: on n10: --rdzv_id=id1 here, but another one on the head node at"
+    there = "HPC117]: on n10: this node has --rdzv_id=id1, but the head node at"
     assert there in done.stderr, done
     assert (
         "the agent on n10 (node 1) does not belong to this job "

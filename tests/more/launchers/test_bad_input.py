@@ -74,7 +74,7 @@ def test_a_missing_node_is_waited_for_with_a_message(unpadded, tmp_path):
     wait = f"test $SLURM_NODEID = 1 && until test -e {go}; do sleep 0.1; done"
     command = ("sh", "-c", f"{wait}; exec {LINE}")
     with Step(unpadded, *command, nodes=2) as job:
-        job.says(r"HPC114]: 1 of 2 nodes are there after \d+ s; waiting for n10 \(")
+        job.says(r"HPC114]: 1 of 2 nodes have joined after \d+ s\. Waiting for n10 \(")
         go.touch()
         assert job.end() == 0, job.output
     assert len(read_workers(job.output)) == 2

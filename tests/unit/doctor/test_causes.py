@@ -33,7 +33,7 @@ LATE = Ended(1, "no end within 180 s")
 LATE_TEXT = "n0: the task ended with exit code 1: no end within 180 s"
 TOLD = "the agent on n1 received SIGTERM (15)"
 REFUSED = Ended(2, said=(("HPC054", "no interface ib1", True),))
-WARNED = Ended(2, said=(("HPC162", "trying on", False),))
+WARNED = Ended(2, said=(("HPC162", "trying again", False),))
 SUM = "all_reduce of 8 B"
 
 

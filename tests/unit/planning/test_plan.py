@@ -420,7 +420,7 @@ def test_agents_of_torchs_own_do_not_meet_by_numbers(why):
 def test_spares_need_agents_that_act_together(name, why):
     changes = LACKING[why](name)
     changes["options"]["hpc_spares"] = "1"
-    refused("HPC201", "--hpc_spares=1 needs an agent", **changes)
+    refused("HPC201", "--hpc_spares=1 needs several nodes", **changes)
 
 
 @pytest.mark.parametrize("why", LACKING)

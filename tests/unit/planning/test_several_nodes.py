@@ -210,8 +210,8 @@ def test_static_hosted_by_the_address_of_another_node_is_refused(rank):
     ],
 )
 def test_static_hosted_by_another_node_is_refused(options, rank):
-    error = refused("HPC072", "is node 1 of the step", rank, options=options)
-    assert "hosted by node 0, jwb0001" in str(error)
+    error = refused("HPC069", "is node 1 of the step", rank, options=options)
+    assert "not node 0, jwb0001" in str(error)
     assert error.everywhere
 
 

@@ -109,8 +109,8 @@ def test_the_start_line_where_the_number_of_nodes_is_typed():
 
 
 NO_RESTART = (
-    "HPC216 --hpc_spares=1, but no restart is allowed: the job ends with the first "
-    "lost node. Type --max-restarts=20, too"
+    "HPC216 --hpc_spares=1, but no restart is allowed, so the job ends with the first "
+    "lost node. Set --max-restarts=20"
 )
 
 
@@ -166,8 +166,8 @@ def test_what_may_be_typed_with_it(options):
 )
 def test_fewer_nodes_wait_than_work(nodes, number, most):
     text = (
-        f"--hpc_spares={number} of {nodes} nodes: fewer nodes must wait than work. "
-        f"Type {most} at most, or start it on {2 * number + 1} nodes or more"
+        f"--hpc_spares={number} of {nodes} nodes: fewer nodes must wait than train. "
+        f"Set {most} at most, or start it on {2 * number + 1} nodes or more"
     )
     assert refusal(planned_on, nodes, hpc_spares=str(number)) == ("HPC202", text)
 
@@ -194,17 +194,16 @@ def test_nnodes_that_do_not_fit(nnodes):
 @pytest.mark.parametrize("number", [None, "0"])
 def test_what_is_for_spares_only(name, value, number):
     text = (
-        f"--{name}={value} is for jobs with spare nodes: type --hpc-spares=NUMBER, "
-        "too, or leave it out"
+        f"--{name}={value} needs spare nodes. Set --hpc-spares=NUMBER, or leave it out"
     )
     options = {name: value} | ({} if number is None else {SPARES: number})
     assert refusal(planned_on, 4, **options) == ("HPC203", text)
 
 
 NOT_POSSIBLE = (
-    "--hpc_spares=1 needs an agent on each of several nodes, whose number is fixed, "
-    "and the scheduler rendezvous (docs/internals.md). Leave the "
-    "option out, or the one that asks for something else"
+    "--hpc_spares=1 needs several nodes, a fixed number of them, one agent on each, "
+    "and the scheduler rendezvous (docs/internals.md). Leave it out, or the option "
+    "that chooses something else"
 )
 
 

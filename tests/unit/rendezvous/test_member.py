@@ -19,7 +19,7 @@ ALONE = PeerReply()
 THIRD = PeerReply(follows=3)
 COORDINATES, IS_STRONG = (
     PeerReply(coordinates=True),
-    PeerReply(coordinates=True, is_strong=True),
+    PeerReply(coordinates=True, has_quorum=True),
 )
 
 
@@ -43,7 +43,7 @@ def make_member(own, **changes):
         ([None, False, False], PeerReply()),
         ([2, False, False], PeerReply(follows=2)),
         ([0, True, False], PeerReply(0, coordinates=True)),
-        ([0, True, True], PeerReply(0, coordinates=True, is_strong=True)),
+        ([0, True, True], PeerReply(0, coordinates=True, has_quorum=True)),
         (None, None),
         ([], None),
         ([None, False], None),
@@ -232,7 +232,7 @@ UNFIT = [{"present": PRESENT}, {"unfit": "why"}]
         ({}, [{"present": PRESENT}]),
         ({"is_ready": True}, [{"present": PRESENT}, {"join": True}]),
         ({"is_done": True}, [{"present": PRESENT | {"done": True}}]),
-        *(({"unfit": "why", "is_ready": ready}, UNFIT) for ready in (False, True)),
+        *(({"unhealthy": "why", "is_ready": ready}, UNFIT) for ready in (False, True)),
     ],
 )
 def test_what_it_tells_a_coordinator(state, expected):

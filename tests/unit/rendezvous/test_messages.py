@@ -35,61 +35,64 @@ N0, N1, N2 = (f"jwb000{n + 1} (node {n})" for n in range(3))
 # --- what happens meanwhile ---------------------------------------------------------
 
 FOUND = "port 25592: nobody listens"
-STARTED = f"{FOUND}. Has the job started there?"
+STARTED = f"{FOUND}. Check that the job has started there"
 EVENTS = {
     "an agent that is refused": (
         {"stranger": [1], "because": "process 7 on n10 instead of process 5 on n10"},
         (
-            f"HPC229 refused an agent as {N1}: process 7 on n10 instead of "
-            "process 5 on n10. This job continues"
+            f"HPC229 refused an agent that claims to be {N1}: process 7 on "
+            "n10 instead of process 5 on n10. This job continues"
         ),
     ),
     "an agent of no node that is refused": (
         {"stranger": [], "because": "--hpc-spares=1 instead of 0"},
         (
-            "HPC229 refused an agent as another node: --hpc-spares=1 "
+            "HPC229 refused an unknown agent: --hpc-spares=1 "
             "instead of 0. This job continues"
         ),
     ),
     "waiting for nodes": (
         {"waiting": [1, 2], "seconds": 10},
-        f"HPC114 1 of 3 nodes are there after 10 s; waiting for {N1}, {N2}",
+        f"HPC114 1 of 3 nodes have joined after 10 s. Waiting for {N1}, {N2}",
     ),
     "waiting for nodes, of a job with spares": (
         {"waiting": [1], "seconds": 10},
-        f"HPC114 1 of 2 nodes are there after 10 s; waiting for {N1}",
+        f"HPC114 1 of 2 nodes have joined after 10 s. Waiting for {N1}",
     ),
     "waiting for nodes, while others have tried": (
         {"waiting": [1], "seconds": 10, "beside": ["10.0.0.7", "10.0.0.8"]},
         (
-            f"HPC114 2 of 3 nodes are there after 10 s; waiting for {N1}. Without a "
-            "proof: 10.0.0.7, 10.0.0.8"
+            f"HPC114 2 of 3 nodes have joined after 10 s. Waiting for {N1}. Ignored "
+            "callers without a proof: 10.0.0.7, 10.0.0.8"
         ),
     ),
     "somebody without a proof": (
         {"unproved": "10.0.0.7", "key": "/home/me/key (0badcafe)"},
         (
             "HPC237 ignored 10.0.0.7, which does not prove that it belongs to this "
-            "job. It belongs to another user or job, has another key, or is an older "
+            "job. It belongs to another user or job, has another key, or runs an older "
             "torchrun_hpc. Key here: /home/me/key (0badcafe)"
         ),
     ),
     "nodes at work": (
         {"finishing": [1], "seconds": 40},
         (
-            "HPC120 2 of 3 nodes have finished, the last one 40 s ago; "
-            f"still at work: {N1}"
+            "HPC120 2 of 3 nodes have finished, the last one 40 s ago. "
+            f"Still running: {N1}"
         ),
     ),
     "silence": (
         {"silent": [1, 2], "left": 90},
-        f"HPC121 no sign of {N1}, {N2} for 30 s; the job ends in 90 s if it stays so",
+        (
+            f"HPC121 no answer from {N1}, {N2} for 30 s. The job ends in 90 s if this "
+            "continues"
+        ),
     ),
     "one that answers again": ({"answering": [1]}, f"HPC160 {N1} answers again"),
     "two that answer": ({"answering": [1, 2]}, f"HPC160 {N1}, {N2} answer again"),
     "an agent that is gone": (
         {"lost": 2},
-        f"HPC123 the agent on {N2} is gone; waiting for it to be started again",
+        f"HPC123 the agent on {N2} is gone. Waiting until it is started again",
     ),
     "a restart": (
         {
@@ -102,16 +105,16 @@ EVENTS = {
         {"sites": {"derecho": [0], "": [1, 2]}},
         (
             "HPC163 the nodes use different sites, and so other variables: derecho on "
-            f"{N0}; none on {N1}, {N2}. Type --hpc-site=derecho, or export on all "
-            "nodes what tells it (mpirun: -x NAME)"
+            f"{N0}; none on {N1}, {N2}. Set --hpc-site=derecho, or export the "
+            "variable that identifies the site on all nodes (mpirun: -x NAME)"
         ),
     ),
     "sites that differ, and none on the first node": (
         {"sites": {"": [0], "jsc": [1], "x" * 99 + "\x1b[2J": [2]}},
         (
             "HPC163 the nodes use different sites, and so other variables: none on "
-            f"{N0}; jsc on {N1}; {'x' * 50} on {N2}. Type --hpc-site=jsc, or export "
-            "on all nodes what tells it (mpirun: -x NAME)"
+            f"{N0}; jsc on {N1}; {'x' * 50} on {N2}. Set --hpc-site=jsc, or export the "
+            "variable that identifies the site on all nodes (mpirun: -x NAME)"
         ),
     ),
     "nothing": ({}, None),
@@ -139,7 +142,7 @@ def test_looking_for_the_head_node_is_reported_soon_by_one_node(node_rank, secon
     }
     assert [second for second, message in written.items() if message] == seconds
     assert str(written[90 if node_rank != 1 else 100]) == (
-        "HPC113 waiting for the head node at jwb0001i:25592 (10.20.0.1) for "
+        "HPC113 still waiting for the head node at jwb0001i:25592 (10.20.0.1) after "
         f"{90 if node_rank != 1 else 100} s: {STARTED}"
     )
 
@@ -153,14 +156,14 @@ CLOSED = "tried from eth0 (10.10.0.2); up here, too: ib0"
 @pytest.mark.parametrize(
     ("found", "problem", "expected"),
     [
-        ("", "", "no answer yet; Name the network"),
+        ("", "", "no answer yet. Name the network"),
         (
             FOUND,
             CLOSED,
-            f"{FOUND}. Has the job started there? {KILL} ends all tasks when one fails",
+            f"{STARTED}. {KILL} ends all tasks when one fails",
         ),
-        (SILENT, "", f"{SILENT}; Name the network"),
-        (SILENT, CLOSED, f"{SILENT}; {CLOSED}; Name the network"),
+        (SILENT, "", f"{SILENT}. Name the network"),
+        (SILENT, CLOSED, f"{SILENT}; {CLOSED}. Name the network"),
         (SILENT, DOWN, DOWN),
         ("", DOWN, DOWN),
     ],
@@ -183,19 +186,19 @@ def test_the_cause_is_named(monkeypatch, found, problem, expected):
         (
             {"coordinator_silent": 30, "left": 90},
             (
-                "HPC124 no sign of the head node at jwb0001i:25592 for 30 s; the job "
-                "ends in 90 s if it stays so"
+                "HPC121 no answer from the head node at jwb0001i:25592 for 30 s. The "
+                "job ends in 90 s if this continues"
             ),
         ),
         (
             {"coordinator_answers": 42},
-            "HPC161 the head node at jwb0001i:25592 answers again, after 42 s",
+            "HPC160 the head node at jwb0001i:25592 answers again after 42 s",
         ),
         (
             {"looking": 10, "found": FOUND},
             (
-                "HPC113 waiting for the head node at jwb0001i:25592 (10.20.0.1) for "
-                f"10 s: {STARTED}"
+                "HPC113 still waiting for the head node at jwb0001i:25592 (10.20.0.1) "
+                f"after 10 s: {STARTED}"
             ),
         ),
     ],
@@ -212,39 +215,15 @@ def test_one_node_reports_what_the_coordinator_cannot(head, reporters, message, 
 
 HEAD_NODE = "the head node at 10.20.0.1:25593"
 
-ONE_STEP = "Start one job step with the same command on all nodes"
-PORTS = "Give each launch its own port, --rdzv_endpoint=HOST:PORT, or use mpiexec"
+# Code, own value, and remedy.
 REFUSED = {
-    Refusal.VERSION: (
-        f"HPC116 torchrun_hpc {__version__} here, but another one on {HEAD_NODE}. Node "
-        "0 names both. Load the same environment on all nodes"
-    ),
-    Refusal.RUN_ID: (
-        f"HPC117 --rdzv_id=mine here, but another one on {HEAD_NODE}. Node 0 names "
-        f"both. Leave it out if each node makes its own. {PORTS}"
-    ),
-    Refusal.STARTED: (
-        f"HPC232 b.py [0badcafe] here, but another command on {HEAD_NODE}. Node 0 "
-        f"names both. {PORTS}"
-    ),
-    Refusal.NODES: (
-        f"HPC118 3 nodes here, but another number on {HEAD_NODE}. Node 0 names both. "
-        f"{ONE_STEP}"
-    ),
-    Refusal.TAKEN: (
-        f"HPC115 {HEAD_NODE} has another agent of node 1 already. Node 0 names both. "
-        "Start torchrun_hpc once on each node"
-    ),
-    Refusal.UNPROVED: (
-        f"HPC119 {HEAD_NODE} does not prove that it belongs to job 19.0. It belongs "
-        "to another job or user, or has another key. Key here: /home/me/key "
-        "(0badcafe). Pass the same --hpc-key-file=FILE on all nodes, or pass another "
-        "port"
-    ),
-    Refusal.SPARES: (
-        f"HPC206 --hpc-spares=1 here, but another number on {HEAD_NODE}. Node 0 names "
-        f"both. {ONE_STEP}"
-    ),
+    Refusal.VERSION: ("HPC116", f"torchrun_hpc {__version__}", "Load the same env"),
+    Refusal.RUN_ID: ("HPC117", "--rdzv_id=mine", "Leave it out if each node"),
+    Refusal.STARTED: ("HPC232", "b.py [0badcafe]", "Give each launch its own port"),
+    Refusal.NODES: ("HPC118", "3 nodes", "Start one job step"),
+    Refusal.TAKEN: ("HPC115", "node 1", "Start torchrun_hpc once on each node"),
+    Refusal.UNPROVED: ("HPC119", "/home/me/key (0badcafe)", "Pass the same --hpc-key"),
+    Refusal.SPARES: ("HPC206", "--hpc-spares=1", "Start one job step"),
 }
 THERE = JoinRequest(
     *("mine", 3, 1, "jwb0002", 102, __version__, "agent 1"),
@@ -262,7 +241,11 @@ def refused(reason, environ):
 @pytest.mark.parametrize("reason", Refusal)
 def test_why_an_agent_is_refused(reason):
     error = refused(reason, {})
-    assert f"{error.code} {error}" == REFUSED[reason]
+    code, own, remedy = REFUSED[reason]
+    assert error.code == code
+    assert HEAD_NODE in str(error)
+    assert own in str(error)
+    assert f". {remedy}" in str(error)
     assert error.others_know
 
 

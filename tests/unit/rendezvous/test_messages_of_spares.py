@@ -14,6 +14,7 @@ from torchrun_hpc.planning.meeting import Spares
 from torchrun_hpc.rendezvous import messages
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
+NEXT = "Exclude them from the next job:"
 N0, N1, N2, N3 = (f"{host} (node {node})" for node, host in enumerate(HOSTS))
 LOST = wire.encode(Failure(Kind.LOST, (1,)))
 WORKER = wire.encode(worker_failure(5, text="ValueError: bad"))
@@ -41,79 +42,85 @@ def replaced(*who, number=1, because=None):
 EVENTS = {
     "a spare at the start": (
         replaced((1, 1, 3), number=0),
-        f"HPC207 {N3} takes the place of {N1} as node rank 1",
+        f"HPC207 {N3} replaces {N1} as node rank 1",
     ),
     "a spare for a node that is lost": (
         replaced((1, 1, 3), because=LOST),
         (
             f"HPC207 restart 1 of all workers: the agent on {N1} is gone without a "
-            "word: it was killed, or the node is lost. "
-            f"{N3} takes the place of {N1} as node rank 1"
+            "message: it was killed, or the node is lost. "
+            f"{N3} replaces {N1} as node rank 1"
         ),
     ),
     "two spares": (
         replaced((0, 0, 3), (2, 1, 2), number=2, because=WORKER),
         (
             f"HPC207 restart 2 of all workers: worker 5 on {N1} ended with exit code "
-            f"1: ValueError: bad. {N3} takes the place of {N0} as node rank 0; "
-            f"{N2} takes the place of {N1} as node rank 2"
+            f"1: ValueError: bad. {N3} replaces {N0} as node rank 0; "
+            f"{N2} replaces {N1} as node rank 2"
         ),
     ),
     "a spare for a cause that was reported before": (
         replaced((1, 1, 3), number=3),
-        (
-            "HPC207 restart 3 of all workers: "
-            f"{N3} takes the place of {N1} as node rank 1"
-        ),
+        (f"HPC207 restart 3 of all workers: {N3} replaces {N1} as node rank 1"),
     ),
     "a node that looks for the others": (
         {"seeks": 40, "left": 860},
         (
-            "HPC218 jwb0002 looks for the node that coordinates the job, for 40 s; it "
-            "ends in 860 s if there is none"
+            "HPC218 jwb0002 has looked for the coordinator for 40 s. It gives up in "
+            "860 s"
         ),
     ),
     "it looks for them, between two reports": ({"seeks": 41, "left": 859}, None),
-    "a node that is out": (
+    "an excluded node": (
         {"excluded": 2, "because": "its disk is full"},
-        f"HPC208 {N2} is out: its disk is full",
+        f"HPC208 {N2} is excluded from this job: its disk is full",
     ),
-    "a node that is not out any more": (
+    "a node that is no longer excluded": (
         {"excluded": 2, "because": ""},
-        f"HPC208 {N2} is a spare again: the script has failed on another node, too",
+        (
+            f"HPC208 {N2} is a spare again, because the script also failed on another "
+            "node"
+        ),
     ),
-    "this node is out": (
+    "this node is excluded": (
         {"out": "its disk is full"},
-        "HPC209 jwb0002 takes part no more, and waits for the end: its disk is full",
+        "HPC208 jwb0002 is excluded from this job: its disk is full",
     ),
-    "this node is not out any more": ({"out": ""}, "HPC209 jwb0002 is a spare again"),
+    "this node is no longer excluded": ({"out": ""}, "HPC208 jwb0002 is a spare again"),
     "this node was suspended": (
         {"suspended": 61},
-        "HPC210 jwb0002 was suspended for up to 61 s: its workers are killed",
+        (
+            "HPC210 jwb0002 was suspended for up to 61 s. Its workers are killed, "
+            "because another node may have replaced it"
+        ),
     ),
     "a node is silent": (
         {"silent": [2], "left": 90},
-        f"HPC217 no sign of {N2} for 30 s; lost in 90 s if it stays so",
+        (
+            f"HPC121 no answer from {N2} for 30 s. It counts as lost in 90 s if this "
+            "continues"
+        ),
     ),
     "this node takes over": (
         {"takes_over": 0},
         (
-            f"HPC212 jwb0002 does not reach the coordinator on {N0}, and takes over if "
+            f"HPC212 jwb0002 cannot reach the coordinator on {N0}. It takes over if "
             "enough nodes follow"
         ),
     ),
     "workers may still run": (
         {"may_run": [0, 2], "left": 120},
         (
-            f"HPC214 workers may still run on {N0}, {N2}, which cannot be asked: the "
-            "next round begins in 120 s"
+            f"HPC214 workers of an earlier round may still run on {N0}, {N2}. The "
+            "next round waits for them, for up to 120 s"
         ),
     ),
     "the coordinator is silent": (
         {"coordinator_silent": 30, "left": 90, "of": 0},
         (
-            "HPC211 no sign of the coordinator on jwb0001 (node 0) for 30 s; another "
-            "node takes over in 90 s if it stays so"
+            "HPC121 no answer from the coordinator on jwb0001 (node 0) for 30 s. "
+            "Another node takes over in 90 s if this continues"
         ),
     ),
     "it is silent, which another node reports": (
@@ -136,20 +143,20 @@ def test_an_event(case):
 @pytest.mark.parametrize(
     ("ranks", "exclude", "expected"),
     [
-        ((1,), "--exclude=", f"{N1}. For the next job: --exclude=jwb0002"),
-        ((0, 3), "-x ", f"{N0}, {N3}. For the next job: -x jwb0001,jwb0004"),
+        ((1,), "--exclude=", f"{N1}. {NEXT} --exclude=jwb0002"),
+        ((0, 3), "-x ", f"{N0}, {N3}. {NEXT} -x jwb0001,jwb0004"),
         ((1,), "", N1),
     ],
 )
 def test_nodes_that_the_next_job_had_better_do_without(ranks, exclude, expected):
     known = replace(meeting(), spares=Spares(1, 60, exclude=exclude))
     message = messages.bad_nodes(ranks, known)
-    assert str(message) == f"HPC213 lost, or out: {expected}"
+    assert str(message) == f"HPC213 lost or excluded nodes: {expected}"
 
 
 def test_nodes_where_the_scheduler_cannot_exclude_them():
     message = messages.bad_nodes((1,), meeting())
-    assert str(message) == f"HPC213 lost, or out: {N1}"
+    assert str(message) == f"HPC213 lost or excluded nodes: {N1}"
 
 
 @pytest.mark.parametrize("key", ["silent", "coordinator_silent", "waiting", "lost"])

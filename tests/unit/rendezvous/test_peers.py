@@ -187,7 +187,7 @@ def test_no_older_workers_are_left_when_a_round_begins(client):
 
 
 def test_a_member_that_is_not_well(client):
-    client.peers.member.unfit = "bad GPU"
+    client.peers.member.unhealthy = "bad GPU"
     with pytest.raises(NotNeededError):
         take_part(client, {"finished": 0})
     assert client.sent == []  # it does not join

@@ -25,7 +25,7 @@ from torchrun_hpc.wire import WireError, printable
 
 # Five members, of which two are spares, in the second round.
 RECORD = Record((1, 2), 1, (0, 1, 2))
-WHY = "its workers were the first to fail in two rounds running"
+WHY = "its workers were the first to fail in two consecutive rounds"
 
 
 def as_sent(value):

@@ -75,7 +75,7 @@ def test_another_program_and_nobody_else(job, case, monkeypatch):
     with other_program(OTHER_PROGRAMS[case]) as port:
         found = not_found(job, job.client(0, (port,)))
     other = "another program, or an older torchrun_hpc"
-    what = "somebody who says nothing" if case == SILENT else other
+    what = "a program that sends nothing" if case == SILENT else other
     assert found == f"port {port}: {what}"
 
 

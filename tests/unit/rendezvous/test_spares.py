@@ -24,7 +24,7 @@ from torchrun_hpc.wire import WireError
 SILENCE, KILL, SPARE_AFTER, JOIN = 40, 5, 60, 200
 LEASE = SILENCE + KILL
 STORE = ["10.20.0.1", 40000]
-BLAMED = "its workers were the first to fail in two rounds running"
+BLAMED = "its workers were the first to fail in two consecutive rounds"
 
 
 def address(member):
@@ -751,12 +751,12 @@ def test_a_coordinator_with_few_members_waits_longer(join_timeout, limit):
 
 
 @pytest.mark.parametrize(
-    ("lost", "is_strong"), [((), True), ((1,), True), ((1, 2), False), ((3,), True)]
+    ("lost", "has_quorum"), [((), True), ((1,), True), ((1, 2), False), ((3,), True)]
 )
-def test_whether_enough_are_here(lost, is_strong):
+def test_whether_enough_are_here(lost, has_quorum):
     job = Job().all_at_work()
     job.lose(*lost)
-    assert job.rounds.has_quorum is is_strong
+    assert job.rounds.has_quorum is has_quorum
     assert {*job.here} == set(range(4)) - {*lost}
 
 

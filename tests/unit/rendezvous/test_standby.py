@@ -85,7 +85,7 @@ def test_nothing_happens_without_a_coordinator():
     standby.fail(FAILURE)
     standby.disconnected("peer")
     standby.disconnected("peer", ended=True)
-    standby.give_way()
+    standby.step_down()
     assert sent(standby) == []
     assert standby.all_informed
     assert not standby.expects_nodes
@@ -103,11 +103,11 @@ def test_it_accepts_members():
     assert not standby.all_informed
 
 
-@pytest.mark.parametrize("is_strong", [False, True])
-def test_it_answers_that_it_coordinates(is_strong):
-    standby = coordinating(*range(3 if is_strong else 2), follows=1)
+@pytest.mark.parametrize("has_quorum", [False, True])
+def test_it_answers_that_it_coordinates(has_quorum):
+    standby = coordinating(*range(3 if has_quorum else 2), follows=1)
     standby.receive("peer", request_of(3, asks=True))
-    answer = {"standby": [1, True, is_strong]}
+    answer = {"standby": [1, True, has_quorum]}
     assert sent(standby) == [("peer", answer), ("peer", CLOSE)]
     assert 3 not in here(standby)
 
@@ -185,7 +185,7 @@ def test_all_are_looked_for_until_enough_are_here():
 
 def test_it_should_step_down():
     standby = coordinating(1, 2)
-    assert standby.give_way()
+    assert standby.step_down()
     left = sent(standby)
     assert sorted(member for member, _ in left) == [1, 2]
     assert all(message is RESET for _, message in left)  # its process has not ended
@@ -196,17 +196,17 @@ def test_it_should_step_down():
     assert sent(standby)[0] == ("peer", {"standby": [None, False, False]})
 
 
-def test_it_does_not_give_way_when_enough_are_here():
+def test_it_does_not_step_down_when_enough_are_here():
     """It asked the others before the last one came."""
     standby = coordinating(1, 2, 3)
-    assert not standby.give_way()
+    assert not standby.step_down()
     assert sent(standby) == []
     assert here(standby) == [1, 2, 3]
 
 
 def test_it_coordinates_again():
     standby = coordinating(2)
-    standby.give_way()
+    standby.step_down()
     sent(standby)
     standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
     assert here(standby) == []

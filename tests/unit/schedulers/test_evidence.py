@@ -137,7 +137,7 @@ def test_what_nothing_decides_is_refused_by_name(case):
             tasks = [(environ | own.on_dec0001, host) for environ, host in job.tasks]
             job = job._replace(tasks=tasks)
         for text in found(job, others, **about):
-            assert text.startswith("HPC142 there are variables of "), (real, left)
+            assert text.startswith("HPC142 the variables of both "), (real, left)
             assert job.family in text, (real, left)
             assert f"unset ${{!{PREFIXES[job.family]}*}}" in text, (real, left)
             assert text.isprintable(), (real, left)
@@ -167,7 +167,7 @@ def test_a_list_that_lacks_this_host_is_left_over(left, launcher):
     # A container's own name is in no list.
     if launcher == "nothing shows":
         for text in found(others, left_by(left), may_be_renamed=True, **about):
-            assert text.startswith("HPC142 there are variables of ")
+            assert text.startswith("HPC142 the variables of both ")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_launcher_in_a_task_of_another():
         alone = detected(Process(TASKS[inner], "jwb0003"))
         assert detected(process).scheduler == alone.scheduler, (inner, outer)
         text = outcome(Process(environ, "jwb0003"))
-        assert text.startswith("HPC142 there are variables of "), (inner, outer)
+        assert text.startswith("HPC142 the variables of both "), (inner, outer)
 
 
 # --- this process -------------------------------------------------------------------

@@ -146,14 +146,14 @@ def test_one_variable_alone_proves_nothing(variable, value):
 
 # In task 1 of three, one on each node.
 WRONG = {
-    "HPC020 {name} is not set, although": {
+    "HPC020 {name} is not set, but other ": {
         "PMI_SIZE": [None],
         "MPI_LOCALNRANKS": [""],
     },
     "HPC021 {shown} is not a whole number": {"PMI_RANK": ["x"]},
     "HPC033 Hydra says that this is task 3 of 3": {"PMI_RANK": ["3"]},
     "HPC033 Hydra says that this is task 1 of 3, and 1 of 1 on this node "
-    "(PMI_RANK, PMI_SIZE), which cannot be": {"MPI_LOCALRANKID": ["1"]},
+    "(PMI_RANK, PMI_SIZE), which is ": {"MPI_LOCALRANKID": ["1"]},
 }
 
 

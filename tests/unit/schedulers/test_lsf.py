@@ -124,7 +124,7 @@ def test_a_job_whose_hosts_nothing_names():
     changes = {"LSB_HOSTS": "", "LSB_MCPU_HOSTS": None}
     found = script(changes, files={})
     assert found.startswith("HPC035 LSB_DJOB_RANKFILE, LSB_DJOB_HOSTFILE, LSB_MCPU")
-    assert " or LSB_HOSTS cannot be read here, and names the nodes of LSF job" in found
+    assert " or LSB_HOSTS names the nodes of LSF job" in found
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_mpirun_on_some_nodes_of_a_job():
 
 # In task 1 of three, one on each node.
 WRONG = {
-    "HPC020 {name} is not set, although": {
+    "HPC020 {name} is not set, but other ": {
         "OMPI_COMM_WORLD_SIZE": [None],
         "OMPI_COMM_WORLD_LOCAL_RANK": [""],
         "OMPI_COMM_WORLD_LOCAL_SIZE": [None],

@@ -503,7 +503,7 @@ JOB_LIST = "SLURM_JOB_NODELIST='jwb[0001-0003]'"
 
 # In a task of a step with one task on each of three nodes.
 WRONG = {
-    "HPC020 {name} is not set, although": {
+    "HPC020 {name} is not set, but other ": {
         "SLURM_STEP_NODELIST": [None, ""],
         "SLURM_PROCID": [None, ""],
     },

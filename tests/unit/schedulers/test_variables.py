@@ -34,7 +34,7 @@ def test_shown():
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
-        ("A", "HPC020", "A is not set, although other variables say that Grid Engine"),
+        ("A", "HPC020", "A is not set, but other variables show that Grid Engine"),
         ("C", "HPC021", "C='x' is not a whole number"),
         ("D", "HPC021", "D='999"),
     ],

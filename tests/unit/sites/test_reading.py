@@ -138,7 +138,7 @@ def test_two_files_of_a_place_that_disagree(folders):
     site_file(folders.users, "a.toml", system("mine"))
     site_file(folders.users, "b.toml", system("mine"))
     both = f"{folders.users}/a.toml and {folders.users}/b.toml"
-    message = f"{both} both describe mine. Remove one, or type --hpc-site=none"
+    message = f"{both} both describe mine. Remove one, or pass --hpc-site=none"
     with pytest.raises(LaunchError, match=f"^{re.escape(message)}$") as fault:
         find(folders)
     assert fault.value.code == "HPC049"
@@ -204,7 +204,7 @@ def test_the_recognised_system_of_a_typed_file(tmp_path):
         find([], {"SYSTEMNAME": "juwels"}, "n2", file)
     assert fault.value.code == "HPC048"
     assert f"--hpc-site={file} describes one, two, three, and" in str(fault.value)
-    assert str(fault.value).endswith("type a name: --hpc-site=one")
+    assert str(fault.value).endswith("pass a name: --hpc-site=one")
 
 
 # --- broken files -----------------------------------------------------------------
@@ -298,10 +298,10 @@ BROKEN = {
     "HPC043 mine.variables.NCCL_x: 'NCCL_x' is not a variable: A-Z, 0-9, _": [
         ("NCCL_SOCKET_IFNAME", "NCCL_x")
     ],
-    "HPC043 mine.variables.PET_X: this is torchrun's, or the user's, to set": [
+    "HPC043 mine.variables.PET_X: only torchrun or the user sets this": [
         ("NCCL_SOCKET_IFNAME", "PET_X")
     ],
-    "HPC043 mine.variables.OMP_NUM_THREADS: this is torchrun's": [
+    "HPC043 mine.variables.OMP_NUM_THREADS: only torchrun": [
         ("NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
     ],
     "HPC043 mine.variables.NCCL_SOCKET_IFNAME: '' is empty": [('"ib"', '""')],
@@ -359,7 +359,7 @@ def test_every_fault_has_file_and_key(message, old, new, tmp_path):
     for end in ("\n", "\r\n"):  # of Unix, and of Windows
         error = fault_of(tmp_path, broken.replace("\n", end).encode())
         assert error.startswith(message)
-        assert error.endswith(". Mend it, or type --hpc-site=none")
+        assert error.endswith(". Correct it, or pass --hpc-site=none")
         assert "\n" not in error
 
 
@@ -374,7 +374,7 @@ def fault_of(folder, written):
 
 def test_a_wrong_interface_for_gloo_is_told_how_it_is_right(tmp_path):
     error = fault_of(tmp_path, WHOLE.replace('"ib0,ib1"', '"^lo"').encode())
-    assert "IFNAME: '^lo' is not exact names, as in ib0,ib1. Mend it" in error
+    assert "IFNAME: '^lo' is not exact names, as in ib0,ib1. Correct it" in error
 
 
 def test_what_is_no_toml(tmp_path):
@@ -405,8 +405,8 @@ def test_what_cannot_be_read(tmp_path, folders):
     # Others may have it.
     assert (error.code, error.everywhere) == ("HPC041", False)
     assert str(error) == (
-        f"{tmp_path}/mine.toml cannot be read: No such file or directory. Mend that, "
-        "or type --hpc-site=none"
+        f"{tmp_path}/mine.toml cannot be read: No such file or directory. Correct "
+        "that, or pass --hpc-site=none"
     )
     (folders.users / "mine.toml").mkdir(parents=True)
     with pytest.raises(LaunchError, match="Is a directory") as fault:

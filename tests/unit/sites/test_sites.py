@@ -202,7 +202,7 @@ def test_unknown_name_suggests_the_nearest_and_lists_all(wanted, nearest):
     message = (
         f"--hpc-site={wanted}: there is no such site. "
         f"{f'Did you mean {nearest}? ' if nearest else ''}"
-        f"There are: {', '.join(OURS)}, none, or a file: /path/to/site.toml"
+        f"There are: {', '.join(OURS)}, none. A file also works: /path/to/site.toml"
     )
     with pytest.raises(LaunchError, match=f"^{re.escape(message)}$") as fault:
         find({"SYSTEMNAME": "juwels"}, "", wanted)

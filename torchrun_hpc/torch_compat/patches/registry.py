@@ -80,7 +80,7 @@ PATCHES: tuple[Patch, ...] = (
 
 
 class State(Enum):
-    """What became of a patch."""
+    """The state of a patch."""
 
     APPLIED = "patched"
     NOT_NEEDED = "not needed by this torch"
