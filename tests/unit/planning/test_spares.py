@@ -183,7 +183,7 @@ def test_too_many_spares_are_named_before_the_number_of_nodes():
 def test_nnodes_that_do_not_fit(nnodes):
     text = (
         f"--nnodes={nnodes}, but this was started on 4 nodes, and with --hpc_spares=1 "
-        "the world has 3. Leave it out"
+        "the world has 3. Remove --nnodes"
     )
     assert refusal(planned_on, 4, hpc_spares="1", nnodes=nnodes) == ("HPC204", text)
 
