@@ -16,7 +16,7 @@ NUMPY_IS_IMPORTED = 78
 
 COMMAND = ("-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1")
 SRUN = (
-    "Type: srun --nodes=3 --ntasks=3 --ntasks-per-node=1 "
+    "srun --nodes=3 --ntasks=3 --ntasks-per-node=1 "
     "python -m torchrun_hpc --nproc_per_node=2 train.py --lr 0.1"
 )
 STEP, TASKS = "slurm-srun-3-nodes", "slurm-srun-2-nodes-4-tasks-each"
@@ -33,7 +33,7 @@ REFUSED = {
     ),
     "an option of the agent, four tasks on a node": (
         *(TASKS, 0, {"PET_MAX_RESTARTS": "3"}),
-        r"HPC134\]: .*PET_MAX_RESTARTS=3 is no option",
+        r"HPC134\]: .*PET_MAX_RESTARTS=3 does not work with",
     ),
     "another of these tasks": (TASKS, 5, {"PET_MAX_RESTARTS": "3"}, None),
     "broken list": (

@@ -86,7 +86,7 @@ LINES = {
     "workers, too many": typed(
         "--nproc-per-node=3",
         workers=3,
-        warning="HPC092]: 3 workers share 2 CPUs: all that the affinity mask",
+        warning="HPC092]: 3 workers share 2 CPUs, the whole affinity mask",
     ),
     "stale address": typed("MASTER_ADDR=192.0.2.1 MASTER_PORT=1"),
     "site": typed("SYSTEMNAME=juwelsbooster"),

@@ -136,7 +136,7 @@ def assert_refused(ended, line):
 def test_tasks_that_slurm_binds(bound):
     done = launch(bound, BIND, tasks=2, nodes=1, srun=["--cpu-bind=none"])
     assert cpus(done) == 2 * [sorted(os.sched_getaffinity(0))]
-    assert_refused(done, "Type: srun --cpus-per-task=N --cpu-bind=cores")
+    assert_refused(done, "Use srun --cpus-per-task=N --cpu-bind=cores")
     options = ["--cpus-per-task=1", "--cpu-bind=cores"]
     done = launch(bound, nodes=1, tasks=2, srun=options)
     assert (cpus(done), warnings(done.stderr)) == (both(), [])

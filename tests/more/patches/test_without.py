@@ -32,5 +32,5 @@ def test_agents_of_torchs_own_meet_in_its_rendezvous(
         (tmp_path / "stop").touch()
         assert job.end() == 0, job.output
     assert "c10d rendezvous at n9" in job.output
-    assert "=agent leaves torch as it is there" in job.output
+    assert "=agent switches these patches off" in job.output
     assert job.output.count("steady: rank ") == 3, job.output

@@ -75,7 +75,7 @@ MORE = {
 def test_workers_are_started_without_it(name: str, launches: dict[str, Result]) -> None:
     done = launches[name]
     assert (done.code, done.out) == (0, "trained\n" * 2), done.err
-    note = f"HPC089]: --hpc_without_patches={name} leaves torch as it is there"
+    note = f"HPC089]: --hpc_without_patches={name} switches these patches off"
     assert note in done.own_lines[0]
     assert "HPC080" not in done.err
     assert MORE.get(name, "") in "\n".join(done.own_lines)

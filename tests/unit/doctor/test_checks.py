@@ -69,7 +69,7 @@ SUSPECT = {
     ),
 }
 ADVICE = {
-    f"HPC184 {SHM} has 64 MiB, too few for DataLoader's workers": folder(
+    f"HPC184 {SHM} has 64 MiB, not enough for DataLoader's workers": folder(
         SHM, free=64 * 2**20, size=64 * 2**20
     ),
     "HPC185 importing torch took 41 s, and 4 s is usual": node_with(

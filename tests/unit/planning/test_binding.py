@@ -414,12 +414,12 @@ def task(rank=0, launcher=slurm.SRUN, **changes):
 @pytest.mark.parametrize(
     ("launcher", "line"),
     [
-        (slurm.SRUN, ". Type: srun --cpus-per-task=N --cpu-bind=cores"),
-        (MPIRUN, ". Type: mpirun --map-by slot:PE=N --bind-to core"),
-        (hydra.MPIEXEC, ". Type: mpiexec -bind-to core:N"),
-        (flux.RUN, ". Type: flux run --cores-per-task=N -o cpu-affinity=per-task"),
-        (pals.MPIEXEC, ". Type: mpiexec --depth=N --cpu-bind depth"),
-        (jsrun.JSRUN, ". Type: jsrun --cpu_per_rs=N --bind=packed:N"),
+        (slurm.SRUN, ". Use srun --cpus-per-task=N --cpu-bind=cores"),
+        (MPIRUN, ". Use mpirun --map-by slot:PE=N --bind-to core"),
+        (hydra.MPIEXEC, ". Use mpiexec -bind-to core:N"),
+        (flux.RUN, ". Use flux run --cores-per-task=N -o cpu-affinity=per-task"),
+        (pals.MPIEXEC, ". Use mpiexec --depth=N --cpu-bind depth"),
+        (jsrun.JSRUN, ". Use jsrun --cpu_per_rs=N --bind=packed:N"),
         (pbs.ANY_MPIEXEC, ""),
     ],
 )

@@ -195,7 +195,7 @@ def test_a_dry_run_looks_for_no_agents():
 def test_an_option_that_has_no_effect():
     plan = planned_at(BLOCK, 0, options={"hpc_rendezvous": "c10d"})
     assert [str(note) for note in plan.messages.notes] == [
-        "HPC077 --hpc_rendezvous=c10d has no effect on direct mode"
+        "HPC077 --hpc_rendezvous=c10d has no effect in direct mode, where each task is a worker"
     ]
 
 
@@ -515,7 +515,7 @@ def test_a_name_that_does_not_tell_the_network(name, known):
             assert caught.value.code == "HPC230"
             assert str(caught.value) == (
                 "mpirun runs at 10.10.0.1 and 10.20.0.1, and the name of this node, "
-                f"{job.hostname}, does not tell which of these networks the job uses. "
+                f"{job.hostname}, does not show which of these networks the job uses. "
                 f"{HELP}"
             )
             typed = replace(inputs, environ=exported("10.20.0.1"))

@@ -61,7 +61,7 @@ def test_fast_name_that_does_not_resolve(rank):
         Message(
             "HPC056",
             f"{name}i does not resolve here, although site 'jsc' says so: using "
-            f"{name} (--hpc-site=none switches the rule off)",
+            f"{name}. If this is not that site, pass --hpc-site=none",
         )
         for name in names
     )
@@ -113,7 +113,7 @@ def test_route_of_a_container_decides_where_names_do_not():
     (warning,) = plan.messages.warnings
     assert warning.code == "HPC136"
     assert warning.text.startswith("jwb0002i is 10.20.0.2, which no interface of this")
-    assert "Others are told 172.17.0.2" in warning.text
+    assert "The other nodes are told 172.17.0.2" in warning.text
 
 
 @pytest.mark.parametrize("down", ["ib0", "eth0"])

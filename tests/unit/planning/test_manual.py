@@ -53,7 +53,7 @@ def test_static_node_0_is_on_another_machine():
     options = {"nnodes": "2", "master_addr": "jwb0001i"}
     (said,) = planned(1, job=None, options=options).messages.warnings
     assert said.code == "HPC137"
-    assert "--master_addr=jwb0001i is no address of this machine" in said.text
+    assert "--master_addr=jwb0001i is not an address of this machine" in said.text
     assert planned(0, job=None, options=options).messages.warnings == ()
 
 

@@ -265,7 +265,7 @@ def test_rank_beyond_one_node_is_ignored_where_torch_ignores_it(job, options):
     assert plan.options["node_rank"].value == 0
     (advice,) = plan.messages.advice
     assert advice.code == "HPC151"
-    assert advice.text.startswith("--node_rank=1 is ignored, a world of one node")
+    assert advice.text.startswith("--node_rank=1 is ignored: a world of one node")
     assert planned(job=job, options={**options, "node_rank": 0}).messages.advice == ()
 
 
@@ -312,5 +312,5 @@ BY_HAND = {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}
 )
 def test_a_typed_site_that_has_no_effect(changes, noted):
     notes = [str(note) for note in planned(**changes).messages.notes]
-    expected = f"HPC077 --hpc_site=jsc has no effect on {noted}"
+    expected = f"HPC077 --hpc_site=jsc has no effect {noted}"
     assert notes == ([] if noted is None else [expected])

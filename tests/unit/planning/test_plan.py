@@ -290,7 +290,7 @@ def test_gloo_interface_that_is_not_the_jobs(value, noted):
     plan = planned(
         network=juelich(interfaces=interfaces), environ={"GLOO_SOCKET_IFNAME": value}
     )
-    text = f"GLOO_SOCKET_IFNAME={value} is set, and the job's address 10.20.0.1 is on"
+    text = f"GLOO_SOCKET_IFNAME={value} is set, but the job's address 10.20.0.1 is on"
     expected = [f"HPC224 {text} ib0"] if noted else []
     assert [str(note) for note in plan.messages.notes] == expected
 
@@ -359,7 +359,7 @@ def test_nobody_looks_for_a_stall_in_direct_mode():
     plan = planned_at(BLOCK, 1, options={"hpc_stall_report": "600"})
     (note,) = plan.messages.notes
     assert str(note) == (
-        "HPC077 --hpc_stall_report=600 has no effect on direct mode, where each "
+        "HPC077 --hpc_stall_report=600 has no effect in direct mode, where each "
         "worker is a task"
     )
     assert planned_at(BLOCK, 1).messages.notes == ()
@@ -379,13 +379,13 @@ def test_which_patches_are_left_out(value, names):
         plan = planned(job=job, options={WITHOUT: value})
         assert plan.asked.hpc_without_patches == names, job
         notes = [str(note) for note in plan.messages.notes if note.code == "HPC089"]
-        text = f"HPC089 --{WITHOUT}={value} leaves torch as it is there"
+        text = f"HPC089 --{WITHOUT}={value} switches these patches off"
         assert notes == ([text] if names else []), job
 
 
 def test_nothing_is_left_out_where_each_task_is_a_worker():
     (note,) = planned_at(BLOCK, 1, options={WITHOUT: "agent"}).messages.notes
-    assert str(note).startswith(f"HPC077 --{WITHOUT}=agent has no effect on direct")
+    assert str(note).startswith(f"HPC077 --{WITHOUT}=agent has no effect in direct")
 
 
 # Whether the user leaves it out, or torch does not take it.

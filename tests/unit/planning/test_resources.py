@@ -53,7 +53,7 @@ def test_who_types_what_a_message_tells_gets_all_cpus(case):
     (said,) = advice(make_inputs(job=job, cpus=1, workers=2), 3)
     assert said.code == "HPC092"
     assert when_told in said.text
-    assert len(binding.findall(said.text.partition("Type: ")[2])) == bool(when_told)
+    assert len(binding.findall(said.text.partition("Give the task")[2])) == bool(when_told)
 
 
 # --- threads ------------------------------------------------------------------------
@@ -184,16 +184,17 @@ def gpus(**environ):
 
 def forgotten(cpus):
     return (
-        f"HPC091 SLURM_CPUS_PER_TASK=48, but this process may use only {cpus}: srun "
-        "22.05 to 23.02 does not read that variable. Put in front of srun: export "
+        f"HPC091 SLURM_CPUS_PER_TASK=48, but this process can use only {cpus}: srun "
+        "22.05 to 23.02 does not read that variable. Run this before srun: export "
         "SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
     )
 
 
 def shared(workers, cpus, remedy):
     return (
-        f"HPC092 {workers} workers share {cpus}: all that the affinity mask of this "
-        f"process has. With one for each, --hpc-bind divides them. {remedy}"
+        f"HPC092 {workers} workers share {cpus}, the whole affinity mask of this "
+        "process. With one for each worker, --hpc-bind could divide them. "
+        f"{remedy}"
     )
 
 
@@ -201,31 +202,31 @@ def too_many(*, threads, workers, fitting):
     named = "1 worker" if workers == 1 else f"{workers} workers"
     return (
         f"HPC094 OMP_NUM_THREADS={threads} times {named} is {threads * workers} "
-        f"threads on 8 CPUs. Type: export OMP_NUM_THREADS={fitting}"
+        f"threads on 8 CPUs. Use fewer: export OMP_NUM_THREADS={fitting}"
     )
 
 
 def hidden(name, value, visible):
     return (
         f"HPC095 {name}={value} shows {visible} of 4 GPUs (SLURM_GPUS_ON_NODE=4). "
-        f"Type: {SRUN} --gpu-bind=none env -u {name} {COMMAND}"
+        f"Show all of them: {SRUN} --gpu-bind=none env -u {name} {COMMAND}"
     )
 
 
 def one_worker(shown, typed):
     return (
-        f"HPC097 one worker, the default, but {shown} shows 4 GPUs. Type: "
-        f"--nproc_per_node={typed}   (or --nproc_per_node=1, if one is meant)"
+        f"HPC097 one worker, the default, but {shown} shows 4 GPUs. Pass "
+        f"--nproc_per_node={typed}, or --nproc_per_node=1 for one worker"
     )
 
 
 def fewer_gpus(shown):
-    return f"HPC096 {shown}. Type: --nproc_per_node=gpu"
+    return f"HPC096 {shown}. Pass --nproc_per_node=gpu"
 
 
 THREADS_IGNORED = (
     "HPC093 --hpc_omp_threads=auto is ignored: OMP_NUM_THREADS=4 is set. "
-    "Type: unset OMP_NUM_THREADS"
+    "To use the option, unset it: unset OMP_NUM_THREADS"
 )
 
 SAID = {
@@ -239,7 +240,7 @@ SAID = {
     ),
     "fewer CPUs than workers": (
         {"cpus": 3, "workers": 4, "job": None},
-        shared(4, "3 CPUs", "Type: --nproc_per_node=3"),
+        shared(4, "3 CPUs", "Pass --nproc_per_node=3"),
     ),
     "threads typed and set": (
         {"environ": {OMP: "4"}, "options": threads("auto")},
@@ -290,14 +291,14 @@ def test_what_is_said(case):
     assert said(**changes) == [expected]
 
 
-TWO_CPUS = f"Type: {SRUN} --cpus-per-task=2 {COMMAND}"
-ONE_WORKER = "Type: --nproc_per_node=1"
+TWO_CPUS = f"Give the task more CPUs: {SRUN} --cpus-per-task=2 {COMMAND}"
+ONE_WORKER = "Pass --nproc_per_node=1"
 NO_MORE = (
-    "The job has 1 there (SLURM_JOB_CPUS_PER_NODE): give sbatch, salloc or srun, "
-    "whichever has made it, --cpus-per-task=2. Or type: --nproc_per_node=1"
+    "The job has 1 there (SLURM_JOB_CPUS_PER_NODE). Pass --cpus-per-task=2 to "
+    "sbatch, salloc or srun, whichever made the job, or pass --nproc_per_node=1"
 )
 BY_MPIRUN = (
-    "Type: mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile HOSTFILE "
+    "Give the task more CPUs: mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile HOSTFILE "
     f"--bind-to none {COMMAND}"
 )
 OF_THE_JOB = "SLURM_JOB_CPUS_PER_NODE"
@@ -408,7 +409,7 @@ def test_one_variable_hides_what_another_shows():
 def test_the_line_is_for_the_nodes_of_the_launch():
     (message,) = said(nodes=17, cpus=1)
     assert (
-        "Type: srun --nodes=17 --ntasks=17 --ntasks-per-node=1 --cpus-per-task=2 "
+        "srun --nodes=17 --ntasks=17 --ntasks-per-node=1 --cpus-per-task=2 "
         in message
     )
 
@@ -419,12 +420,12 @@ def test_the_line_is_for_the_nodes_of_the_launch():
         (step(), {}, "srun --nodes=3 "),
         (step(nodes=("jwb0001",), allocated_nodes=3), {}, "srun --nodes=1 "),
         # srun would start another step, or is not there
-        (BATCH, {"standalone": True}, "Type: unset CUDA_VISIBLE_DEVICES"),
-        (None, {}, "Type: unset CUDA_VISIBLE_DEVICES"),
+        (BATCH, {"standalone": True}, "\n    unset CUDA_VISIBLE_DEVICES"),
+        (None, {}, "\n    unset CUDA_VISIBLE_DEVICES"),
         (
             None,
             {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"},
-            "Type: unset CUDA_VISIBLE_DEVICES",
+            "\n    unset CUDA_VISIBLE_DEVICES",
         ),
     ],
 )
@@ -472,7 +473,8 @@ def test_any_text_in_the_variables(changes):
     found = said(**changes)
     codes = [message[:6] for message in found]
     assert len(set(codes)) == len(codes)
-    assert all(re.match("HPC09[1-7] .*(Type|srun): ", x, re.DOTALL) for x in found)
+    remedy = r"HPC09[1-7] .*\. (Pass|Give|Use|Show|To use|Run) "
+    assert all(re.match(remedy, x, re.DOTALL) for x in found)
     if changes.get("workers", 2) > changes["cpus"]:
         assert codes[:1] in (["HPC091"], ["HPC092"])
     environ = changes["environ"]

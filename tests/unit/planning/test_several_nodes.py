@@ -309,7 +309,7 @@ def test_numbers_of_nodes_that_do_not_fit(nnodes, allocated, fix, rank):
     )
     line = f"type: srun --nodes={fix} --ntasks={fix} --ntasks-per-node=1 {COMMAND}"
     words = line if isinstance(fix, int) else f"start it on {fix} nodes"
-    assert str(error).endswith(f". Leave it out, or {words}")
+    assert str(error).endswith(f". Remove the option, or {words}")
     assert error.everywhere
 
 
@@ -338,7 +338,7 @@ def test_what_is_typed_wrong_everywhere_is_reported_once(options, rank):
 @pytest.mark.parametrize("rank", [0, 2])
 def test_typed_rank_is_ignored_by_c10d_and_says_so(rank):
     plan = planned(rank, options={"rdzv_backend": "c10d", "node_rank": 5})
-    text = "--node_rank=5 is ignored, nodes are ranked as the scheduler numbers them"
+    text = "--node_rank=5 is ignored: the scheduler numbers the nodes"
     assert plan.messages.notes == (Message("HPC075", text),)
     assert (plan.meeting.node_rank, plan.options["node_rank"].value) == (rank, 0)
     assert plan.ranks_follow_scheduler
@@ -486,7 +486,7 @@ def test_a_typed_kind_of_rendezvous_that_has_no_effect(changes, noted):
         options = {"hpc_rendezvous": value} | changes.get("options", {})
         plan = planned(**changes | {"options": options})
         notes = [str(note) for note in plan.messages.notes]
-        expected = f"HPC077 --hpc_rendezvous=scheduler has no effect on {noted}"
+        expected = f"HPC077 --hpc_rendezvous=scheduler has no effect {noted}"
         assert notes == ([expected] if value == "scheduler" else [])
         assert not plan.meeting.is_ours
         is_ours = noted == ONE_NODE and value != "c10d"

@@ -276,7 +276,7 @@ def test_the_static_rendezvous_in_an_order_of_the_users_own():
     """Rank 0 hosts it: all refuse, unless it is typed."""
     for job in arbitrary("reversed"):
         text = refusal(make_plan, inputs_at(job, options={"rdzv_backend": "static"}))
-        assert "Tell the others: --master_addr=" in text
+        assert "Pass its host to all tasks:\n    --master_addr=" in text
         plan = make_plan(inputs_at(job, options={"master_addr": "jwb0003"}))
         assert plan.meeting.connect_host == "10.20.0.3"
         assert plan.meeting.is_coordinator is (plan.meeting.node_rank == 0)
