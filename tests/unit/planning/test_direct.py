@@ -195,7 +195,8 @@ def test_a_dry_run_looks_for_no_agents():
 def test_an_option_that_has_no_effect():
     plan = planned_at(BLOCK, 0, options={"hpc_rendezvous": "c10d"})
     assert [str(note) for note in plan.messages.notes] == [
-        "HPC077 --hpc_rendezvous=c10d has no effect in direct mode, where each task is a worker"
+        "HPC077 --hpc_rendezvous=c10d has no effect in direct mode, "
+        "where each task is a worker"
     ]
 
 
