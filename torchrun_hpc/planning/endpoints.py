@@ -180,8 +180,8 @@ def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
     if not job.head_candidates:
         raise LaunchError(
             "HPC038",
-            f"{job.scheduler} gives {count(len(job.nodes), 'node')} ranks, but no names "
-            f"({job.provenance['nodes']}), so they cannot meet. To name the host "
+            f"{job.scheduler} gives {count(len(job.nodes), 'node')} ranks, but no "
+            f"names ({job.provenance['nodes']}), so they cannot meet. To name the host "
             f"of node 0, {head_hint(inputs, job, 'HOST')}",
             everywhere=job.nodelist_is_shared,
         )

@@ -157,9 +157,9 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
             hint = choices(part.strip().lstrip("^="), useful or names)
             raise LaunchError(
                 "HPC054",
-                f"{GLOO}={value}: this node has no interface {part!r}. gloo takes exact "
-                "names. Prefixes, ^, = and blanks are for NCCL. Unset the variable, or "
-                f"name an interface of this node. {hint}",
+                f"{GLOO}={value}: this node has no interface {part!r}. gloo takes "
+                "exact names. Prefixes, ^, = and blanks are for NCCL. Unset the "
+                f"variable, or name an interface of this node. {hint}",
                 everywhere=part.startswith(("^", "=")),
             )
 

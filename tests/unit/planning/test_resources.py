@@ -53,7 +53,9 @@ def test_who_types_what_a_message_tells_gets_all_cpus(case):
     (said,) = advice(make_inputs(job=job, cpus=1, workers=2), 3)
     assert said.code == "HPC092"
     assert when_told in said.text
-    assert len(binding.findall(said.text.partition("Give the task")[2])) == bool(when_told)
+    assert len(binding.findall(said.text.partition("Give the task")[2])) == bool(
+        when_told
+    )
 
 
 # --- threads ------------------------------------------------------------------------
@@ -298,8 +300,8 @@ NO_MORE = (
     "sbatch, salloc or srun, whichever made the job, or pass --nproc_per_node=1"
 )
 BY_MPIRUN = (
-    "Give the task more CPUs: mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile HOSTFILE "
-    f"--bind-to none {COMMAND}"
+    "Give the task more CPUs: mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile "
+    f"HOSTFILE --bind-to none {COMMAND}"
 )
 OF_THE_JOB = "SLURM_JOB_CPUS_PER_NODE"
 ONE_CPU = {
@@ -409,8 +411,7 @@ def test_one_variable_hides_what_another_shows():
 def test_the_line_is_for_the_nodes_of_the_launch():
     (message,) = said(nodes=17, cpus=1)
     assert (
-        "srun --nodes=17 --ntasks=17 --ntasks-per-node=1 --cpus-per-task=2 "
-        in message
+        "srun --nodes=17 --ntasks=17 --ntasks-per-node=1 --cpus-per-task=2 " in message
     )
 
 
