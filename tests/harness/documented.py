@@ -133,7 +133,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "launch": "tests/more/frameworks/test_frameworks.py::test_accelerate_launch",
     },
     "docs/run.md": {
-        "#SBATCH & --gres": [Run("script", f"{AGENTS}Slurm", 4, TWO, options=SMALL)],
+        "#SBATCH & main.py": [Run("script", f"{AGENTS}Slurm", 4, TWO, options=SMALL)],
         "--het-group=1": [
             Run("job", "3 nodes, 1 worker here; Slurm", 3,
                 options=("--nodes=1", ":", "--nodes=2"))
@@ -150,12 +150,22 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
                 TWO | MACHINES | {"node2": "n10"})
         ],
         "--rdzv_backend=c10d": [ON_EACH],
-        "--master_addr": [ON_EACH],
+        "--master_addr=node1": [ON_EACH],
         "On one machine": [Run("machines", "2 workers on this machine", 2, TWO)],
-        "--kill-on-bad-exit": [
+        "direct mode & train.py": [
             Run("job", "2 nodes x 4 tasks; Slurm", 8, options=TASKS)
         ],
         "torchrun_hpc.sites here": SITES,
+        "Jülich & resnet50_ddp.py":
+            f"{EXAMPLES}resnet_is_killed_and_submitted_again",
+        "Jülich & fsdp.py":
+            f"{EXAMPLES}fsdp_is_killed_and_submitted_again_with_fewer_workers",
+        "NCAR & fsdp.py": f"{EXAMPLES}fsdp_by_the_launch_line_of_pbs",
+        "Dresden & resnet50_ddp.py": f"{EXAMPLES}resnet_with_agents",
+        "Dresden & lightning_ddp.py": f"{EXAMPLES}lightning",
+        "ThaiSC & resnet50_ddp.py": f"{EXAMPLES}resnet_each_task_a_worker",
+        "accelerate_ddp.py": f"{EXAMPLES}accelerate_by_mpirun",
+        "machines & resnet50_ddp.py": f"{EXAMPLES}resnet_typed_on_each_machine",
     },
     "docs/reference.md": {
         "sites list": SITES,
@@ -197,16 +207,6 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         ],
     },
     "examples/README.md": {
-        "Jülich & resnet50_ddp.py":
-            f"{EXAMPLES}resnet_is_killed_and_submitted_again",
-        "Jülich & fsdp.py":
-            f"{EXAMPLES}fsdp_is_killed_and_submitted_again_with_fewer_workers",
-        "NCAR & fsdp.py": f"{EXAMPLES}fsdp_by_the_launch_line_of_pbs",
-        "Dresden & resnet50_ddp.py": f"{EXAMPLES}resnet_with_agents",
-        "Dresden & lightning_ddp.py": f"{EXAMPLES}lightning",
-        "ThaiSC & resnet50_ddp.py": f"{EXAMPLES}resnet_each_task_a_worker",
-        "accelerate_ddp.py": f"{EXAMPLES}accelerate_by_mpirun",
-        "machines & resnet50_ddp.py": f"{EXAMPLES}resnet_typed_on_each_machine",
         "sbatch": "tests/more/faults/test_requeue.py::submit",
     },
     "patches/README.md": {

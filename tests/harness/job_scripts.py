@@ -1,4 +1,4 @@
-"""The job scripts of examples/README.md, taken from where users read them."""
+"""The job scripts of docs/run.md that start an example."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pages import blocks, replaced
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PAGE = "examples/README.md"
+PAGE = "docs/run.md"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def job_scripts() -> list[JobScript]:
     return [
         JobScript(block.heading, block.text)
         for block in blocks(PAGE)
-        if "bin/activate" in block.text
+        if "bin/activate" in block.text and "examples/" in block.text
     ]
 
 

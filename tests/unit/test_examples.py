@@ -1,10 +1,10 @@
-"""The job scripts of examples/README.md, and the examples, as text."""
+"""The job scripts of docs/run.md, and the examples, as text."""
 
 import ast
 import re
 
 import pytest
-from job_scripts import PAGE, job_scripts, pbs_resources
+from job_scripts import job_scripts, pbs_resources
 from pages import PAGES, ROOT, blocks
 
 EXAMPLES = ROOT / "examples"
@@ -37,7 +37,7 @@ def test_the_resources_of_pbs_are_those_of_the_launch_line():
 
 
 def test_an_example_knows_no_cluster_and_is_on_the_page():
-    page = (ROOT / PAGE).read_text()
+    page = (EXAMPLES / "README.md").read_text()
     for path in EXAMPLES.glob("*.py"):
         tree = ast.parse(path.read_text())
         text = ast.unparse(tree.body[1:])  # without the docstring

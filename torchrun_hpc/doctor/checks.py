@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.doctor.results import Node
 
-# The largest share of the nodes that may have a fault, for it to be suspect. What most
-# of them have is how the site is, and jobs run there.
+# The largest share of the nodes with a fault for which it is suspect. If most nodes have
+# it, the site is like that, and jobs run there.
 _NEVER, _MINORITY, _ALWAYS = 0.0, 0.5, 1.0
 
 _MOST_ALIKE = 3  # findings of a kind

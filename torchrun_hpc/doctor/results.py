@@ -33,7 +33,7 @@ class Finding:
 
     Attributes:
         code: ``HPC`` and three digits, of the documentation.
-        text: What is wrong, with the values.
+        text: The problem, with the values.
         remedy: What to do about it.
         nodes: Ranks of the nodes that are to blame; empty if it is not known which one
             is, or if all are.
@@ -125,7 +125,7 @@ class Node:
         address: Its address for the job; empty if it is not known.
         interface: The interface that has this address; empty if none has.
         fast_host: Its name on the job's network, by which it knows itself.
-        port: Where it listens for the other nodes; 0 if it does not.
+        port: Port on which it listens for the other nodes; 0 if it does not.
         workers: How many workers it starts.
         interfaces: All interfaces but loopback.
         names: Addresses by name of a node: of this one, the first, and the next one.
@@ -247,7 +247,7 @@ class Worker:
         norm: Frobenius norm of the first test's product; 0 if that is not finite.
         wrong: Elements that are not finite, of both tests.
         late_s: Seconds that the others waited for it before an operation: the median.
-        transport: What NCCL sends by, such as ``IB`` or ``Socket``; empty with gloo, or
+        transport: Transport of NCCL, such as ``IB`` or ``Socket``; empty with gloo, or
             if that is not known.
     """
 
@@ -282,7 +282,7 @@ class Report:
         links: The pairs that were looked at.
         workers: Those of the launch that came to its end, by rank.
         collectives: Torch's own operations.
-        findings: What is wrong, the worst first.
+        findings: Findings, the worst first.
     """
 
     schema: str

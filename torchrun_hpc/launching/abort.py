@@ -193,8 +193,7 @@ def tell(
 
     own = (place.node_rank,)
     now = time.time()
-    text = on_one_line(reason)
-    sent = wire.encode(Failure(Kind.AGENT, own, text=text, time=now, by=own[0]))
+    sent = wire.encode(Failure(Kind.AGENT, own, text=reason, time=now, by=own[0]))
     failure = wire.decode(Failure, sent)
     heard = None
     # KeyboardInterrupt: the user ended the wait. OSError: no files are left.

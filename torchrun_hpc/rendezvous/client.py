@@ -1,7 +1,7 @@
 """An agent's connection to the coordinator.
 
-It lives in the thread of a `Loop`. The main thread waits for it in Python's locks only,
-where a signal is acted on within half a second.
+It lives in the thread of a `Loop`. The main thread waits for it only in Python's locks,
+so it acts on a signal within half a second.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _log = logging.getLogger(__name__)
 _TICK = 1.0
 _REPORT_TIMEOUT = 5.0  # for node 0 to report them
 _LEAVE_TIMEOUT = 1.0
-_DECIDED_TIMEOUT = 3.0  # for the coordinator to decide which failure was the first
-# A signal that arrives just before a thread begins to wait for a lock does not end the
-# wait, and is handled after it: so no wait is longer.
+_DECIDED_TIMEOUT = 3.0  # for the coordinator to decide the first failure
+# A signal that arrives just before a thread waits for a lock is handled only after the
+# wait. So no wait is longer.
 _SIGNAL_TIMEOUT = 0.5
 
 
@@ -54,23 +54,18 @@ class Client:
     """An agent's connection to the coordinator.
 
     Args:
-        loop: Where it lives.
-        request: Who this agent is.
-        silence_timeout: Seconds after which a coordinator that does not answer is lost.
-        on_event: Called aside with what the coordinator reports to the user through
-            this node, and with ``looking``, ``seeks``, ``takes_over``, ``suspended``,
+        silence_timeout: Seconds after which a silent coordinator counts as lost.
+        on_event: Called aside with the coordinator's reports to the user, and with
+            ``looking``, ``seeks``, ``takes_over``, ``suspended``,
             ``coordinator_silent`` and ``coordinator_answers``.
 
     Attributes:
-        peers: The other members of a job with spares. Without, the end of the
-            coordinator is that of the job.
-        failure: Why the job failed.
-        ending: What the coordinator says of the end; empty before.
+        peers: The other members of a job with spares. Without them, the job ends with
+            the coordinator.
+        ending: The coordinator's message about the end; empty before.
         next_round: The round to join.
-        is_over: Whether the round that this agent is in has ended.
+        is_over: Whether this agent's round has ended.
         finished: Whether all nodes have finished.
-        is_accepted: Whether the coordinator has accepted this agent.
-        questions: What it asks through the coordinator.
     """
 
     def __init__(
@@ -94,11 +89,11 @@ class Client:
         self._is_running = False
         self._is_leaving = False
         self._problem: Exception | None = None
-        self._wanted = -1  # the round that it has joined last
+        self._wanted = -1  # the round that it joined last
         self._go: Mapping[str, Any] | None = None
-        self._prepared: Record | None = None  # and not confirmed yet
-        self._round = 0  # that this agent is in
-        self._own_failure: Failure | None = None  # of a worker here, the first one
+        self._prepared: Record | None = None  # not confirmed yet
+        self._round = 0  # of this agent
+        self._own_failure: Failure | None = None  # the first one of a worker here
         self._wants_report = False
         self._is_reported = False  # which workers have failed
         self._changed = threading.Condition()
@@ -109,16 +104,12 @@ class Client:
     # --- for the main thread ------------------------------------------------------
 
     def connect(self, search: Search | Within, peers: Peers | None = None) -> None:
-        """Find the coordinator, and be accepted.
-
-        Args:
-            search: Finds it.
-            peers: With spares, the other members, which may be it; they use `search`.
+        """Find the coordinator, and be accepted. With spares, the peers use the search.
 
         Raises:
             CoordinatorNotFoundError: It was not found in time.
             RefusedError: It refuses this agent.
-            JobFailedError: The job has failed already.
+            JobFailedError: The job has already failed.
         """
         self._is_running, self.peers = True, peers
         self._loop.call(self._begin, peers or search)
@@ -130,17 +121,17 @@ class Client:
         """Wait for a round in which this node has workers.
 
         Args:
-            open_store: Opens the workers' store, and returns its address and port. It
-                is called if this node has node rank 0.
+            open_store: Opens the workers' store; returns its address and port. It is
+                called if this node has node rank 0.
 
         Returns:
-            The coordinator's ``go``, the node rank, and the number of nodes that have
+            The coordinator's ``go``, the node rank, and the number of nodes with
             workers.
 
         Raises:
-            RoundOverError: The round is over before it has begun here.
+            RoundOverError: The round ended before it began here.
             NotNeededError: The job has ended well without this node.
-            JobFailedError: It has failed.
+            JobFailedError: The job has failed.
         """
         member = None if self.peers is None else self.peers.member
         message: dict[str, Any] = {"join": True}
@@ -148,7 +139,7 @@ class Client:
             message["store"] = open_store()
         with self._changed:
             self._wanted = self.next_round
-            # But not what is prepared: it is of a later round.
+            # But keep what is prepared: it belongs to a later round.
             self._go, self.is_over, self._own_failure = None, False, None
             if member is not None:
                 member.is_ready = True
@@ -181,7 +172,7 @@ class Client:
 
     @property
     def active(self) -> Sequence[int]:
-        """The nodes that have workers, by node rank."""
+        """The nodes with workers, by node rank."""
         peers = self.peers
         return peers.member.record.active if peers else range(self.request.nodes)
 
@@ -190,7 +181,7 @@ class Client:
 
         Raises:
             TimeoutError: No answer.
-            RoundOverError: The round that it is about has ended.
+            RoundOverError: The question's round has ended.
             JobFailedError: The job has failed.
         """
         answer = self.questions.ask(question, lambda: self.is_over, timeout)
@@ -202,7 +193,7 @@ class Client:
         """Wait until all nodes have finished.
 
         Raises:
-            JobFailedError: They have not.
+            JobFailedError: The job has failed.
         """
         if self.peers is not None:
             self.peers.member.is_done = True
@@ -210,31 +201,31 @@ class Client:
         self.until(lambda: self.finished)
 
     def worker_failed(self, failure: Failure) -> None:
-        """Inform the coordinator that a worker has failed; the first ends the round."""
+        """Inform the coordinator of a failed worker. The first one ends the round."""
         self._own_failure = self._own_failure or failure
         self.send({"died": wire.encode(failure), "round": self._round})
 
     def fail(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
         if self._is_running and self.failure is None and not self.finished:
-            if failure.kind is Kind.WORKER:  # torch does not know why
+            if failure.kind is Kind.WORKER:  # PyTorch does not know the cause
                 failure = self._own_failure or failure
             self.failure = failure
             self.send({"failed": wire.encode(failure.brief)})
 
     def leave(self) -> None:
-        """Disconnect; after a failure, once it is known which one was the first."""
+        """Disconnect; after a failure, once the first failure is known."""
         if not self._is_running:
             return
         if self._wanted >= 0 and not self.finished:
             text, rank = "it left before the end", self.request.rank
             self.fail(Failure(Kind.AGENT, (rank,), text=text, by=rank))
         if self.is_unreported and self.request.nodes == 1:
-            self._loop.call(self._ask_for_report)  # all have ended: no more will fail
+            self._loop.call(self._ask_for_report)  # all have ended: no more fail
         with self._changed:
             if self.failure is not None and self.is_accepted:
                 self._wait_for(lambda: self.ending, _DECIDED_TIMEOUT)
-                # Where one task ends with an error, some schedulers end all.
+                # Some schedulers end all tasks when one ends with an error.
                 self._wait_for(lambda: not self.is_unreported, _REPORT_TIMEOUT)
             self._loop.call(self._disconnect)
             self._wait_for(lambda: not self._is_running, _LEAVE_TIMEOUT)
@@ -246,15 +237,15 @@ class Client:
         return is_worker and not self._is_reported
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send something to the coordinator."""
+        """Send a message to the coordinator."""
         self._loop.call(self._send, message)
 
     def until(self, condition: Callable[[], object], timeout: float = math.inf) -> None:
-        """Wait until this is so; it may change with each message of the coordinator.
+        """Wait for a condition; each message of the coordinator may change it.
 
         Raises:
             JobFailedError: The job has failed.
-            TimeoutError: It is not so in time.
+            TimeoutError: The time is up.
         """
         with self._changed:
             self._wait_for(
@@ -267,7 +258,7 @@ class Client:
             raise self._problem or TimeoutError
 
     def _wait_for(self, condition: Callable[[], object], timeout: float) -> None:
-        """Wait, with the lock, until this is so, or nothing comes any more."""
+        """Wait, with the lock, for a condition, or until nothing can arrive."""
         clock = self._loop.events.time
         end = clock() + timeout
         while self._is_running and not condition() and (left := end - clock()) > 0:
@@ -290,7 +281,7 @@ class Client:
             self._change(_is_running=False)
 
     def _on_fault(self, error: Exception) -> None:
-        """End this agent, which has a fault; what it serves goes on."""
+        """End this agent, which has a fault. What it serves continues."""
         text, rank = f"{type(error).__name__}: {error}", self.request.rank
         self._lose(Failure(Kind.AGENT, (rank,), text=text, by=rank))
         if self._channel is not None:
@@ -300,7 +291,7 @@ class Client:
     def _on_exception(
         self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ) -> None:
-        """End this agent if a call has failed; a fault of a connection ends that."""
+        """End this agent if a call has failed, but not if a connection has a fault."""
         loop.default_exception_handler(context)
         error = context.get("exception")
         if isinstance(error, Exception) and "protocol" not in context:
@@ -312,7 +303,7 @@ class Client:
             self._changed.notify_all()
 
     async def _communicate(self, finder: Search | Within | Peers) -> None:
-        """Take part until the end: without spares, that of the first connection."""
+        """Take part until the end; without spares, until the connection's end."""
         found, peers = await finder.find(), self.peers
         while True:
             channel = found[0]
@@ -331,7 +322,6 @@ class Client:
                 return
 
     async def _follow(self, channel: Channel, answer: Mapping[str, Any]) -> None:
-        """Take part until the connection ends."""
         self._channel = channel
         self._silence.begin()
         channel.on_message = self._handle
@@ -368,7 +358,7 @@ class Client:
         self._check_lease()
 
     def _check_lease(self) -> bool:
-        """Give the coordinator up if a lease has ended; return whether it has."""
+        """Leave the coordinator if the lease has ended; return whether it has."""
         if self.peers is None or self._channel is None:
             return False
         suspended = self.peers.end_lease(self._channel)
@@ -381,16 +371,15 @@ class Client:
             self._change(failure=self.failure or failure)
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        """Let the user know, aside."""
+        """Inform the user, aside."""
         self._loop.call_aside(partial(self._on_event, event))
 
     def _report(self, summary: Summary) -> None:
-        """Report, aside, which workers have failed."""
         self._on_event({"report": summary})
         self._loop.call(self._reported, summary.first)
 
     def _reported(self, first: Failure | None = None) -> None:
-        """Take note that workers' failures are reported, and which was the first."""
+        """Remember that workers' failures are reported, and which was the first."""
         if first is not None and self.failure is not None:
             first = replace(first, finished=self.failure.finished)
         self._change(failure=first or self.failure, _is_reported=True)
@@ -414,7 +403,6 @@ class Client:
         self._channel.close()
 
     def _handle(self, message: Mapping[str, Any]) -> None:
-        """Handle a message of the coordinator."""
         self._log("from the coordinator: %s", message)
         if self._check_lease():
             return
@@ -429,7 +417,7 @@ class Client:
         elif "go" in message:
             self._change(_go=message, next_round=message["go"] + 1, is_over=False)
         elif "over" in message:
-            # That of the round before may come when this agent has joined the next.
+            # The end of a round may arrive when this agent has joined the next.
             is_over = self.is_over or message["over"] >= self._wanted
             number = message["over"] + 1
             self._change(next_round=number, is_over=is_over, _prepared=None)
@@ -441,7 +429,7 @@ class Client:
             self._handle_workers(message)
 
     def _handle_failure(self, message: Mapping[str, Any]) -> None:
-        """Confirm that it is known; ask for a report if this node writes it."""
+        """Confirm the failure; ask for a report if this node writes it."""
         self._send({"read": True})
         failure = wire.decode(Failure, message["failed"])
         self._change(failure=failure, ending=message)

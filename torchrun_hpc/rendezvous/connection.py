@@ -1,4 +1,4 @@
-"""How a node takes part: the coordinator, if it is here, and the connection to it."""
+"""A node's connection: the coordinator, if it is here, and the client."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 # Seconds to find out which program has a port.
 _CHECK_TIMEOUT = 2
 
-_REPLIES = 4  # that are made at once
+_REPLIES = 4  # made at once
 
-# Of this process; a fork of it has another process id.
+# Identifies this process. A fork of it has another process id.
 _AGENT = secrets.token_hex(16)
 
 
 def request_of(meeting: Meeting, run_id: str) -> JoinRequest:
-    """Return what the agent of this node tells of itself."""
+    """Return this node's join request."""
     rank = meeting.node_rank
     return JoinRequest(
         run_id=run_id,
@@ -69,19 +69,16 @@ class Connection:
     """The coordinator, if this is its node, and this node's connection to it.
 
     Args:
-        meeting: Where the nodes meet.
-        settings: What all agents agree on.
-        environ: Environment of this process.
         on_event: See `Client`.
-        segment: Bytes of TCP's segments at most; 0 for what the interface takes.
-        own_failure: Why this agent cannot start, if it connects only to say that.
-        replies: By the name of a question to all nodes, a function that returns the
-            reply as plain data. It gets what the question came with.
-        end_workers: Kills the workers of this node at once.
+        segment: Largest TCP segment in bytes; 0 for the interface's own.
+        own_failure: Why this agent cannot start, if it connects only to report that.
+        replies: Functions that reply to questions to all nodes, by the question's name.
+            Each gets what the question came with, and returns plain data.
+        end_workers: Kills this node's workers at once.
 
     Attributes:
         client: The connection, also before it is opened.
-        key: This node's key, once it is opened.
+        key: This node's key, once the connection is opened.
     """
 
     def __init__(  # noqa: PLR0913 - the last four are of few
@@ -120,10 +117,10 @@ class Connection:
             timeout: Seconds to look for it.
 
         Raises:
-            LaunchError: The coordinator cannot listen, or refuses this agent; or there
+            LaunchError: The coordinator cannot listen or refuses this agent, or there
                 is no key.
             CoordinatorNotFoundError: It was not found in time.
-            JobFailedError: The job has failed already.
+            JobFailedError: The job has already failed.
         """
         meeting, ports = self._meeting, self._meeting.ports
         self._loop.start()
@@ -136,7 +133,7 @@ class Connection:
         opened = self._listen()
         if opened is not None and meeting.is_coordinator:
             ports = (opened.getsockname()[1],)
-        # Later it is looked for with other members.
+        # Later, the search asks other members.
         settings = self._settings
         first = min(timeout, settings.spare_after) if settings.has_spares else timeout
         address = search.CoordinatorAddress(
@@ -152,7 +149,7 @@ class Connection:
         return self.client
 
     def close(self) -> None:
-        """Disconnect; the coordinator ends once all others know how the job ended."""
+        """Disconnect. The coordinator ends once all others know how the job ended."""
         self.client.leave()
         if self._server is not None:
             self._server.close()
@@ -160,7 +157,6 @@ class Connection:
         self._loop.close()
 
     def _hear(self, event: Mapping[str, Any]) -> None:
-        """Reply to a question, or pass an event on."""
         if "question" not in event:
             self._on_event(event)
             return
@@ -171,7 +167,6 @@ class Connection:
             ).start()
 
     def _reply(self, event: Mapping[str, Any], make: Callable[[Any], Any]) -> None:
-        """Send the reply to a question to the node that asks."""
         try:
             reply = {"reply": event["question"], "of": make(event.get("with"))}
         finally:
@@ -182,7 +177,7 @@ class Connection:
         """Read this node's key.
 
         Raises:
-            LaunchError: There is none, and there has to be.
+            LaunchError: A key is required, and there is none.
         """
         wanted, key = self._meeting.key, self.key
         key.load()
@@ -191,7 +186,7 @@ class Connection:
         why = f"Key here: {key.name}. Pass --hpc-key-file=FILE on a shared file system"
         if wanted.required:
             why = f"{wanted.required} needs a key. {why}"
-            raise LaunchError("HPC238", why, others_know=True)  # no way to tell them
+            raise LaunchError("HPC238", why, others_know=True)  # no way to inform them
         if self._meeting.node_rank == 0:
             text = f"anybody who knows this job's number can join it. {why}"
             console.write(Message("HPC236", text), "warning")
@@ -203,7 +198,7 @@ class Connection:
     def _serve(
         self, opened: socket.socket, finder: search.Search, timeout: float
     ) -> Peers | None:
-        """Serve what this node answers; return the other members, with spares."""
+        """Serve this node's answers; with spares, return the other members."""
         meeting = self._meeting
         if self._segment:  # for both sides of each connection
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
@@ -229,7 +224,7 @@ class Connection:
         return server
 
     def _member(self, port: int) -> Member:
-        """Return what this node knows as a member, that others can ask at a port."""
+        """Return this node as a member, which others can ask at a port."""
         where, own = self._meeting, self._meeting.node_rank
         first_port = where.ports[0]
         return Member(
@@ -255,10 +250,10 @@ class Connection:
         return listen(where.local_address, 0)
 
     def _listen_as_coordinator(self) -> socket.socket:
-        """Listen for agents on the first port that is free.
+        """Listen for agents on the first free port.
 
         Raises:
-            LaunchError: There is none, or the job has a coordinator already.
+            LaunchError: No port is free, or the job already has a coordinator.
         """
         where, problems, opened = self._meeting, {}, None
         address = where.listen[0] if where.listen else None
@@ -268,7 +263,7 @@ class Connection:
                 break
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise  # whichever the port
+                    raise  # on any port
                 problems[port] = error
         taken = [p for p, e in problems.items() if e.errno == errno.EADDRINUSE]
         if taken:
@@ -286,16 +281,16 @@ class Connection:
         )
 
     def _check_no_coordinator(self, ports: Sequence[int]) -> None:
-        """Find out whether one of the ports is taken by the coordinator of this job.
+        """Check that this job's coordinator has none of the ports.
 
         Raises:
-            LaunchError: It is, and this agent is the second one of its node.
+            LaunchError: It has one, so this agent is the second one of its node.
         """
         meeting, request = self._meeting, self._request
         host, timeout = meeting.connect_host, _CHECK_TIMEOUT
         address = search.CoordinatorAddress(host, ports, timeout)
         client = Client(self._loop, request, timeout, lambda _: None)
-        # If it accepts this agent, its own one has not connected yet.
+        # If it accepts this agent, its own agent has not connected yet.
         refused = RefusedError(Refusal.TAKEN, ports[0])
         try:
             client.connect(search.Search(request, address, self.key, client.tell))
@@ -314,12 +309,11 @@ def _allow_open_files() -> None:
     The head node has a connection to each node, node 0 one to each worker.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError):  # the kernel allows fewer by now
+    with suppress(ValueError):  # the kernel now allows fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _report_problem(reason: str) -> None:
-    """Report that a connection to the coordinator has to wait."""
     text = (
         f"cannot accept a connection of another node: {reason} (ulimit -n is "
         f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}). Trying again every second"

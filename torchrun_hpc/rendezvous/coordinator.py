@@ -1,10 +1,10 @@
-"""The coordinator of a job: it hears all agents, and decides what becomes of the job.
+"""The coordinator of a job: it hears all agents, and decides what happens.
 
-A state machine without clock or network: each message and each second is passed to it,
-and it leaves what is to be sent in `Coordinator.outbox`.
+It is a state machine without clock or network. It is given each message and each
+second, and leaves the messages to send in `Coordinator.outbox`.
 
-It counts its own seconds. So a job that was suspended for an hour has not aged by that
-hour, and a clock that is set back or forth changes nothing.
+It counts its own seconds. So a job that was suspended for an hour is no hour older, and
+changes of the clock have no effect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.record import Address, Record
 
 # Seconds.
-_BESIDE = 2  # at most, between the loss of an agent and SIGTERM for the others
+_BESIDE = 2  # at most, from the loss of an agent to SIGTERM for the others
 
 _SHORT = 60  # characters of a question to all nodes
 _MOST_UNPROVED = 8  # addresses that the user reads
@@ -42,13 +42,10 @@ class Coordinator:
     """The coordinator's view of a job.
 
     Args:
-        settings: What all agents agree on.
-        member: What this node knows of a job with spares. Then it starts on standby.
+        member: With spares, this node's own knowledge. It then starts on standby.
 
     Attributes:
         outbox: Pairs of a connection and a message to send there, in order.
-        members: The agents that are connected.
-        rounds: The rounds of the job.
     """
 
     def __init__(self, settings: Settings, member: Member | None = None) -> None:
@@ -65,36 +62,30 @@ class Coordinator:
         settings = self.settings
         self.members = Members(settings, self.outbox)
         self.rounds = Rounds(settings, self.members, record)
-        # Seconds in which nodes may come for the first time.
+        # Seconds in which nodes may join for the first time.
         self._expected_for = settings.join_timeout if record.round < 0 else 0
         self._reported: set[Refusal] = set()  # why others were refused
-        self._questions: dict[int, dict[str, Any]] = {}  # to all, by who asks
+        self._questions: dict[int, dict[str, Any]] = {}  # to all, by the asking agent
         self._printed = False  # the user knows which workers have failed
-        # The second in which an agent was lost last, and which one.
+        # The second of the latest loss of an agent, and the loss.
         self._loss = -1 - _BESIDE, Failure(Kind.LOST)
         # Agents that have received SIGTERM, or have failed since then.
         self._stopped: dict[int, Failure] = {}
-        self._stopped_at = 0  # the second in which the first has
+        self._stopped_at = 0  # the second of the first one
 
     # --- taking over --------------------------------------------------------------
 
     def coordinate(self, record: Record) -> None:
-        """Become the coordinator.
+        """Become the coordinator, with this node's record of the job.
 
-        Args:
-            record: What this node knows of the job. After the first round its
-                coordinator was lost, and this one takes over.
+        After the first round, this means that the old coordinator was lost.
         """
         if self.rounds.phase is Phase.STANDBY:
             self._reset(record)
             self.rounds.take_over()
 
     def step_down(self) -> bool:
-        """Stop coordinating if too few nodes are here; all look for another one.
-
-        Returns:
-            Whether this node is on standby.
-        """
+        """Stop coordinating if too few nodes are here; return whether it has."""
         if not (self.rounds.has_quorum or self.rounds.has_ended):
             self.members.reset()
             self._reset(self.rounds.roster.record)
@@ -104,7 +95,7 @@ class Coordinator:
         """Return where to look for other nodes; ``None`` if enough are here.
 
         Args:
-            ask_all: Whether also for those that have not come yet.
+            ask_all: Whether to include nodes that have not joined yet.
         """
         roster, here = self.rounds.roster, self.members.agents.keys()
         if self._member is None or self.rounds.has_quorum or self.rounds.has_ended:
@@ -117,7 +108,6 @@ class Coordinator:
         return {node: addresses[node] for node in absent if node in addresses}
 
     def _answer_peer(self, connection: Hashable) -> None:
-        """Answer a node that looks for the coordinator."""
         if self._member is None:
             raise WireError("a job without spares")
         coordinates = self.rounds.phase is not Phase.STANDBY
@@ -141,11 +131,11 @@ class Coordinator:
 
     @property
     def expects_nodes(self) -> bool:
-        """Whether nodes may still come that cannot know that the job has ended."""
+        """Whether nodes may still join that cannot know that the job has ended."""
         members, failure, nodes = self.members, self.failure, self.settings.nodes
         if self.rounds.began < 0:
             may_come = failure is not None and failure.kind in WHILE_STARTING
-        else:  # a short job may end before a spare has come
+        else:  # a short job may end before a spare joins
             is_signal = failure is not None and failure.kind is Kind.SIGNAL
             may_come = members.seconds < self._expected_for and not is_signal
         return may_come and len(members.seen) < nodes
@@ -156,7 +146,7 @@ class Coordinator:
         """Handle a message.
 
         Raises:
-            WireError: It is not valid; the connection is to be closed.
+            WireError: It is not valid. The connection must be closed.
         """
         if self.rounds.phase is Phase.STANDBY or message.get("asks"):
             self._answer_peer(connection)
@@ -185,7 +175,7 @@ class Coordinator:
         Args:
             connection: The connection.
             ended: Whether the process at its other end has ended. Only an end of file
-                proves that.
+                proves it.
         """
         rank = self.members.rank_of(connection)
         if rank is None:
@@ -199,11 +189,7 @@ class Coordinator:
         self._leave(rank, failure, has_ended=ended)
 
     def tick(self, seconds: int = 1) -> None:
-        """Handle that a second has passed, however late.
-
-        Args:
-            seconds: How many seconds have passed; see `Members.tick`.
-        """
+        """Count seconds, however late; see `Members.tick`."""
         members = self.members
         members.tick(seconds)
         for rank in members.silent(self.settings.silence_timeout):
@@ -220,7 +206,7 @@ class Coordinator:
             self.rounds.wait()
 
     def fail(self, failure: Failure) -> None:
-        """End the job, and inform all agents; only the first failure counts."""
+        """End the job, and inform all agents. Only the first failure counts."""
         self.rounds.fail(failure)
 
     # --- who comes ----------------------------------------------------------------
@@ -237,7 +223,7 @@ class Coordinator:
                 self._gave_up(request.rank, wire.decode(Failure, failure))
             self._accept(connection, request)
         elif first.request.agent == request.agent:
-            # It has closed its first connection, of which the end is yet to come.
+            # It has closed its first connection, whose end has not arrived yet.
             self._remove(request.rank)
             self._accept(connection, request)
         else:
@@ -263,11 +249,11 @@ class Coordinator:
                 self.members.send(rank, {"printed": True})
 
     def _refused(self, refused: Refused) -> None:
-        """End the job if it waits for an agent that was refused; or report it."""
+        """End the job if it waits for the refused agent; otherwise report it."""
         reason, rank, text = refused
         nodes = () if rank is None else (rank,)
         is_news = reason not in self._reported and not self.rounds.has_ended
-        # An agent of another command belongs to another launch: ours is still to come.
+        # An agent of another command belongs to another launch. Ours has yet to join.
         is_awaited = self.rounds.began < 0 and reason is not Refusal.STARTED
         if nodes and is_awaited and rank not in self.members.agents:
             self.fail(Failure(Kind.REFUSED, nodes, text=text))
@@ -280,7 +266,7 @@ class Coordinator:
         known, is_local = self.members.unproved, address.startswith("127.")
         if len(known) < _MOST_UNPROVED:  # a program here can use all of 127.0.0.0/8
             known.setdefault("127.0.0.1" if is_local else address, False)
-            self.members.report_unproved()  # now: the job may be about to end
+            self.members.report_unproved()  # at once: the job may be ending
 
     # --- who goes -----------------------------------------------------------------
 
@@ -292,7 +278,7 @@ class Coordinator:
         Args:
             rank: Its node rank.
             failure: How it was lost; ``None`` if it has left, or is not needed.
-            has_ended: Whether its process has ended, or at least its workers.
+            has_ended: Whether its process, or at least its workers, have ended.
         """
         rounds, has_spares = self.rounds, self.settings.has_spares
         self._remove(rank)
@@ -315,7 +301,7 @@ class Coordinator:
         self.rounds.removed(rank, self.members.remove(rank))
 
     def _silent(self, rank: int) -> None:
-        """End the job, or go on without an agent that does not answer."""
+        """End the job, or continue without a silent agent."""
         timeout = self.settings.silence_timeout
         failure = Failure(Kind.SILENT, (rank,), code=timeout)
         if not self.settings.has_spares:
@@ -329,11 +315,11 @@ class Coordinator:
     def _gave_up(self, rank: int, failure: Failure) -> None:
         """End the job: an agent gives up, or cannot start.
 
-        If there are enough others, they go on without it. It is told so as if the job
-        had failed: for this agent it has.
+        If enough others are left, they continue without it. It receives the same
+        message as if the job had failed: for this agent it has.
 
         A launcher that loses an agent sends SIGTERM to all others. The coordinator may
-        see the signal before it sees the loss. So it waits a moment for the loss.
+        see the signal before the loss. So it waits a moment for the loss.
         """
         rounds = self.rounds
         is_own_fault = failure.kind is Kind.AGENT and rank != self.settings.coordinator
@@ -374,7 +360,6 @@ class Coordinator:
             rounds.done(rank, message["done"])
 
     def _present(self, node: int, state: MemberState) -> None:
-        """Take note where a node can be asked, and what it knows."""
         rounds, roster = self.rounds, self.rounds.roster
         rounds.adopt(state.term, state.record)
         gone = roster.came(node, state)
@@ -398,7 +383,7 @@ class Coordinator:
 
     def _hear_of_workers(self, rank: int, message: Mapping[str, Any]) -> None:
         rounds, members = self.rounds, self.members
-        # Of a round that has just ended, too: it may have been the first.
+        # Also of a round that has just ended: it may have been the first.
         if "died" in message and message.get("round") == rounds.began:
             failure = wire.decode(Failure, message["died"])
             failure = replace(failure, nodes=(rank,), by=rank)

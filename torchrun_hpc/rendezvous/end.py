@@ -13,14 +13,13 @@ from torchrun_hpc.rendezvous.protocol import JOIN_REQUEST_LIMIT
 
 
 class End(asyncio.Protocol):
-    """One end of a connection. Only a process that ends sends an end of file unasked.
+    """One end of a connection.
 
     Attributes:
-        transport: What it is sent by; ``None`` before.
-        lines: Splits what has arrived. Lines are short until the other end has given
-            its proof.
-        at_end: Whether an end of file has come. The kernel of a process sends it when
-            the process ends.
+        lines: Splits what has arrived. Lines are short until the other end has proved
+            itself.
+        at_end: Whether an end of file has come. Only an ending process sends it without
+            being asked: the kernel does.
     """
 
     def __init__(self) -> None:
@@ -34,15 +33,11 @@ class End(asyncio.Protocol):
         self.transport = transport
 
     def eof_received(self) -> None:
-        """Take note of the end of file."""
+        """Remember the end of file."""
         self.at_end = True
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Let the socket, which asyncio closes next, send a reset if a fault ends it.
-
-        Args:
-            error: The fault; ``None`` if the connection was closed.
-        """
+        """If a fault ends it, let the socket send a reset when asyncio closes it."""
         if error is not None or self._is_aborted:
             with contextlib.suppress(OSError):  # the connection has ended already
                 self.transport.get_extra_info("socket").setsockopt(
@@ -50,7 +45,7 @@ class End(asyncio.Protocol):
                 )
 
     def abort(self) -> None:
-        """Close the connection now, whatever is still to be sent.
+        """Close the connection now, and drop unsent data.
 
         The other end gets a reset instead of an end of file: this process lives.
         """
@@ -59,6 +54,6 @@ class End(asyncio.Protocol):
             self.transport.abort()
 
     def close(self) -> None:
-        """Close the connection, once all is sent."""
+        """Close the connection once everything is sent."""
         with contextlib.suppress(OSError):
             self.transport.close()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class CoordinatorNotFoundError(Exception):
-    """No coordinator was found in time; the text says what was found instead."""
+    """No coordinator was found in time. The text names what was found instead."""
 
 
 class RefusedError(Exception):
@@ -23,7 +23,7 @@ class RefusedError(Exception):
 
 
 class JobFailedError(Exception):
-    """The job has failed, here or elsewhere; this agent must stop its workers."""
+    """The job has failed, here or on another node. This agent must stop its workers."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.kind.value)
@@ -31,7 +31,7 @@ class JobFailedError(Exception):
 
 
 class RoundOverError(Exception):
-    """The round ended before the workers could start: join the next one."""
+    """The round ended before the workers could start. Join the next one."""
 
 
 class NotNeededError(Exception):

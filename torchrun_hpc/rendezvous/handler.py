@@ -1,4 +1,4 @@
-"""What torch's elastic agent asks of a rendezvous."""
+"""The rendezvous handler that PyTorch's elastic agent uses."""
 
 from __future__ import annotations
 
@@ -44,12 +44,11 @@ if TYPE_CHECKING:
 
 _torch: Any = distributed
 
-# Seconds that an agent may be silent: where --rdzv-conf has nothing of it, and where
-# it has very little.
+# Seconds that an agent may be silent: without --rdzv-conf, and at least.
 SILENCE_TIMEOUT = 120
 _SHORTEST_SILENCE = 5
 
-# Seconds that an agent may take to see that its workers are to end, and to kill them.
+# Seconds that an agent may take to notice that its workers must end, and kill them.
 _MARGIN = 10
 
 # Seconds to wait at the end for the workers' store, without a message.
@@ -57,7 +56,7 @@ _PATIENCE = 5
 
 
 class CoordinatorMissingError(rendezvous.RendezvousConnectionError):
-    """The coordinator was not found in time; `message` is for the user."""
+    """The coordinator was not found in time. `message` is for the user."""
 
     def __init__(self, message: Message) -> None:
         super().__init__(message.text)
@@ -65,19 +64,16 @@ class CoordinatorMissingError(rendezvous.RendezvousConnectionError):
 
 
 class SchedulerRendezvous(rendezvous.RendezvousHandler):
-    """The rendezvous of a job whose nodes are known.
+    """The rendezvous of a job with known nodes.
 
     Args:
-        meeting: Where the nodes meet.
         settings: What all agents agree on; see `settings_of`.
-        environ: Environment of this process.
         address: Where the workers' store is, if it is here.
         replies: See `Connection`.
         end_workers: See `Connection`.
 
     Attributes:
         client: The connection to the coordinator, also before it is opened.
-        run_id: The id that torch gives this rendezvous.
     """
 
     def __init__(  # noqa: PLR0913 - the last three are of few
@@ -94,7 +90,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self._meeting = meeting
         self._settings = settings
         self._address = address
-        # As torch's c10d does it.
+        # As in PyTorch's c10d.
         self._shares_store = (
             capabilities.RENDEZVOUS_INFO.present
             and capabilities.LISTENING_SOCKET.present
@@ -119,7 +115,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return self._meeting.backend
 
     def get_run_id(self) -> str:
-        """Return the id that the user set, or that of the launch."""
+        """Return the user's id, or the launch id."""
         return self.run_id
 
     @property
@@ -149,26 +145,26 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return capabilities.rendezvous_info(store, rank, nodes, address, port)
 
     def num_nodes_waiting(self) -> int:
-        """Return whether there is to be another round; this costs nothing.
+        """Return whether another round must begin; this costs nothing.
 
         Raises:
-            JobFailedError: The job has failed on another node, or for all.
+            JobFailedError: The job has failed, other than by this node's own workers.
         """
         failure, own = self.failure, (self._meeting.node_rank,)
-        # Torch's agent itself reports the failure of its own workers.
+        # PyTorch's agent reports its own workers' failures itself.
         if failure is not None and not (failure.rank >= 0 and failure.nodes == own):
             raise JobFailedError(failure)
         return int(self.client.is_over)
 
     def is_closed(self) -> bool:
-        """Return whether there will be no other round."""
+        """Return whether no other round will follow."""
         return self.failure is not None
 
     def set_closed(self) -> None:
         """Do nothing: a job ends when all have finished, or one has failed."""
 
     def shutdown(self) -> bool:
-        """Leave, unless there is an error, of which the launcher informs the others."""
+        """Leave, unless an error is raised: the launcher informs the others of it."""
         if sys.exc_info()[0] is None:
             self.leave()
         return True
@@ -177,7 +173,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     @property
     def has_spares(self) -> bool:
-        """Whether the job goes on without a node that is lost."""
+        """Whether the job continues without a lost node."""
         return self._settings.has_spares
 
     @property
@@ -200,22 +196,22 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     @property
     def is_first(self) -> bool:
-        """Whether this node does what one of them does while the job runs."""
-        if self.has_spares:  # the one that has the coordinator
+        """Whether this node does what only one node does while the job runs."""
+        if self.has_spares:  # the one with the coordinator
             peers = self.client.peers
             return peers is not None and peers.member.coordinates
         return is_reporter(self._meeting.node_rank)
 
     @property
     def is_certain(self) -> bool:
-        """Whether the job cannot go on without this node, when that gives up."""
+        """Whether the job cannot continue if this node gives up."""
         if self._meeting.in_process:  # each task may have such a world
             return is_reporter(self._meeting.report_rank)
         return not self.has_spares or bool(self.client.ending.get("is_certain"))
 
     @property
     def out_at_end(self) -> Sequence[int]:
-        """Ranks of the nodes that the next job had better do without."""
+        """Ranks of the nodes that the next job should exclude."""
         return tuple(self.client.ending.get("out_at_end", ()))
 
     @property
@@ -230,19 +226,19 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     @property
     def restarts(self) -> int:
-        """How often the job has been restarted, up to the round that runs."""
+        """How often the job has been restarted, up to the current round."""
         return max(self.client.next_round - 1, 0)
 
     def connect(self, timeout: float | None = None) -> Client:
         """Start the coordinator, if this is its node, and connect to it.
 
         Args:
-            timeout: Seconds to look for it; by default those of ``join_timeout``.
+            timeout: Seconds to look for it; by default ``join_timeout``.
 
         Raises:
             LaunchError: The coordinator cannot listen, or refuses this agent.
             CoordinatorMissingError: It was not found in time.
-            JobFailedError: The job has failed already.
+            JobFailedError: The job has already failed.
         """
         if self.took_part:
             return self.client
@@ -268,23 +264,21 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self.client.fail(replace(failure, nodes=(rank,), by=rank))
 
     def leave(self) -> None:
-        """Disconnect; the coordinator ends once all others know how the job ended."""
+        """Disconnect. The coordinator ends once all others know how the job ended."""
         self._connection.close()
         self._workers_store = []
         if self._opening is not None:
             self._opening.join(_PATIENCE)
             if self._opening.is_alive():
-                text = (
-                    "waiting for the name server before exit: PyTorch is still "
-                    "looking up the name of this node's address"
-                )
+                text = "waiting for the name server before exit: PyTorch is still "
+                text += "looking up the name of this node's address"
                 console.write(Message("HPC176", text))
             self._opening = None
 
     # --- parts --------------------------------------------------------------------
 
     def _check_health(self) -> None:
-        """Run the health check; a node that is not well takes part no more."""
+        """Run the health check. An unhealthy node is excluded."""
         peers, command = self.client.peers, self._meeting.spares.health_check
         if peers is None or peers.member.unhealthy or not command:
             return
@@ -304,7 +298,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def _open_workers_store(self) -> tuple[str, int]:
         """Open a store for the workers of one round; return its address and port.
 
-        Each round has its own, so that no worker finds values of the round before.
+        Each round has its own, so that no worker finds values of the previous round.
         """
         opening: list[Any] = []
         self._workers_store = opening
@@ -313,8 +307,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         own = self._meeting.local_address
         opened = listen(own, 0)
         port = opened.getsockname()[1]
-        # It serves before it returns: where no name server answers, that takes long.
-        # No daemon: if it returned while Python ends, C++ would abort this process.
+        # It serves before it returns, which takes long if no name server answers.
+        # No daemon: C++ would abort this process if it returned while Python ends.
         self._opening = threading.Thread(
             target=self._serve,
             args=[opening, own or "127.0.0.1", port, capabilities.listening_on(opened)],
@@ -326,7 +320,6 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def _serve(
         self, opening: list[Any], host: str, port: int, options: Mapping[str, Any]
     ) -> None:
-        """Open the store of the workers, and keep it."""
         try:
             store = _torch.TCPStore(
                 host,
@@ -361,18 +354,13 @@ def settings_of(
 ) -> Settings:
     """Return what all agents agree on.
 
-    Args:
-        meeting: Where the nodes meet.
-        run_id: Torch's id of the rendezvous.
-        conf: What ``--rdzv-conf`` says.
-        max_restarts: How often the job may restart.
-        shutdown: Seconds within which torch's agent has ended workers.
+    PyTorch's agent ends workers within `shutdown` seconds.
     """
     spares = meeting.spares
     interval, attempts = conf.keep_alive_interval, conf.keep_alive_max_attempt
     silence = SILENCE_TIMEOUT
     if interval is not None or attempts is not None:
-        # Torch's defaults; and agents must have time to answer.
+        # PyTorch's defaults. Agents must have time to answer.
         silence = max((interval or 5) * (attempts or 3), _SHORTEST_SILENCE)
     return Settings(
         run_id=run_id,

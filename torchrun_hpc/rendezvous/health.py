@@ -1,4 +1,4 @@
-"""The health check of a node: a command of the user's, before each round."""
+"""Health checks of a node: a user's command before each round."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _KILL_TIMEOUT = 5  # seconds for a killed command to end
 
 
 class HealthCheck:
-    """A health check that runs.
+    """A running health check.
 
     Args:
-        command: For ``/bin/sh``. A node is well if its exit code is 0.
+        command: A command for ``/bin/sh``. The node is healthy if its exit code is 0.
         limit: Seconds that it may take.
     """
 
@@ -40,16 +40,16 @@ class HealthCheck:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended, or has no more time."""
+        """Whether it has ended or has no time left."""
         code = exit_code_of(self._process.pid)
         return code is not None or time.monotonic() > self._end
 
     def end(self) -> str:
-        """End it, and all that it has started; return why the node is not well."""
+        """End it and its children; return why the node is unhealthy, or nothing."""
         code = exit_code_of(self._process.pid)
-        with suppress(OSError):  # before it is collected: nobody else has its number
+        with suppress(OSError):  # before it is collected: nobody else has its id
             os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # the kernel does not let it end
+        with suppress(subprocess.TimeoutExpired):  # the kernel keeps it
             self._process.wait(_KILL_TIMEOUT)
         with self._output:
             text = end_of(self._output.fileno()).decode(errors="backslashreplace")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SIZE = 32  # bytes
 
-# Seconds until a file that another node has made is seen here: NFS remembers for a
+# Seconds until this node sees a file that another node has made: NFS caches for a
 # while that there was none.
 LATE = 10.0
 
@@ -27,13 +27,9 @@ LATE = 10.0
 class Key:
     """This node's key, if it has one.
 
-    Args:
-        file: Where it is.
-        launch: The launch id.
-
     Attributes:
         secret: The secret of the launch.
-        name: The key, for a person: the file, and a fingerprint; or why there is none.
+        name: The file and a fingerprint, or why there is no key.
     """
 
     def __init__(self, file: KeyFile, launch: str) -> None:
@@ -42,9 +38,9 @@ class Key:
         self.name = "none (--hpc-auth=none)"
 
     def load(self) -> None:
-        """Read the file, or make it: nodes that start at once get the same key.
+        """Read the file, or make it. Nodes that start at once get the same key.
 
-        A key that is there stays, whatever becomes of the file.
+        A loaded key stays, even if the file changes.
         """
         path = Path(self._file.path)
         if self.secret.key or not self._file.path:
@@ -52,7 +48,7 @@ class Key:
         try:
             path = path.expanduser()
             key = _read_or_make(path, anywhere=self._file.is_explicit)
-        except (OSError, ValueError, RuntimeError) as error:  # or there is no home
+        except (OSError, ValueError, RuntimeError) as error:  # or no home
             reason = getattr(error, "strerror", None) or error
             self.name = f"none ({path}: {reason})"
         else:
@@ -65,8 +61,8 @@ def _read_or_make(path: Path, *, anywhere: bool) -> bytes:
     """Return the key.
 
     Raises:
-        OSError: It cannot be read, or made.
-        ValueError: The same, by our own rules.
+        OSError: It cannot be read or made.
+        ValueError: The file breaks our own rules.
     """
     with suppress(FileNotFoundError):
         return _read(path)
@@ -93,7 +89,7 @@ def _read(path: Path) -> bytes:
         raise ValueError(f"it belongs to user {state.st_uid}")
     if state.st_mode & 0o077:
         raise ValueError(f"its mode is {state.st_mode & 0o777:o}, not 600")
-    if len(key) != _SIZE or not any(key):  # zeros after a crash would be as no key
+    if len(key) != _SIZE or not any(key):  # zeros after a crash are no key
         raise ValueError(f"it does not have {_SIZE} random bytes; delete it")
     return key
 

@@ -1,4 +1,4 @@
-"""The values that torch's agents share during a round; the coordinator keeps them."""
+"""The values that PyTorch's agents share in a round. The coordinator keeps them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from torchrun_hpc.wire import WireError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
 
-    Outgoing = tuple[Hashable, Mapping[str, Any]]  # where to send it, and what
+    Outgoing = tuple[Hashable, Mapping[str, Any]]  # the connection, and the message
 
-# Characters that agents may store; torch needs 100 per node.
+# Characters that agents may store. PyTorch needs 100 per node.
 LIMIT = 64 * 2**20
 
 
 class _Get(NamedTuple):
-    """A question for the values of some keys."""
-
     connection: Hashable
     number: int
     keys: list[str]
@@ -26,24 +24,24 @@ class _Get(NamedTuple):
 
 
 class KeyValueStore:
-    """A store of texts. Questions for keys that do not exist yet are answered later.
+    """A store of texts. A question for a missing key is answered once it exists.
 
-    One question of each connection may wait: an agent asks one thing at a time. An
-    answer has the value of each key once: it is no larger than the store.
+    One question of each connection may wait: an agent asks one at a time. An answer has
+    the value of each key once, so it is no larger than the store.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
         self._size = 0
-        # Questions that wait, by the first key that is missing, and connection.
+        # Waiting questions, by the first missing key, and by connection.
         self._waiting: dict[str, dict[Hashable, _Get]] = {}
         self._missing: dict[Hashable, str] = {}  # that key, by connection
 
     def ask(self, connection: Hashable, message: Mapping[str, Any]) -> list[Outgoing]:
-        """Answer a question, and others that waited for what it sets.
+        """Answer a question, and others that waited for the keys that it sets.
 
         Raises:
-            WireError: It is no question, or there would be too many values.
+            WireError: It is not a question, or there would be too many values.
         """
         number = message["ask"]
         answers: list[Outgoing] = []
@@ -69,7 +67,7 @@ class KeyValueStore:
         return [*answers, (connection, {"answer": number, "value": value})]
 
     def forget(self, connection: Hashable) -> None:
-        """Forget the question of a connection that waits for an answer."""
+        """Forget a connection's waiting question."""
         key = self._missing.pop(connection, None)
         if key is not None:
             del self._waiting[key][connection]

@@ -1,4 +1,4 @@
-"""Signs of life of the coordinator, and what follows if there are none."""
+"""The coordinator's signs of life, and what follows without them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 
 
 class Silence:
-    """The seconds without a message, however long they really were.
-
-    So a process that was suspended has not aged meanwhile.
+    """Counts the seconds without a message. A suspended process does not age.
 
     Args:
-        limit: After how many of them the connection ends.
+        limit: Seconds after which the connection ends.
     """
 
     def __init__(self, limit: int) -> None:
@@ -28,20 +26,16 @@ class Silence:
         self._seconds = 0
 
     def begin(self) -> None:
-        """Begin, with a message."""
+        """Start again from 0."""
         self._seconds = 0
 
     @property
     def ended_after(self) -> int:
-        """After how many seconds the connection was ended; 0 if it was not."""
+        """The seconds after which the connection was ended; 0 if it was not."""
         return self._limit if self._seconds >= self._limit else 0
 
     def tick(self, channel: Channel) -> Iterator[dict[str, Any]]:
-        """Count one more second; yield what there is to report.
-
-        Args:
-            channel: The connection, which is ended if that is too long.
-        """
+        """Count one more second; yield events to report. Abort at the limit."""
         self._seconds += 1
         if channel.has_received:
             if self._seconds > SILENCE_REPORT:
@@ -56,7 +50,7 @@ class Silence:
 
 
 class Lease:
-    """The time for which workers may run without a word of the coordinator.
+    """The time for which workers may run without hearing from the coordinator.
 
     Args:
         length: Seconds.
@@ -64,7 +58,7 @@ class Lease:
 
     def __init__(self, length: int) -> None:
         self.length = length
-        # When the last answer was sent that the coordinator has received.
+        # When the last received answer was sent.
         self._since = math.inf
 
     def begin(self) -> None:
@@ -72,15 +66,11 @@ class Lease:
         self._since = now()
 
     def renew(self, sent: float) -> None:
-        """Let it count from an answer that the coordinator has received.
-
-        Args:
-            sent: When this member sent that, as the coordinator says.
-        """
+        """Count from the time when this member sent an answer that has arrived."""
         self._since = max(self._since, min(sent, now()))
 
     def end(self) -> float | None:
-        """End it if its time is up; return for how many seconds that has been so."""
+        """End it if its time is up; return for how many seconds it has been."""
         late = now() - self._since - self.length
         if late < 0:
             return None

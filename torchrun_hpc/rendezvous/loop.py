@@ -1,4 +1,4 @@
-"""The thread in which a process takes part: with its client, and what it serves."""
+"""The thread in which a process takes part, with its client and its server."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Seconds for the thread to end, and twice as many for what is called aside. No longer:
-# the main thread acts on a signal behind a wait.
+# Seconds for the thread to end, and twice as many for calls aside. No longer: the main
+# thread acts on a signal only after a wait.
 _END_TIMEOUT = 0.5
 
 
 def now() -> float:
-    """Return seconds that also pass while this process or its machine is suspended."""
+    """Return seconds, which also pass while the process or machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Loop:
-    """An event loop in a thread of its own.
+    """An event loop in its own thread.
 
-    What may block is called aside, in another thread: a message that nobody reads must
-    not keep the coordinator from answering. The loop's exception handler gets its
-    faults, too.
+    Calls that may block run aside, in another thread: a message that nobody reads must
+    not keep the coordinator from answering. The loop's exception handler also gets
+    their faults.
 
     Attributes:
         events: The event loop, once it is started.
@@ -44,27 +44,27 @@ class Loop:
         )
 
     def start(self) -> None:
-        """Start the thread, and the one for what is called aside.
+        """Start both threads.
 
         Raises:
-            OSError: No file can be opened for it.
+            OSError: No file can be opened for the loop.
         """
         self.events = asyncio.new_event_loop()
         self._thread.start()
         self._aside.start()
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Call something in the thread, from any other one, while it runs."""
+        """Call a function in the loop's thread, from any other thread."""
         with contextlib.suppress(RuntimeError):  # it has just ended
             if self._thread.is_alive():
                 self.events.call_soon_threadsafe(function, *args)
 
     def call_aside(self, function: Callable[[], object]) -> None:
-        """Call something that may block, in the order of the calls."""
+        """Call a function that may block, in the order of the calls."""
         self._calls.put(function)
 
     def close(self) -> None:
-        """End, once what is called aside has returned, or blocks for too long."""
+        """End once the calls aside have returned, or block for too long."""
         if not self._thread.is_alive():
             return
         self.call(self.events.stop)
@@ -86,7 +86,7 @@ class Loop:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # connections that are aborted are closed
+        await asyncio.sleep(0)  # closes aborted connections
 
     def _run_aside(self) -> None:
         while (function := self._calls.get()) is not None:

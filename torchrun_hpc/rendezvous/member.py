@@ -1,10 +1,10 @@
-"""What a member knows, and whom it follows: without clock or network.
+"""A member's knowledge, and the coordinator that it follows: without clock or network.
 
 All know the order of the members. When the coordinator is lost, each asks them in this
-order; the first one that answers takes over. A member is that one itself if all before
-it are gone, or silent. Where a network falls apart, there may be several. Those that
-have too few members look for others, and give way to one that has enough, or comes
-before them.
+order. The first one that answers takes over. A member takes over itself if all before
+it are gone or silent. If a network splits, several may do so. A coordinator with too
+few members looks for others. It steps down for one that has enough, or that comes
+before it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PeerReply:
-    """What a member answers to the question who coordinates.
+    """A member's reply to the question who coordinates.
 
     Attributes:
         follows: The coordinator that it is connected to; ``None`` without one.
-        coordinates: Whether it is one.
-        has_quorum: Whether it has enough members.
+        coordinates: Whether it coordinates.
+        has_quorum: Whether enough members are connected to it.
     """
 
     follows: int | None = None
@@ -40,7 +40,7 @@ class PeerReply:
 
 
 def reply_of(message: Mapping[str, Any]) -> PeerReply | None:
-    """Read an answer; ``None`` if it is none."""
+    """Read a reply; return ``None`` if it is another message."""
     with suppress(WireError):
         return PeerReply(
             *wire.decode(tuple[int | None, bool, bool], message.get("standby"))
@@ -49,21 +49,19 @@ def reply_of(message: Mapping[str, Any]) -> PeerReply | None:
 
 
 class Member:
-    """A member: what it knows, tells a coordinator, and whom it follows.
+    """A member: its knowledge, and the coordinator that it follows.
 
     Args:
         own: Its number.
         address: Where it can be asked.
-        record: That of a job that has not begun.
-        hints: Where other members probably can be asked, that it has not heard of.
+        record: The record of a job that has not begun.
+        hints: Probable addresses of members that have not sent theirs.
 
     Attributes:
-        record: What it knows of the job.
         follows: The coordinator that it is connected to; ``None`` without one.
-        coordinates: Whether it is a coordinator.
         is_ready: Whether its workers have ended, and it waits for a round.
         is_done: Whether its workers have finished.
-        unhealthy: Why its node is not well; empty if it is.
+        unhealthy: Why its node is unhealthy; empty if it is healthy.
     """
 
     def __init__(
@@ -88,11 +86,7 @@ class Member:
     # --- with a coordinator -------------------------------------------------------
 
     def accepted(self, answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield what to send to a coordinator that has accepted this member.
-
-        Args:
-            answer: Its welcome.
-        """
+        """Yield the messages to a coordinator that has sent this welcome."""
         self.follows = answer.get("coordinator")
         number, term = answer["age"][0], tuple(answer["age"][1])
         is_newer = self.record.age > (number, term) or self.record.term > term
@@ -111,7 +105,7 @@ class Member:
             yield {"join": True}
 
     def prepared(self, message: Mapping[str, Any]) -> Record | None:
-        """Return the record of a round that this member is to confirm, if it is."""
+        """Return the record of a round if this member must confirm it."""
         record = wire.decode(Record, message["prepare"])
         if record.age < self.record.age:
             raise WireError("a round of a lower term")
@@ -119,21 +113,21 @@ class Member:
         return record if self._own in record.active else None
 
     def informed(self, message: Mapping[str, Any]) -> None:
-        """Take note of what has changed since the round was prepared."""
+        """Use what has changed since the round was prepared."""
         record = wire.decode(Record, message["record"])
         if record.age >= self.record.age:
             addresses = {**self.record.addresses, **record.addresses}
             self.record = replace(record, addresses=addresses)
 
     def began(self) -> None:
-        """Take note that the round has begun: no older workers are left."""
+        """Handle that the round has begun: no older workers are left."""
         self.record = replace(self.record, may_run=())
 
     def saw_end(self) -> None:
-        """Take note that the process of its coordinator has ended.
+        """Remember that the process of its coordinator has ended.
 
-        The next one must know in which round: an agent that was started again may
-        have workers of a later one.
+        The next one must know the round: an agent that was started again may have
+        workers of a later one.
         """
         if self.follows is not None:
             self._gone = self.follows, self.record.round
@@ -142,20 +136,20 @@ class Member:
 
     @property
     def addresses(self) -> Mapping[int, Address]:
-        """Where the members are, in their order."""
+        """The members' addresses, in their order."""
         known = {**self._hints, **self.record.addresses}
         return {member: known[member] for member in sorted(known)}
 
     def candidates(self) -> Generator[tuple[int, Address], PeerReply | None, None]:
         """Ask who coordinates: the coordinator is lost, or all were asked.
 
-        A coordinator asks itself first: others may follow it. A member that lives knows
-        the coordinator, or will be it, if it is not out.
+        A coordinator asks itself first, because others may follow it. A living member
+        knows the coordinator, or will be it, unless it is excluded.
 
         Yields:
             A member to ask, and its address; this member, if it must take over. The
-            caller sends the reply; ``None`` if there was none in time. After the last
-            one, the caller asks all again a little later.
+            caller sends the reply, or ``None`` if there was none in time. After the
+            last one, the caller asks all again a little later.
         """
         self.follows = None
         known = self.addresses
@@ -176,11 +170,7 @@ class Member:
                 left = deque([reply.follows])
 
     def should_step_down(self, answers: Mapping[int, PeerReply]) -> bool:
-        """Return whether this member is to follow another one, and coordinate no more.
-
-        Args:
-            answers: Of other members, while too few are here.
-        """
+        """Return whether to follow another member, given replies without a quorum."""
         if self.follows not in {None, self._own}:
             return True
         for member, answer in sorted(answers.items()):

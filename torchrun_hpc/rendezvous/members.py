@@ -1,4 +1,4 @@
-"""The agents that the coordinator has accepted: admission, heartbeats, candidates."""
+"""The coordinator's agents: admission, heartbeats, candidates."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 # Seconds.
 HEARTBEAT_INTERVAL = 5
-CANDIDATE_TIMEOUT = 10  # for an agent whose node rank another one claims, to answer
-SILENCE_REPORT = 30  # after these, the user reads that an agent does not answer
+CANDIDATE_TIMEOUT = 10  # for the first of two agents of a node rank to answer
+SILENCE_REPORT = 30  # until a silent agent is reported
 
-_SHORT = 60  # characters of what is shown of an agent that is refused
+_SHORT = 60  # characters of a refused agent's values
 _COMPARED = (Refusal.STARTED, Refusal.NODES, Refusal.RUN_ID, Refusal.SPARES)
 _DIFFERENT = {
     Refusal.VERSION: "torchrun_hpc {} instead of {}",
@@ -35,13 +35,11 @@ _DIFFERENT = {
 
 @dataclass
 class Agent:
-    """An agent that was accepted, or claims the node rank of one.
+    """An accepted agent, or one that claims the node rank of another.
 
     Attributes:
-        connection: Its connection.
-        request: Its join request.
         silent_for: Seconds since its last message.
-        heartbeat: What it answered last, by its own clock.
+        heartbeat: Its last answer, by its own clock.
         has_joined: Whether it has been ready for a round, so that its loss counts.
     """
 
@@ -53,12 +51,11 @@ class Agent:
 
 
 class Refused(NamedTuple):
-    """An agent that was refused.
+    """A refused agent.
 
     Attributes:
-        reason: Why.
-        rank: The node rank that it claims; ``None`` if it is none of the job.
-        text: What is different.
+        rank: The node rank that it claims; ``None`` if the job has no such rank.
+        text: The difference.
     """
 
     reason: Refusal
@@ -67,20 +64,14 @@ class Refused(NamedTuple):
 
 
 class Members:
-    """The agents of a job, by node rank.
-
-    Args:
-        settings: What all agents agree on.
-        outbox: Pairs of a connection and a message to send there; it is added to.
+    """The connected agents of a job, by node rank.
 
     Attributes:
-        agents: Those that are connected.
-        seen: Node ranks of those that have been, or will not come.
+        seen: Node ranks of agents that have been connected, or never will be.
         unread: Connections that have not confirmed a failure.
         candidates: Agents that claim the node rank of another one.
-        unproved: Addresses of callers without a proof that they belong to the job, and
-            whether the user has read each.
-        seconds: How many have passed.
+        unproved: Addresses of callers without a proof, and whether the user has read
+            each.
     """
 
     def __init__(self, settings: Settings, outbox: list[Outgoing]) -> None:
@@ -92,13 +83,13 @@ class Members:
         self._ranks: dict[Hashable, int] = {}
         self.candidates: dict[int, Agent] = {}
         self.unproved: dict[str, bool] = {}
-        self._silent: set[int] = set()  # as the user has read
+        self._silent: set[int] = set()  # reported ones
         self.seconds = 0
         limit = settings.silence_timeout // 3
         self._heartbeat_interval = min(HEARTBEAT_INTERVAL, max(1, limit))
 
     def rank_of(self, connection: Hashable) -> int | None:
-        """Return the node rank of an agent; ``None`` if it is none."""
+        """Return the node rank of a connected agent, or ``None``."""
         return self._ranks.get(connection)
 
     # --- admission ----------------------------------------------------------------
@@ -122,7 +113,7 @@ class Members:
         request = wire.decode(JoinRequest, message)
         for reason in _COMPARED:
             theirs, own = (getattr(x, reason.value) for x in (request, self._settings))
-            # Who only tells why its node cannot start does not know the id.
+            # An agent that only reports why it cannot start does not know the id.
             if theirs != own and "" not in (theirs, own):
                 return self._refuse(connection, reason, rank, theirs, own)
         return request
@@ -130,13 +121,9 @@ class Members:
     def _refuse(
         self, connection: Hashable, reason: Refusal, rank: Any = None, *values: Any
     ) -> Refused:
-        """Refuse an agent, which hears the reason only: anybody may have asked.
+        """Refuse an agent. It hears only the reason: anybody may have asked.
 
-        Args:
-            connection: Where it is.
-            reason: Why.
-            rank: The node rank that it claims.
-            values: What is different: its own values, and those of the job.
+        The user reads its own values, and then the job's.
         """
         self._outbox += [(connection, {"refused": reason.value}), (connection, CLOSE)]
         is_rank = type(rank) is int and 0 <= rank < self._settings.nodes
@@ -160,17 +147,17 @@ class Members:
         return connection
 
     def reset(self) -> None:
-        """Reset the connections of all agents, and of those that would be one."""
+        """Reset the connections of all agents and candidates."""
         known = (*self.agents.values(), *self.candidates.values())
         self._outbox += [(each.connection, RESET) for each in known]
 
     # --- candidates ---------------------------------------------------------------
 
     def claim(self, connection: Hashable, request: JoinRequest) -> None:
-        """Take note of a second agent of a node rank.
+        """Keep a second agent of a node rank as a candidate.
 
-        It was started again, perhaps, and the end of the first one's connection was
-        not seen: a heartbeat shows whether that one still runs.
+        Perhaps it was started again, and the first one's connection has not ended yet.
+        A heartbeat shows whether the first one still runs.
         """
         if older := self.candidates.get(request.rank):
             self._outbox.append((older.connection, CLOSE))
@@ -178,7 +165,7 @@ class Members:
         self._send_heartbeat(self.agents[request.rank])
 
     def refuse_candidate(self, rank: int) -> Refused:
-        """Refuse the second agent of a node rank, whose first one has just answered."""
+        """Refuse a candidate, because the first agent has just answered."""
         second, first = self.candidates.pop(rank), self.agents[rank].request
         who = second.request.pid, second.request.host, first.pid, first.host
         return self._refuse(second.connection, Refusal.TAKEN, rank, *who)
@@ -203,8 +190,8 @@ class Members:
 
         Args:
             seconds: How many seconds have passed. Only a job with spares counts them:
-                members and other coordinators count them, too, and expect that this
-                one gives up in time.
+                its members and other coordinators also count them, and expect this one
+                to give up in time.
         """
         self.seconds += 1
         for rank, agent in self.agents.items():
@@ -215,7 +202,7 @@ class Members:
             candidate.silent_for += 1
 
     def silent(self, seconds: int) -> list[int]:
-        """Return the node ranks of agents that have not answered for so long."""
+        """Return the node ranks of agents that have been silent for so long."""
         return [rank for rank, a in self.agents.items() if a.silent_for >= seconds]
 
     def replaced(self) -> list[Hashable]:
@@ -228,7 +215,7 @@ class Members:
         return [self.agents[rank].connection for rank in ranks]
 
     def report_silence(self) -> None:
-        """Report which agents do not answer, and which do so again."""
+        """Report which agents do not answer, and which answer again."""
         silent = self.silent(SILENCE_REPORT)
         news = [rank for rank in silent if rank not in self._silent]
         again = self._silent.difference(silent)
@@ -260,7 +247,7 @@ class Members:
         self._outbox += [(agent.connection, message) for agent in self.agents.values()]
 
     def report(self, message: Mapping[str, Any]) -> bool:
-        """Send something for the user to the node that reports, if it is there."""
+        """Send a message for the user to the node that reports, if it is there."""
         for rank in (self._settings.reporter, self._settings.coordinator):
             if rank in self.agents:
                 self.send(rank, message)
@@ -270,9 +257,7 @@ class Members:
     def inform(self, rank: int, message: Mapping[str, Any]) -> None:
         """Tell an agent how the job has ended; it confirms a failure.
 
-        Args:
-            rank: Its node rank.
-            message: The end; the node that reports a failure hears that it does.
+        A failure is marked for the node that reports it.
         """
         reports = "failed" in message and rank == self._settings.reporter
         self.send(rank, {**message, "reports": True} if reports else message)

@@ -77,8 +77,8 @@ def _answers(who: str, verb: str, after: str = "") -> Message:
 
 
 def _lost(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    text = f"the agent on {names([event['lost']], meeting)} is gone. Waiting until it "
-    return Message("HPC123", f"{text}is started again")
+    who = f"the agent on {names([event['lost']], meeting)}"
+    return Message("HPC123", f"{who} is gone. Waiting until it is started again")
 
 
 def _restart(event: Mapping[str, Any], meeting: Meeting) -> Message:
@@ -324,10 +324,8 @@ def refusal(
         code, own, what = "HPC206", f"--hpc-spares={meeting.spares.number}", "number"
     else:
         code, own, what, verb = "HPC118", f"{meeting.nodes} nodes", "number", "sees"
-    text = (
-        f"this node {verb} {own}, but {node} {verb} another {what}. {_BOTH}. {remedy}"
-    )
-    return LaunchError(code, text, others_know=True)
+    text = f"this node {verb} {own}, but {node} {verb} another {what}. {_BOTH}. "
+    return LaunchError(code, text + remedy, others_know=True)
 
 
 def bad_nodes(ranks: Sequence[int], meeting: Meeting) -> Message:

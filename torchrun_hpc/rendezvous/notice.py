@@ -1,4 +1,4 @@
-"""A node that cannot start, and informs the others through the coordinator."""
+"""The notice of a node that cannot start, to the others through the coordinator."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def inform(
     Args:
         meeting: Where the nodes meet.
         failure: Why this node cannot start.
-        limit: Seconds to look for the coordinator; on its node, to stay for the others.
+        limit: Seconds to look for the coordinator, or on its node to wait for the
+            others.
         on_event: See `Client`.
 
     Returns:
-        Why the job failed, as the coordinator has it; ``None`` if it was not found, or
-        is this node's.
+        The coordinator's reason for the job's failure; ``None`` if it was not found, or
+        is this node.
     """
     settings = Settings(
         run_id="",
@@ -58,7 +59,7 @@ def inform(
         closing(agent),
         suppress(JobFailedError, CoordinatorNotFoundError, LaunchError),
     ):
-        # Once more, if it was let in as one that had been there before.
+        # Once more, if it was accepted as a returning agent.
         agent.open(limit).fail(failure)
     return agent.client.failure
 
@@ -66,7 +67,7 @@ def inform(
 def _serve(
     meeting: Meeting, settings: Settings, failure: Failure, limit: float
 ) -> None:
-    """Accept the other nodes only to inform them, on the first port that is free."""
+    """Accept the other nodes only to inform them, on the first free port."""
     key = Key(meeting.key, meeting.launch_id)
     key.load()
     if meeting.key.required and not key.secret.key:

@@ -1,4 +1,4 @@
-"""The other members of a job with spares, of which any one may coordinate it."""
+"""The other members of a job with spares. Any of them may coordinate it."""
 
 from __future__ import annotations
 
@@ -24,24 +24,20 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.server import CoordinatorServer
 
 # Seconds.
-_ANSWER_TIMEOUT = 3.0  # of a member that is asked
+_ANSWER_TIMEOUT = 3.0  # of an asked member
 _PAUSE = 0.2  # before all are asked again
-_AT_ONCE = 32  # members: those that are on their way need not be asked
-_ALL_EVERY = 25  # times, also those of which nothing was heard yet are asked
+_AT_ONCE = 32  # members: those that are joining do not have to be asked
+_ALL_EVERY = 25  # turns, members that never joined are also asked
 
 
 class Peers:
-    """Finds the coordinator among the other members, or lets this member be it.
+    """Finds the coordinator among the other members, or lets this member coordinate.
 
     Args:
-        server: Serves what this member is as a coordinator: on standby, perhaps.
-        member: What this member knows.
-        search: Looks for the coordinator where it should be.
+        server: Serves this member's coordinator, which may be on standby.
+        search: Looks for the coordinator at its expected address.
         timeout: Seconds to look for a coordinator.
-        end_workers: Kills the workers of this node at once.
-
-    Attributes:
-        member: What this member knows.
+        end_workers: Kills this node's workers at once.
     """
 
     def __init__(
@@ -65,7 +61,7 @@ class Peers:
     # --- with a coordinator -------------------------------------------------------
 
     def accepted(self, answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Begin a lease; yield what to send to a coordinator that has accepted this."""
+        """Begin a lease; yield the messages to a coordinator that has accepted this."""
         self._lease.begin()
         if "welcome" in answer:
             yield from self.member.accepted(answer)
@@ -73,25 +69,23 @@ class Peers:
     def confirmation(
         self, record: Record, open_store: Callable[[], tuple[str, int]]
     ) -> dict[str, Any]:
-        """Return what to send to confirm a round; for `open_store` see `Client`."""
+        """Return the confirmation of a round; for `open_store` see `Client`."""
         confirm = [record.term, record.round]
-        if self._confirmation.get("confirm") != confirm:  # else it was asked again
+        if self._confirmation.get("confirm") != confirm:  # otherwise it was asked again
             is_first = record.active[0] == self._own_rank
             store = {"store": open_store()} if is_first else {}
             self._confirmation = {"confirm": confirm, **store}
         return self._confirmation
 
     def end_lease(self, channel: Channel) -> int | None:
-        """Give the coordinator up if the lease is over.
+        """Leave the coordinator if the lease is over.
 
-        If this is found out late, this process was suspended: workers must end at once.
-
-        Args:
-            channel: The connection to it.
+        If that is noticed late, this process was suspended, and workers must end at
+        once.
 
         Returns:
             Seconds for which this process may have been suspended; 0 if it was not;
-            ``None`` if there is a lease.
+            ``None`` during the lease.
         """
         late = self._lease.end()
         if late is None:
@@ -104,22 +98,22 @@ class Peers:
         return int(late) + self._lease.length
 
     def handle(self, message: Mapping[str, Any]) -> None:
-        """Take note of what the coordinator says to its members."""
+        """Handle the coordinator's messages to its members."""
         if "heartbeat" in message:
             self._lease.renew(message["heartbeat"])
         elif "record" in message:
             self.member.informed(message)
         elif "go" in message:
             self.member.began()
-        elif "suspended" in message:  # this member has it, and was suspended with it
+        elif "suspended" in message:  # the coordinator is here, and was suspended
             self._end_workers_now()
 
     def _end_workers_now(self) -> None:
-        """End them beside the loop: a disk may hang, and others wait for an answer."""
+        """End them in a thread: a disk may hang, and others wait for an answer."""
         threading.Thread(target=self._end_workers, daemon=True).start()
 
     async def watch(self) -> None:
-        """While too few members are here, look for a coordinator that has enough."""
+        """While too few members are here, look for a coordinator with enough."""
         turn = 0
         while self.member.coordinates:
             await asyncio.sleep(_PAUSE)
@@ -129,7 +123,7 @@ class Peers:
                 await self._look_for_another(absent)
 
     async def _look_for_another(self, absent: dict[int, Address]) -> None:
-        """Ask members that are not here who coordinates, and give way to one."""
+        """Ask absent members who coordinates, and step down for one that should."""
         if len(absent) > _AT_ONCE:
             absent = dict(random.sample([*absent.items()], _AT_ONCE))
         asked = (self._ask(address, asks=True) for address in absent.values())
@@ -146,7 +140,7 @@ class Peers:
     # --- without ------------------------------------------------------------------
 
     async def find(self) -> Answered:
-        """Find the coordinator where it should be, or else with another member.
+        """Find the coordinator at its expected address, otherwise with another member.
 
         Raises:
             CoordinatorNotFoundError: It is nowhere.
@@ -162,24 +156,16 @@ class Peers:
             raise
 
     async def find_again(self, *, has_ended: bool) -> Answered:
-        """Find the next coordinator, or become it: the one before is lost.
-
-        Args:
-            has_ended: Whether the process of that one has ended.
+        """Find the next coordinator, or become it: the old one is lost.
 
         Raises:
-            CoordinatorNotFoundError: There was none in time.
+            CoordinatorNotFoundError: None was found in time.
         """
         if has_ended:
             self.member.saw_end()
         return await self._ask_all(self._timeout)
 
     async def _ask_all(self, timeout: float) -> Answered:
-        """Ask the members who coordinates, or become the coordinator.
-
-        Raises:
-            CoordinatorNotFoundError: There was none in time.
-        """
         clock = asyncio.get_running_loop().time
         start, reported = clock(), 0
         while (found := await self._ask_each()) is None:
@@ -193,7 +179,7 @@ class Peers:
         return found
 
     async def _ask_each(self) -> Answered | None:
-        """Ask one member after the other; return what a coordinator answers."""
+        """Ask one member after the other; return a coordinator's answer."""
         own, reply = self.member, None
         candidates = own.candidates()
         with suppress(StopIteration):
@@ -213,11 +199,11 @@ class Peers:
     async def _ask(
         self, address: Address, *, asks: bool = False
     ) -> Answered | PeerReply | None:
-        """Ask a member to be accepted, or only who coordinates.
+        """Ask a member for admission, or only who coordinates.
 
         Returns:
-            The connection, and what a coordinator answers; what another member
-            answers; ``None`` if there is no answer in time.
+            The connection and the answer of a coordinator, or another member's reply;
+            ``None`` without an answer in time.
         """
         request = {**self._search.first_line, "asks": asks}
         channel = Channel(request, self._search.key.secret)

@@ -6,12 +6,12 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """What a coordinator waits for."""
+    """The event that a coordinator waits for."""
 
-    STANDBY = "standby"  # this node does not coordinate: it may have to take over
-    SEEK = "seek"  # too few nodes are here; it also looks for another coordinator
-    GATHER = "gather"  # enough nodes are here, but not all are ready for the round
-    CONFIRM = "confirm"  # the round is formed; the active nodes have to confirm it
+    STANDBY = "standby"  # this node may have to take over
+    SEEK = "seek"  # too few nodes have joined; it looks for another coordinator
+    GATHER = "gather"  # enough nodes have joined, but not all are ready
+    CONFIRM = "confirm"  # the round is formed; the active nodes confirm it
     RUN = "run"  # workers run
     FINISHED = "finished"  # all active nodes have finished
     FAILED = "failed"  # the job has failed

@@ -1,7 +1,6 @@
-"""Who is active in the next round, who is lost, and who is out: pure functions.
+"""Who is active in the next round, lost, or excluded: pure functions.
 
-Without spares all nodes are active. With spares, one of them takes the place of a node
-that is lost, late, or out.
+Without spares, all nodes are active. A spare replaces a lost, late or excluded node.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from torchrun_hpc.rendezvous.record import Record
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-LOSSES = 2  # of a node, after which it is out
+LOSSES = 2  # after so many, a node is excluded
 
 
 def first_record(nodes: int, spares: int, coordinator: int) -> Record:
-    """Return the record of a job that has not begun: the last members are spares."""
+    """Return the record of a job that has not begun. The last members are spares."""
     return Record((0, coordinator), -1, tuple(range(nodes - spares)))
 
 
@@ -27,10 +26,10 @@ def assigned(
 ) -> tuple[int, ...] | None:
     """Return the active members of the next round; ``None`` if some are missing.
 
-    Each keeps its node rank, but for those that leave: a spare has theirs.
+    Each member keeps its node rank. Spares replace those that leave.
 
     Args:
-        record: The record of the round before.
+        record: The record of the previous round.
         ready: Members that can take part.
         leaving: Active members that are not waited for.
     """
@@ -49,7 +48,7 @@ def assigned(
 
 
 def lost(record: Record, member: int) -> Record:
-    """Take note that a member was lost; it may come back, but not forever."""
+    """Record a lost member. It may come back, but not forever."""
     losses = {**record.losses, member: record.losses.get(member, 0) + 1}
     return replace(record, losses=losses, suspect=-1)
 
@@ -60,16 +59,17 @@ def excluded(record: Record, member: int, reason: str) -> Record:
 
 
 def blamed(record: Record, member: int, *, has_spare: bool) -> Record:
-    """Take note that a worker of an active member was the first to fail in a round.
+    """Record that a worker of an active member was the first to fail in a round.
 
-    If that was so in the round before, too, the node may be the cause, and is out. If
-    the same then happens on the node that took its place, it was the script: nobody is
-    blamed for this node rank any more, and the first one comes back.
+    If the same member is blamed in two consecutive rounds, its node may be the cause,
+    and is excluded. If a worker then also fails on the node that replaced it, the
+    script was the cause. Then nobody is blamed for this node rank any more, and the
+    first node comes back.
 
     Args:
         record: The record of that round.
         member: The member.
-        has_spare: Whether a spare could take its place.
+        has_spare: Whether a spare could replace it.
     """
     rank, suspect = record.active.index(member), record.suspect
     record = replace(record, suspect=-1)

@@ -1,19 +1,18 @@
 """The proof that both ends of a connection belong to the same launch.
 
-Both know the secret of the launch. The caller begins::
+Both know the launch's secret. The caller begins::
 
     caller                            listener
     nonce, to, request      ───────►
                             ◄───────  nonce, proof
     the request, proof      ───────►
 
-``nonce`` is a random number of each side. ``to`` is the address and the port that the
-caller has dialled: nobody can pass the proofs on from another port. ``request`` is the
-digest of the request, so that both proofs cover all of it, and the listener proves
-first. Until the listener has the caller's proof, its answers differ in random numbers
-only.
+Each side has a random ``nonce``. ``to`` is the dialled address and port, so nobody can
+pass the proofs on from another port. ``request`` is the digest of the request. So both
+proofs cover all of it, and the listener proves itself first. Until the listener has the
+caller's proof, its answers differ in random numbers only.
 
-Without a key the proofs show no more than that both know the launch id.
+Without a key, the proofs show only that both know the launch id.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from torchrun_hpc.wire import WireError
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    # What is sent, what is received; for a listener, the request in the end.
+    # The lines to send, the received ones, and for a listener the request.
     Steps = Generator[Mapping[str, Any], Mapping[str, Any], Any]
 
 CALLER, LISTENER = "caller", "listener"
 
-NOWHERE = ("", 0)  # is dialled within a process
+NOWHERE = ("", 0)  # dialled within a process
 _ALL = ("0.0.0.0", "::")
 
 
@@ -61,11 +60,11 @@ class Hello:
 
 @dataclass(frozen=True)
 class Secret:
-    """What both sides know.
+    """The secret that both sides know.
 
     Attributes:
         launch: The launch id.
-        key: The user's key; empty if there is none.
+        key: The user's key; empty without one.
     """
 
     launch: str
@@ -76,13 +75,7 @@ class Secret:
         return hmac.digest(self.key, self.launch.encode(errors="replace"), "sha256")
 
     def proof(self, role: str, hello: Hello, nonce: str) -> str:
-        """Return the proof of one side, in hexadecimal.
-
-        Args:
-            role: Of this side.
-            hello: The caller's first message.
-            nonce: The listener's.
-        """
+        """Return one side's proof, in hexadecimal. The nonce is the listener's."""
         said = [role, self.launch, hello.nonce, nonce, *hello.to, hello.request]
         return hmac.digest(self._value, wire.to_line(said), "sha256").hex()
 
@@ -90,11 +83,11 @@ class Secret:
         """Prove who calls: yield each line to send, and receive the answer to it.
 
         Args:
-            to: The address and the port that were dialled.
-            request: What the caller wants.
+            to: The dialled address and port.
+            request: The caller's request.
 
         Raises:
-            WireError: The other side is something else.
+            WireError: The other side is another program.
             UnprovedError: It has no proof.
         """
         hello = Hello(secrets.token_hex(16), to, _digest(request))
@@ -105,12 +98,12 @@ class Secret:
         yield {**request, "proof": self.proof(CALLER, hello, nonce)}
 
     def listen(self, address: str, port: int) -> Steps:
-        """Examine who calls: receive each line, and yield the answer to it.
+        """Examine a caller: receive each line, and yield the answer to it.
 
         Args:
-            address: Where this side listens; if on all addresses, it does not know
-                which one was dialled.
-            port: The same.
+            address: Where this side listens. If on all addresses, it cannot know the
+                dialled one.
+            port: The port where it listens.
 
         Returns:
             The request.
@@ -135,5 +128,5 @@ def _digest(request: Mapping[str, Any]) -> str:
 
 
 def _is_same(theirs: object, own: str) -> bool:
-    # As bytes: text would have to be ASCII.
+    # As bytes: text must be ASCII.
     return hmac.compare_digest(str(theirs).encode(errors="replace"), own.encode())

@@ -1,59 +1,56 @@
 """The messages between agents and coordinator: lines of JSON, of limited length.
 
-A connection begins with the proofs of both sides, see `proof`. Then the agent's
-request says who it is, and is answered by ``welcome``, ``refused`` or ``failed``. After
-that, each side sends a message whenever there is something to send.
-Nothing in a message is ever run or unpickled.
+A connection begins with the proofs of both sides, see `proof`. Then the agent sends its
+request, which is answered by ``welcome``, ``refused`` or ``failed``. After that, each
+side sends messages at any time. Nothing in a message is ever run or unpickled.
 
 ============================  ==========================================================
 from an agent                 meaning
 ============================  ==========================================================
-``protocol: VERSION``         the request, with all of `JoinRequest`
-``join: true``                it is ready for the next round; without spares, node 0
-                              adds the ``store`` of the workers
-``present: MEMBER STATE``     with spares: where it can be asked, and what it knows
-``confirm: [TERM, ROUND]``    with spares: it is ready for this very round; node rank 0
+``protocol: VERSION``         the request, with the fields of `JoinRequest`
+``join: true``                ready for the next round; without spares, node 0 adds the
+                              workers' ``store``
+``present: MEMBER STATE``     with spares: its address and its knowledge
+``confirm: [TERM, ROUND]``    with spares: ready for exactly this round; node rank 0
                               adds the ``store``
-``unfit: REASON``             with spares: its node is not well
-``died: FAILURE``             one of its workers has ended with an error, in ``round``
+``unfit: REASON``             with spares: its node is unhealthy
+``died: FAILURE``             one of its workers has failed, in ``round``
 ``failed: FAILURE``           it gives up
-``done: ROUND``               all workers of its node have finished this round
+``done: ROUND``               all its workers have finished this round
 ``read: true``                it has received the failure
-``report: true``              node 0 wants to report the failures of workers
-``printed: true``             it has done so
-``question: NUMBER``          a question to all agents, those that are still to come,
-                              too: ``what`` is asked, ``with`` what the reply needs; or
-                              nothing any more
-``reply: [RANK, NUMBER]``     the reply to it, ``of`` its node, for the one that asks
-``bye: true``                 it closes the connection; that is no fault
+``report: true``              node 0 wants to report failed workers
+``printed: true``             it has reported them
+``question: NUMBER``          a question to all agents, also to later ones: ``what``,
+                              ``with`` data for the reply; without both, its end
+``reply: [RANK, NUMBER]``     the reply to this agent's question: ``of`` its node
+``bye: true``                 it closes the connection without a fault
 ``heartbeat: SECONDS``        the answer to ``heartbeat``: its clock
-``ask: NUMBER``               ``set``, ``add``, ``get`` or ``check`` of the store that
-                              torch's agents share
+``ask: NUMBER``               ``set``, ``add``, ``get`` or ``check`` for the agents'
+                              store
 ============================  ==========================================================
 
 ============================  ==========================================================
 from the coordinator          meaning
 ============================  ==========================================================
-``welcome: VERSION``          the agent is accepted; with the next ``round``,
-                              the ``coordinator``, and the ``age`` of what it knows
+``welcome: VERSION``          the agent is accepted; with the next ``round``, the
+                              ``coordinator``, and the ``age`` of its record
 ``standby: [RANK, ...]``      with spares, to a node that looks for the coordinator:
                               whom this node follows, whether it coordinates, and
-                              whether it has a quorum; the connection is closed
+                              whether it has a quorum; closes the connection
 ``prepare: RECORD``           with spares: a round is formed; active nodes confirm it
-``record: RECORD``            with spares: who may take over has changed
-``out: REASON``               with spares: this node takes part no more
-``refused: REASON``           it is not, see `Refusal`, and hears no more than that; the
-                              connection is closed
+``record: RECORD``            with spares: other nodes may take over
+``out: REASON``               with spares: this node is excluded
+``refused: REASON``           only a `Refusal`; closes the connection
 ``go: ROUND``                 all nodes have joined this round; with the ``store``
 ``over: ROUND``               this round has ended; join the next one
 ``finished: ROUND``           all nodes have finished
-``failed: FAILURE``           the job has failed, and this was the first failure; with
-                              ``reports`` for the node that reports it
-``report: SUMMARY``           the failures of workers; nothing if none has failed
+``failed: FAILURE``           the job's first failure; with ``reports`` for the node
+                              that reports it
+``report: SUMMARY``           the failed workers; nothing if none has failed
 ``printed: true``             node 0 has reported them
-``question: [RANK, NUMBER]``  an agent asks ``what``, ``with`` what the reply needs
-``replied: NUMBER``           the reply of a ``node`` to its question
-``heartbeat: SECONDS``        to be answered by ``heartbeat``; what the last answer said
+``question: [RANK, NUMBER]``  an agent asks ``what``, ``with`` data for the reply
+``replied: NUMBER``           a ``node``'s reply to its question
+``heartbeat: SECONDS``        to answer by ``heartbeat``; repeats the last answer
 ``answer: NUMBER``            the answer to ``ask``
 ``waiting``, ``finishing``,   for the user, on the node that reports: see
 ``silent``, ``answering``,    `messages.render`
@@ -80,10 +77,10 @@ VERSION = 8
 JOIN_REQUEST_LIMIT = 4096
 LINE_LIMIT = 16 * 2**20
 
-SUSPENDED = 2  # seconds: who notices later that a lease has ended was suspended
+SUSPENDED = 2  # seconds: noticing the end of a lease later means a suspension
 
-# In an outbox: close, or reset, this connection. A process that lives resets those of
-# agents: an end of file means to them that it has ended.
+# In an outbox: close or reset this connection. A living process resets agents'
+# connections: to them, an end of file means that it has ended.
 CLOSE: dict[str, Any] = {"close": True}
 RESET: dict[str, Any] = {"reset": True}
 
@@ -96,30 +93,27 @@ class Refusal(Enum):
     NODES = "nodes"  # number of nodes
     TAKEN = "taken"  # another agent has its node rank
     SPARES = "spares"  # --hpc-spares
-    STARTED = "started"  # it was started by another command
-    UNPROVED = "unproved"  # one of the two has no proof; nobody sends it
+    STARTED = "started"  # another command started it
+    UNPROVED = "unproved"  # one of the two has no proof; never sent
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all agents of a job agree on.
+    """The values that all agents of a job agree on.
 
     Attributes:
-        run_id: Torch's rendezvous id.
-        nodes: Number of nodes.
+        run_id: PyTorch's rendezvous id.
         coordinator: Node rank of the coordinator; -1 if it is another node.
-        max_restarts: How often the job may restart.
         join_timeout: Seconds that a round waits for all nodes.
-        silence_timeout: Seconds after which an agent that does not answer ends the
-            job; with spares, after which it is lost.
-        spares: How many of the nodes wait to take the place of another one.
+        silence_timeout: Seconds after which a silent agent ends the job, or with spares
+            is lost.
         started: As in `JoinRequest`.
         signals_on_loss: Whether the launcher sends SIGTERM to all agents when one is
-            lost. PBS does not: it kills the agents of a job that is deleted.
-        spare_after: Seconds until a spare takes the place of a node that has not come.
-        kill: Seconds until the workers of a node have ended that are told to.
-        health_check: Seconds that the health check of a node may take.
-        is_fixed: Whether all nodes have to be there, even with spares: as in a dry run.
+            lost. PBS does not: it kills the agents of a deleted job.
+        spare_after: Seconds after which a spare replaces a node that has not joined.
+        kill: Seconds until a node's workers have ended after an order.
+        health_check: Seconds that a node's health check may take.
+        is_fixed: Whether all nodes must join, even with spares, as in a dry run.
     """
 
     run_id: str
@@ -138,7 +132,7 @@ class Settings:
 
     @property
     def has_spares(self) -> bool:
-        """Whether the job goes on without a node that is lost."""
+        """Whether the job continues without a lost node."""
         return self.spares > 0 and not self.is_fixed
 
     @property
@@ -149,22 +143,19 @@ class Settings:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """Who an agent is.
+    """An agent's request to join.
 
     Attributes:
-        run_id: Torch's rendezvous id: the same, or what the user set.
-        nodes: Number of nodes.
-        rank: Its node rank.
-        host: Its node's name, to be shown.
-        pid: Its process id, for messages. It identifies no process: two containers on
-            one host may use the same one.
-        release: Of torchrun_hpc.
+        run_id: PyTorch's rendezvous id: the same, or the user's.
+        host: Its node's name, for messages.
+        pid: Its process id, for messages. Two containers on one host may use the same
+            one.
+        release: Its release of torchrun_hpc.
         agent: A random number in hexadecimal, and the process id. It identifies the
             process. The coordinator sends it to nobody.
-        site: Name of the computing centre whose rules it uses; empty without.
-        spares: How many of the nodes wait to take the place of another one.
-        started: The command, in short, with a digest of all of it, if the launch id
-            does not tell two launches apart; otherwise empty.
+        site: The name of its site; empty without.
+        started: The end of the command, and a digest of all of it, if the launch id
+            does not distinguish two launches; otherwise empty.
     """
 
     run_id: AnyText
@@ -184,6 +175,6 @@ class JoinRequest:
         return {"protocol": VERSION, **encode(self)}
 
     def check(self) -> None:
-        """Raise ``ValueError`` if it has no node rank of the job."""
+        """Raise ``ValueError`` if its node rank is not in the job."""
         if not 0 <= self.rank < self.nodes:
             raise ValueError("not a node rank")

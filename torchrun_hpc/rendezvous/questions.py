@@ -1,4 +1,4 @@
-"""Questions of an agent: to the coordinator's store, and to all agents."""
+"""An agent's questions: to the coordinator's store, and to all agents."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ if TYPE_CHECKING:
 
 
 class Questions:
-    """What an agent asks through the coordinator, and the answers.
+    """An agent's questions through the coordinator, and the answers.
 
     Args:
         changed: Notified of answers.
         until: Waits for a condition, or raises.
-        send: Sends to the coordinator.
     """
 
     def __init__(
@@ -27,7 +26,7 @@ class Questions:
         self._changed, self._until, self._send = changed, until, send
         self._asked = 0
         self._answers: dict[int, Any] = {}
-        self._of_nodes: dict[int, dict[int, Any]] = {}  # by question, and node
+        self._of_nodes: dict[int, dict[int, Any]] = {}  # by question and node
 
     def ask(
         self,
@@ -35,13 +34,7 @@ class Questions:
         is_over: Callable[[], bool],
         timeout: float,
     ) -> Any:
-        """Ask the store.
-
-        Args:
-            question: What is asked.
-            is_over: Returns whether no answer is wanted any more.
-            timeout: Seconds to wait for one.
-        """
+        """Ask the store; wait for `timeout` seconds, or until the question is over."""
         with self._changed:
             self._asked = number = self._asked + 1
         self._send({"ask": number, **question})
@@ -49,7 +42,7 @@ class Questions:
         return self._answers.pop(number, None)
 
     def answered(self, message: Mapping[str, Any]) -> None:
-        """Take note of the store's answer."""
+        """Keep the store's answer."""
         with self._changed:
             self._answers[message["answer"]] = message.get("value")
             self._changed.notify_all()
@@ -60,13 +53,13 @@ class Questions:
         wait: Callable[[dict[int, Any]], None],
         about: Any = None,
     ) -> dict[int, Any]:
-        """Ask all nodes; return their replies, but for those that are ``None``.
+        """Ask all nodes; return their replies, without those that are ``None``.
 
         Args:
-            what: The question: a name that all nodes know.
-            wait: Waits for enough replies; gets those that have come so far. That of a
-                node that has gone meanwhile is ``None``.
-            about: What a node needs to know for its reply, as plain data.
+            what: The question's name, which all nodes know.
+            wait: Waits for enough of the replies so far. The reply of a lost node is
+                ``None``.
+            about: What a node needs for its reply, as plain data.
         """
         with self._changed:  # several threads ask
             self._asked = number = self._asked + 1
@@ -81,7 +74,7 @@ class Questions:
         return {node: of for node, of in replies.items() if of is not None}
 
     def replied(self, message: Mapping[str, Any]) -> None:
-        """Take note of a node's reply, unless it comes too late."""
+        """Keep a node's reply, unless it is late."""
         number, node = message["replied"], message.get("node")
         with self._changed:
             if type(number) is type(node) is int and number in self._of_nodes:

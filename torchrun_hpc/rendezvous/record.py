@@ -1,4 +1,4 @@
-"""What all nodes of a job know of it."""
+"""The record: what all nodes know of a job."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LONGEST = 253  # characters of a host's name (RFC 1035)
 
 
 def _looked_for(address: tuple[str, int]) -> tuple[str, int]:
-    """Return an address that `socket.getaddrinfo` can look for.
+    """Return an address that `socket.getaddrinfo` can resolve.
 
     Raises:
-        ValueError: It is none, or has no port.
+        ValueError: It cannot, or has no port.
     """
     host, port = address
     if not (0 < len(host) <= _LONGEST and " " not in host and 0 < port < 2**16):
@@ -27,22 +27,22 @@ Address = Annotated[tuple[str, int], _looked_for]
 
 @dataclass(frozen=True)
 class Record:
-    """What all members know of a job: it outlives each of them.
+    """What all members know of a job. It outlives each of them.
 
     Attributes:
-        term: Number of takeovers, and the member that coordinates since the last one.
-        round: The round that was formed last; -1 before the first one.
-        active: The member that has each node rank.
+        term: Number of takeovers, and the coordinator since the last one.
+        round: The last round that was formed; -1 before the first one.
+        active: The member of each node rank.
         addresses: Where members can be asked.
-        losses: How often members were lost.
-        excluded: Members that take part no more, and why.
-        suspect: The active member of which a worker was the first to fail, in the
-            round that ended last; -1 if it is none.
+        losses: How often each member was lost.
+        excluded: Excluded members, and why.
+        suspect: The active member whose worker failed first in the last round; -1 if
+            none.
         moved_from: Members excluded because of that, by their node rank.
-        script_faults: Node ranks whose workers failed on another node, too: it was the
-            script.
-        may_run: The members that may still have had workers of an earlier round, when
-            this one was formed; none once it has begun.
+        script_faults: Node ranks whose workers also failed on another node. The script
+            is at fault.
+        may_run: Members that may still have had workers of an earlier round when this
+            one was formed; empty once it has begun.
     """
 
     term: tuple[int, int]
@@ -58,21 +58,21 @@ class Record:
 
     @property
     def age(self) -> tuple[int, tuple[int, int]]:
-        """What is greater in the newer one of two records."""
+        """The greater one of two ages belongs to the newer record."""
         return self.round, self.term
 
 
 @dataclass(frozen=True)
 class MemberState:
-    """What a member tells a coordinator that has accepted it.
+    """A member's message to a coordinator that has accepted it.
 
     Attributes:
         address: Where it can be asked.
         done: Whether its workers have finished.
-        term: Of the record that it knows.
-        round: The same.
+        term: The term of its record.
+        round: The round of its record.
         gone: The last coordinator that has ended, and in which round.
-        record: All that it knows, if that is more than the coordinator's.
+        record: Its record, if that is newer than the coordinator's.
     """
 
     address: Address

@@ -1,7 +1,7 @@
-"""What a coordinator knows of all nodes: who takes part, who is lost, who is out.
+"""The coordinator's roster of nodes: who takes part, is lost, or is excluded.
 
-With spares, the workers of a node that is not reached may run on, and others may
-coordinate them. So a round waits until their time is up: until their leases end.
+With spares, the workers of an unreachable node may continue, and another coordinator
+may lead them. So a round waits until their time is up: until their leases end.
 """
 
 from __future__ import annotations
@@ -22,26 +22,21 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.protocol import Settings
     from torchrun_hpc.rendezvous.record import Address, MemberState, Record
 
-_REASON = 200  # characters of why a node is out
+_REASON = 200  # characters of a reason to exclude a node
 
 
 class Roster:
-    """What is known of all nodes.
-
-    Args:
-        settings: What all agents agree on.
-        members: The agents that are connected.
-        record: What this node knows of the job.
+    """The roster of all nodes.
 
     Attributes:
-        record: What is known of the job.
-        ready: Nodes whose workers have ended, and which wait for the next round.
-        present: Nodes that are connected, and have said where they are.
-        addresses: Where the nodes can be asked that have come so far.
-        gone: Nodes whose agent has ended, and the round that it had come to.
-        lost: Active nodes that were lost since the last round, and how.
+        record: The record of the job.
+        ready: Nodes that wait for the next round, because their workers have ended.
+        present: Connected nodes that have sent their address.
+        addresses: Where the nodes can be asked that have joined so far.
+        gone: Nodes whose agent has ended, and their last round.
+        lost: Active nodes lost since the last round, and how.
         late: Active nodes that are not waited for.
-        leases: Nodes that may have workers: for how many seconds, at most.
+        leases: Seconds for which nodes may have workers, at most.
         coordinators: Nodes that may coordinate some of the others.
     """
 
@@ -57,23 +52,23 @@ class Roster:
         self.coordinators = {record.term[1]}
         self._settings = settings
         self._members = members
-        self._next_ones: dict[int, Address] = {}  # may take over, as all know
+        self._next_ones: dict[int, Address] = {}  # all know that they may take over
 
     # --- who can take part --------------------------------------------------------
 
     @property
     def wanted(self) -> int:
-        """How many nodes are active in a round."""
+        """The number of active nodes in a round."""
         return len(self.record.active)
 
     @property
     def is_complete(self) -> bool:
-        """Whether so many nodes are here that there are not enough elsewhere."""
+        """Whether so many nodes are here that too few are left elsewhere."""
         return len(self.present - self.record.excluded.keys()) >= self.wanted
 
     @property
     def left(self) -> set[int]:
-        """Nodes that may be active once more."""
+        """Nodes that may be active again."""
         out = self.gone.keys() | self.record.excluded.keys()
         return set(range(self._settings.nodes)) - out
 
@@ -91,18 +86,18 @@ class Roster:
         return policy.assigned(self.record, self.ready & self.present, leaving)
 
     def exclude(self, node: int, reason: str) -> None:
-        """Let a node take part no more."""
+        """Exclude a node from the job."""
         self.ready.discard(node)
         reason = printable(reason, _REASON)
         self._replace(policy.excluded(self.record, node, reason))
 
     def blame(self, node: int) -> None:
-        """Take note that a worker of an active node was the first to fail."""
+        """Record that a worker of an active node was the first to fail."""
         spares = self.ready - set(self.record.active) - self.record.excluded.keys()
         self._replace(policy.blamed(self.record, node, has_spare=bool(spares)))
 
     def _replace(self, record: Record) -> None:
-        """Use a record, and tell those that are out now, or no more."""
+        """Use a record, and inform nodes that are now excluded, or no longer."""
         changed = record.excluded.keys() ^ self.record.excluded.keys()
         self.record = record
         for node in changed:
@@ -111,16 +106,12 @@ class Roster:
             self._members.send(node, {"out": reason})
 
     def lose(self, node: int, failure: Failure) -> None:
-        """Take note that an active node is lost."""
+        """Record the loss of an active node."""
         self.record = policy.lost(self.record, node)
         self.lost[node] = failure
 
     def why(self, cause: Failure | None) -> Failure:
-        """Return why the job cannot go on.
-
-        Args:
-            cause: Of the latest restart.
-        """
+        """Return why the job cannot continue, given the latest restart's cause."""
         if self.gone:
             return Failure(Kind.LOST, tuple(sorted(self.gone)))
         if out := self.record.excluded:
@@ -130,10 +121,9 @@ class Roster:
         return lost or cause or Failure(Kind.AGENT, text="no restart is left")
 
     def closing(self, *, has_begun: bool, has_quorum: bool) -> dict[str, Any]:
-        """Return which nodes were lost or out, and whether this is the end for all.
+        """Return which nodes were lost or excluded, and whether this ends it for all.
 
-        The next job may do without them. If this node has just taken over, others may
-        be on their way.
+        If this node has just taken over, others may be on their way.
         """
         settings, members = self._settings, self._members
         bad = set(range(settings.nodes)) if has_begun else set()
@@ -149,26 +139,26 @@ class Roster:
     def longest_run(self) -> int:
         """Seconds for which workers may run that nobody can end: a node's lease.
 
-        Their agent ends them when it has not heard of the coordinator for so long.
+        Their agent ends them when it has not heard from the coordinator for so long.
         """
         return self._settings.silence_timeout + self._settings.kill
 
     def lease(self, nodes: Iterable[int]) -> None:
-        """Begin to count for how long nodes may have workers, and for no others."""
+        """Begin to count for how long these nodes, and no others, may have workers."""
         self.leases = self._longest(nodes)
 
     def _longest(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Return the seconds after which nodes cannot have workers any more."""
+        """Return the seconds after which nodes can no longer have workers."""
         limit = self.longest_run
         here = {self._settings.coordinator, *self._members.agents}
         elsewhere = self.coordinators - here - self.gone.keys()
-        # Until they miss those that are here, they may renew the leases of others.
+        # Until they miss the nodes here, they may renew the leases of others.
         renews = elsewhere or self.record.may_run
         late = self._settings.silence_timeout if renews else 0
         return {n: limit if {n} == elsewhere else limit + late for n in nodes}
 
     def ended(self, node: int, number: int) -> None:
-        """Take note that the agent of a node has ended, which was in a round."""
+        """Record that a node's agent has ended, which was in a round."""
         self.gone[node] = number
         self.leases.pop(node, None)
         shorter = self._longest(self.leases)
@@ -177,8 +167,8 @@ class Roster:
     def count(self, *, has_quorum: bool) -> None:
         """Count a second of the leases.
 
-        Too few nodes cannot tell: the others may be a world, which goes on. Those that
-        come from it have ended it.
+        Without a quorum this is impossible: the others may be a world, which continues.
+        Nodes that come from it have ended it.
         """
         if has_quorum:
             self.leases = {n: left - 1 for n, left in self.leases.items() if left > 1}
@@ -188,10 +178,10 @@ class Roster:
     # --- what nodes say, and are told ---------------------------------------------
 
     def came(self, node: int, state: MemberState) -> tuple[int, int] | None:
-        """Take note where a node can be asked.
+        """Record where a node can be asked.
 
         Returns:
-            A node whose agent it saw end, if that is not here, and the round of that.
+            An absent node whose agent it saw end, and the round of that.
         """
         self.addresses[node] = state.address
         self.present.add(node)
@@ -202,7 +192,7 @@ class Roster:
         return state.gone if is_away else None
 
     def adopt(self, known: Record) -> None:
-        """Use what another coordinator has recorded of a round that may have begun."""
+        """Use another coordinator's record of a round that may have begun."""
         self.coordinators.add(known.term[1])
         if known.age > self.record.age:
             self.addresses = {**known.addresses, **self.addresses}
@@ -212,19 +202,19 @@ class Roster:
         self.lease(running - self.gone.keys())
 
     def has_news(self) -> bool:
-        """Return whether other nodes may have to take over than all know."""
+        """Return whether the nodes that may take over differ from what all know."""
         return self._first_addresses() != self._next_ones
 
     def share_with_all(self, key: str) -> None:
-        """Send the record to all, who then know where those are that may take over."""
+        """Send the record to all, so that they know which nodes may take over."""
         self._next_ones = self._first_addresses()
         self.share(key, self._members.agents.keys())
 
     def share(self, key: str, nodes: AbstractSet[int]) -> None:
         """Send the record to nodes.
 
-        Those that may have to take over need the addresses of all; the others need
-        theirs. If more are lost, the job cannot go on.
+        Nodes that may take over need the addresses of all. The others need only theirs:
+        if more are lost, the job cannot continue.
         """
         known = {node: self.addresses[node] for node in self.present}
         self.record = replace(self.record, addresses=known)
@@ -234,7 +224,7 @@ class Roster:
             self._members.send(node, everything if node in self._next_ones else rest)
 
     def _first_addresses(self) -> dict[int, Address]:
-        """Return where those are that may have to take over."""
+        """Return where the nodes are that may take over."""
         fit = sorted(self.present - self.record.excluded.keys())
         first = fit[: self._settings.spares + 1]
         return {node: self.addresses[node] for node in first}

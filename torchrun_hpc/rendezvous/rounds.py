@@ -21,29 +21,21 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.record import Record
 
 # Seconds.
-_RESTART_REPORT = 2  # until others have failed, of which one may have been the first
-_AGAIN = 5  # until a node that has not confirmed a round is asked again
+_RESTART_REPORT = 2  # for other failures, one of which may have been the first
+_AGAIN = 5  # until an unconfirmed round is sent again
 
-# How a job may fail while some nodes have not connected yet.
+# Failures before all nodes have connected.
 WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
 
 
 class Rounds:
     """The rounds of a job.
 
-    Args:
-        settings: What all agents agree on.
-        members: The agents that are connected.
-        record: What is known of the job.
-
     Attributes:
-        phase: What is waited for.
-        failure: Why the job failed.
-        round: The round that is waited for, or runs.
+        round: The current or next round.
         began: The last round that has begun; -1 before the first one.
-        store: What torch's agents share in this round.
-        failures: Of workers, in this round.
-        roster: What is known of all nodes.
+        store: The values that PyTorch's agents share in this round.
+        failures: Failures of workers in this round.
     """
 
     def __init__(self, settings: Settings, members: Members, record: Record) -> None:
@@ -56,16 +48,16 @@ class Rounds:
         self.roster = Roster(settings, members, record)
         self._settings = settings
         self._members = members
-        self._newest = record.round  # the latest round that was prepared anywhere
+        self._newest = record.round  # the latest round prepared anywhere
         self._term = record.term  # the highest one that any node has confirmed
         self._confirmed: set[int] = set()
         self._done: set[int] = set()
-        self._replaced: list[tuple[int, int, int]] = []  # node rank, who by whom
+        self._replaced: list[tuple[int, int, int]] = []  # node rank, old and new node
         self._cause: Failure | None = None  # of the latest restart
-        self._is_suspect = False  # the node of a worker that has failed
+        self._is_suspect = False  # a failed worker's node
         self._is_told = True  # the user knows the cause
-        self._waited = 0  # seconds, since one was ready, or done
-        # Seconds, since the last round has ended, or enough nodes are here.
+        self._waited = 0  # seconds since one node was ready or done
+        # Seconds since the last round ended, or enough nodes are here.
         self._gathered_for = 0
         self._workers_store: Any = None
         self._failed_in: Phase | None = None
@@ -77,16 +69,11 @@ class Rounds:
 
     @property
     def has_quorum(self) -> bool:
-        """Whether there are enough nodes here, so that there are not elsewhere."""
+        """Whether so many nodes are here that too few are left elsewhere."""
         phase = self._failed_in or self.phase
         return phase not in BETWEEN_ROUNDS or self.roster.is_complete
 
     def _enter(self, phase: Phase) -> None:
-        """Enter a phase.
-
-        Raises:
-            RuntimeError: It cannot follow.
-        """
         if phase not in NEXT[self.phase]:
             raise RuntimeError(f"{self.phase.value} -> {phase.value}")
         if self.phase in (Phase.RUN, Phase.SEEK):
@@ -114,22 +101,22 @@ class Rounds:
         Another coordinator, of a higher term, may still begin an earlier round.
 
         Args:
-            term: The highest one that a node has confirmed.
-            known: The record that the node has, if that may be newer.
+            term: The highest term that a node has confirmed.
+            known: The node's record, if it may be newer.
         """
         self._term, own = max(self._term, term), self.roster.record
         is_newer = known and (known.age > own.age or known.term > own.term)
         if known is None or not is_newer or not known.active:
             return
         self._newest = max(self._newest, known.round)
-        # In a round, that one never began: too few were there.
+        # If this one runs a round, that one never began: it lacked a quorum.
         if self.phase in BETWEEN_ROUNDS:
             self.began = max(self.began, known.round)
             self.roster.adopt(known)
             self._unconfirm()
 
     def removed(self, node: int, connection: Hashable) -> None:
-        """Take note that a node is not connected any more."""
+        """Handle that a node is no longer connected."""
         self.store.forget(connection)
         self.roster.ready.discard(node)
         self.roster.present.discard(node)
@@ -148,22 +135,22 @@ class Rounds:
             roster.lose(node, failure)
             if is_running:
                 self.end(failure)
-            self._is_suspect = False  # who fails then, fails of it
+            self._is_suspect = False  # later failures are consequences
             if failure.kind is Kind.SILENT and node in roster.leases:
-                roster.leases[node] = self._settings.kill + 1  # this second counts, too
+                roster.leases[node] = self._settings.kill + 1  # this second also counts
             self._unconfirm()
             self._form_or_fail()
 
     def ended(self, node: int, number: int) -> None:
-        """Take note that the agent of a node has ended, which was in a round."""
+        """Handle that a node's agent has ended, which was in a round."""
         self.roster.ended(node, number)
         if node in self.roster.record.active and self.began >= 0:
             self.roster.lost.setdefault(node, Failure(Kind.LOST, (node,)))
-        if self.phase is not Phase.RUN:  # those that are active may finish without it
+        if self.phase is not Phase.RUN:  # the active nodes may finish without it
             self._form_or_fail()
 
     def exclude(self, node: int, reason: str) -> None:
-        """Let a node take part no more."""
+        """Exclude a node from the job."""
         if node not in self.roster.record.excluded:
             self.roster.exclude(node, reason)
             if node in self.roster.record.active:
@@ -171,7 +158,7 @@ class Rounds:
             self._form_or_fail()
 
     def _unconfirm(self) -> None:
-        """Form the round anew, if it is formed."""
+        """Form the round again, if it is formed."""
         if self.phase is Phase.CONFIRM:
             self._enter(Phase.GATHER)
 
@@ -184,16 +171,13 @@ class Rounds:
     # --- a round ------------------------------------------------------------------
 
     def join(self, node: int, store: Any) -> None:
-        """Take note that a node is ready for a round: its workers have ended.
+        """Handle that a node is ready for a round: its workers have ended.
 
-        Args:
-            node: The node.
-            store: Where the workers' store is, if the node can tell it now.
+        A node that knows the address of the workers' store passes it.
         """
         if self.phase is Phase.RUN and node in self.roster.record.active:
-            self.end(
-                Failure(Kind.AGENT, (node,), text="it wanted another restart", by=node)
-            )
+            text = "it asked for another restart"
+            self.end(Failure(Kind.AGENT, (node,), text=text, by=node))
         if self.has_ended:
             return
         self._members.agents[node].has_joined = True
@@ -203,7 +187,6 @@ class Rounds:
         self._form()
 
     def _keep_store(self, node: int, store: Any) -> None:
-        """Keep what the node with node rank 0 says of the workers' store."""
         if node == self.roster.record.active[0]:
             self._workers_store = store
 
@@ -243,14 +226,14 @@ class Rounds:
         roster.share_with_all("prepare")
 
     def _judge(self) -> None:
-        """Find out whether the node of the first worker that failed is the cause."""
+        """Find out whether the first failed worker's node is the cause."""
         self._is_suspect, summary = False, self.failures.summary()
         node = summary.first.nodes[0] if summary is not None else -1
         if node in self.roster.record.active:
             self.roster.blame(node)
 
     def confirm(self, node: int, round_: Any, store: Any) -> None:
-        """Take note that a node has confirmed a round."""
+        """Handle that a node has confirmed a round."""
         record = self.roster.record
         if self.phase is Phase.CONFIRM and round_ == [[*record.term], record.round]:
             self._confirmed.add(node)
@@ -258,7 +241,7 @@ class Rounds:
             self._begin_if_confirmed()
 
     def _begin_if_confirmed(self) -> None:
-        """Begin the round, if all have confirmed it, and no older worker runs."""
+        """Begin the round if all have confirmed it, and no older worker runs."""
         is_confirmed = self._confirmed.issuperset(self.roster.record.active)
         if self.phase is Phase.CONFIRM and is_confirmed and not self.roster.leases:
             self._begin()
@@ -300,9 +283,9 @@ class Rounds:
             self.roster.lease(self.roster.record.active)
 
     def done(self, node: int, number: Any) -> None:
-        """Take note that the workers of a node have finished a round."""
+        """Handle that a node's workers have finished a round."""
         if self.phase in BETWEEN_ROUNDS:
-            # It had finished before it heard of the restart, and takes no part in it.
+            # It had finished before it heard of the restart, so it cannot take part.
             if self._cause is not None and number == self.round - 1:
                 self.fail(replace(self._cause, finished=1))
         elif self.phase is Phase.RUN and number == self.round:
@@ -317,7 +300,7 @@ class Rounds:
         return self.has_ended or node in self._done
 
     def fail(self, failure: Failure) -> None:
-        """End the job, and inform all agents; only the first failure counts."""
+        """End the job, and inform all agents. Only the first failure counts."""
         if self.has_ended or self.phase is Phase.STANDBY:
             return
         self._failed_in, self.failure = self.phase, failure
@@ -330,7 +313,7 @@ class Rounds:
 
     @property
     def ending(self) -> dict[str, Any]:
-        """What an agent is told of the end of the job."""
+        """The message to agents about the job's end."""
         told: dict[str, Any] = {"finished": self.round}
         if self.failure is not None:
             told = {"failed": wire.encode(self.failure.brief)}
@@ -342,7 +325,7 @@ class Rounds:
     # --- time ---------------------------------------------------------------------
 
     def wait(self) -> None:
-        """Count a second: report what is waited for, and end when its time is up."""
+        """Count a second: report who is missing, and end when the time is up."""
         roster, has_spares = self.roster, self._settings.has_spares
         if self.phase is Phase.SEEK and roster.is_complete:
             self._enter(Phase.GATHER)
@@ -366,7 +349,7 @@ class Rounds:
         ready = self._done if is_running else self.roster.ready
         there = self._confirmed if is_formed else ready - record.excluded.keys()
         missing = [node for node in record.active if node not in there]
-        # If none is ready, all are at work; or it is a dry run, which joins nothing.
+        # If none is ready, all train; or a dry run, which joins nothing.
         if not ready or not missing:
             return
         self._waited += 1
@@ -378,7 +361,7 @@ class Rounds:
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
 
     def _wait_to_form(self) -> None:
-        """Form the round without those that are late, once that is safe."""
+        """Form the round without late nodes, once that is safe."""
         roster, settings = self.roster, self._settings
         active, has_quorum = {*roster.record.active}, self.phase is not Phase.SEEK
         roster.count(has_quorum=has_quorum)
@@ -398,10 +381,10 @@ class Rounds:
             self._fail_without_quorum()
 
     def _fail_without_quorum(self) -> None:
-        """End the job if too few have come for too long.
+        """End the job if too few nodes have joined for too long.
 
-        As long as the others could be a world without those that are here, this one
-        may be wanted as a spare.
+        As long as the others could be a world of their own, this node may be wanted as
+        a spare.
         """
         away, limit = self.roster.away, self.roster.longest_run
         if self.began < 0 or len(away) >= self.roster.wanted:
@@ -414,12 +397,12 @@ class Rounds:
     # --- reports ------------------------------------------------------------------
 
     def _report_restart(self) -> None:
-        """Report the cause of the latest restart, once, and who has whose place."""
+        """Report the cause of the latest restart once, and the replaced nodes."""
         cause = None if self._is_told else self._cause
         cause = next(iter(self.roster.lost.values()), cause)
         summary = self.failures.summary()
         if summary is not None and cause is not None and cause.kind is Kind.WORKER:
-            cause = summary.first  # not the one that came first
+            cause = summary.first  # not the one that arrived first
         because = cause and wire.encode(cause)
         if self._replaced:
             places = {"replaced": self._replaced, "round": self.round}

@@ -1,4 +1,4 @@
-"""How an agent finds the coordinator: on one of a few ports of a known host."""
+"""An agent's search for the coordinator, on a few ports of a known host."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.server import CoordinatorServer
 
-    Answered = tuple["Channel", Mapping[str, Any]]  # who, and the first message
+    Answered = tuple["Channel", Mapping[str, Any]]  # and the first message
 
 # Seconds.
 _CONNECT_TIMEOUT = 10.0
-_ANSWER_TIMEOUT = 30.0  # of a coordinator that has thousands of agents to answer
-_PORT_DELAY = 0.5  # before the next port is tried, while one does not answer
+_ANSWER_TIMEOUT = 30.0  # the coordinator may have thousands of agents to answer
+_PORT_DELAY = 0.5  # until the next port is tried if one does not answer
 
 _ALL_PORTS_EVERY = 8  # turns
 
-# What is on a port. A connection that is refused has reached the node.
+# Findings on a port. A refused connection has reached the node.
 NOBODY = "nobody listens"
 _SILENT = "a program that sends nothing"
 
 
 @dataclass(frozen=True)
 class CoordinatorAddress:
-    """Where the coordinator is.
+    """The address of the coordinator.
 
     Attributes:
-        host: Its address, or its name.
+        host: Its address or name.
         ports: The ports that it may be on, in the order in which it tries them.
         timeout: Seconds to look for it.
-        notice_ports: Ports on which it may be only to say that it cannot start.
+        notice_ports: Ports on which it may be only to report that it cannot start.
     """
 
     host: str
@@ -62,12 +62,11 @@ class Channel(End):
     """A connection to the coordinator.
 
     Args:
-        request: What to send once the other side has proved that it belongs to the job.
-        secret: Of the launch.
+        request: Sent once the other side has proved that it belongs to the job.
+        secret: The launch's secret.
 
     Attributes:
-        closed: Set when it has ended.
-        has_received: Whether anything has come since this was last set to ``False``.
+        has_received: Whether anything has arrived since this was last set to ``False``.
         on_message: Takes the messages after the first one. The loop's exception handler
             gets its faults.
     """
@@ -84,15 +83,15 @@ class Channel(End):
         self._arrived = asyncio.Event()
 
     def connection_made(self, transport: Any) -> None:
-        """Begin with what proves who calls."""
+        """Begin the proof."""
         super().connection_made(transport)
-        # None if it is reset already, or within a process.
+        # None if already reset, or within a process.
         to = transport.get_extra_info("peername") or NOWHERE
         self._steps = self._secret.call(to[:2], self._request)
         self.send(next(self._steps))
 
     def data_received(self, data: bytes) -> None:
-        """Split what has arrived into messages; the first one is a proof."""
+        """Split what has arrived into messages. The first one is a proof."""
         self.has_received = True
         try:
             for message in self.lines.feed(data):
@@ -103,7 +102,7 @@ class Channel(End):
                     self._steps, self.lines.limit = None, LINE_LIMIT
         except UnprovedError as problem:
             self._problem = problem
-            self.send({})  # so the other side knows that somebody came
+            self.send({})  # so that the other side notices the caller
             self.close()
         except WireError:
             self.abort()
@@ -112,7 +111,7 @@ class Channel(End):
         self.deliver()
 
     def deliver(self) -> None:
-        """Hand over what has arrived, once there is somebody to take it."""
+        """Pass on what has arrived, once `on_message` is set."""
         try:
             while self.on_message is not None and self._messages:
                 self.on_message(self._messages.pop(0))
@@ -139,7 +138,7 @@ class Channel(End):
             raise
 
     async def answer(self) -> Mapping[str, Any]:
-        """Return the answer to the request, empty if the connection ends.
+        """Return the answer to the request; empty if the connection ends.
 
         Raises:
             UnprovedError: The other side is not of this job.
@@ -163,12 +162,7 @@ class Channel(End):
 
 
 class Within:
-    """Reaches the coordinator of this process, which has no port.
-
-    Args:
-        request: Who this agent is.
-        server: Serves the coordinator's end of the connection.
-    """
+    """Reaches the coordinator of this process, which has no port."""
 
     def __init__(self, request: JoinRequest, server: CoordinatorServer) -> None:
         self._channel = Channel(request.first_line, server.key.secret)
@@ -184,19 +178,14 @@ class Within:
 
 
 class Search:
-    """Looks for the coordinator where it should be.
+    """Looks for the coordinator at its expected address.
 
     Args:
-        request: Who this agent is.
-        address: Where it should be.
-        key: This node's key.
         tell: Called with ``looking`` each second.
-        own_failure: Why this agent cannot start, if it connects only to say that.
+        own_failure: Why this agent cannot start, if it connects only to report that.
 
     Attributes:
-        first_line: What it sends first.
-        key: This node's key.
-        tell: Tells the user what a search waits for.
+        first_line: The first message to send.
     """
 
     def __init__(
@@ -221,8 +210,8 @@ class Search:
         """Try the ports until the coordinator answers on one; return its answer.
 
         Raises:
-            CoordinatorNotFoundError: It does not, in time.
-            RefusedError: It does, and refuses this agent.
+            CoordinatorNotFoundError: It does not answer in time.
+            RefusedError: It refuses this agent.
         """
         clock = asyncio.get_running_loop().time
         start = clock()
@@ -246,11 +235,10 @@ class Search:
             await asyncio.gather(*self._attempts.values(), return_exceptions=True)
 
     async def _try_ports(self, *, all_ports: bool) -> Answered | None:
-        """Try the ports in their order, beside those that have not answered yet.
+        """Try the ports in their order, besides those that have not answered yet.
 
-        Args:
-            all_ports: Also those behind one on which nobody listens. Most often they
-                are left out, because the coordinator takes the first one that is free.
+        Without `all_ports`, stop at a port where nobody listens: the coordinator takes
+        the first free port.
         """
         ports = (*self._address.ports, *self._address.notice_ports)
         delay = min(_PORT_DELAY, self._address.timeout / len(ports))
@@ -274,7 +262,7 @@ class Search:
         return None
 
     def _summary(self) -> str:
-        """Say what was found on the coordinator's ports, without repetition."""
+        """Return what was found on the ports, without repetition."""
         texts: dict[str, list[int]] = {}
         for port in self._address.ports:
             if port in self._found:
@@ -285,7 +273,7 @@ class Search:
         )
 
     async def _attempt(self, port: int) -> Answered | None:
-        """Connect to one port; return the coordinator's answer, or note what is there.
+        """Connect to a port; return the coordinator's answer, or note what is there.
 
         Raises:
             RefusedError: The coordinator refuses this agent.
@@ -299,18 +287,18 @@ class Search:
             self._unproved[port] = since
             if now - since > LATE and port in self._address.ports:
                 raise RefusedError(Refusal.UNPROVED, port) from None
-            await asyncio.to_thread(self.key.load)  # it may be there now
+            await asyncio.to_thread(self.key.load)  # it may exist now
             found = str(error)
         except asyncio.TimeoutError:
             found = _SILENT if channel.transport else "no answer to the connection"
         except ConnectionRefusedError:
             found = f"{NOBODY} (not started there yet, or ended)"
-        except (OverflowError, ValueError) as error:  # no port, or no host
+        except (OverflowError, ValueError) as error:  # no such port or host
             found = str(error)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # this node's own fault
                 raise
-            number = error.errno or 0  # asyncio's own text repeats address and port
+            number = error.errno or 0  # asyncio's text repeats address and port
             found = os.strerror(number) if number > 0 else error.strerror or str(error)
         else:
             if self.is_coordinators(answer):
@@ -323,5 +311,5 @@ class Search:
         return None
 
     def is_coordinators(self, answer: Mapping[str, Any]) -> bool:
-        """Return whether the coordinator answers, and does not refuse."""
+        """Return whether this is the coordinator's answer, and no refusal."""
         return not answer.keys().isdisjoint(("welcome", "failed"))

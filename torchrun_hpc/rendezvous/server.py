@@ -1,4 +1,4 @@
-"""The coordinator's server: it passes messages from the agents to it, and back."""
+"""The coordinator's server, between the agents and the coordinator."""
 
 from __future__ import annotations
 
@@ -26,32 +26,31 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.loop import Loop
     from torchrun_hpc.rendezvous.proof import Steps
 
-# As many as the kernel allows (net.core.somaxconn): thousands connect at once.
+# The kernel's maximum (net.core.somaxconn): thousands connect at once.
 BACKLOG = 65535
 
 # Seconds.
 _TICK = 1.0
 _END_TIMEOUT = 0.5  # to send the rest
-_SIGNAL_TIMEOUT = 0.5  # the main thread acts on a signal behind a wait
+_SIGNAL_TIMEOUT = 0.5  # the main thread acts on a signal only after a wait
 _JOIN_REQUEST_TIMEOUT = 30.0
 CLOSE_TIMEOUT = 5.0
-LATE_NODES_TIMEOUT = 30.0  # for nodes that connect when the job has failed already
+LATE_NODES_TIMEOUT = 30.0  # for nodes that connect after the job has failed
 
-# Connections of unknown peers, which have sent no join request yet, beside one for each
-# node.
+# Connections without a join request, besides one for each node.
 UNKNOWN_PEERS = 256
 
-# Errors of accept(2) where no other file can be opened.
+# Errors of accept(2) when no other file can be opened.
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-# Bytes that are kept for an agent that does not read: a line or two, and the replies of
-# all nodes to a question, which may come at once.
+# Bytes kept for an agent that does not read: a line or two, and the replies of all
+# nodes to a question, which may arrive at once.
 _UNSENT_LIMIT = 2 * protocol.LINE_LIMIT
 _REPLY = 64 * 1024
 
 
 def listen(address: str | None, port: int) -> socket.socket:
-    """Open a listening socket, on all addresses if none is known.
+    """Open a listening socket; without an address, on all.
 
     Raises:
         OSError: The port is taken, or the address is not this node's.
@@ -73,19 +72,14 @@ class CoordinatorServer:
     """Serves a coordinator.
 
     Args:
-        loop: Where it does that.
-        listening: The socket to listen on; bound, and closed by this server. Without
-            one, it serves what it is given, see `take`.
-        coordinator: Decides what is answered.
-        key: This node's key: who connects has to prove that it has the same one.
-        unknown_peers: How many connections it may hold beside one for each node. Where
-            there are more, the oldest one without a join request is closed, because
-            the next one may be an agent.
-        on_problem: Called aside, once, where a connection cannot be accepted
-            all the same, with the system's reason.
-
-    Attributes:
-        key: The same.
+        listening: The bound socket to listen on; closed by this server. Without one, it
+            serves only connections passed to `take`.
+        key: This node's key. A caller must prove that it has the same one.
+        unknown_peers: How many connections it may hold besides one for each node.
+            Beyond that, the oldest one without a join request is closed: the next
+            caller may be an agent.
+        on_problem: Called aside, once, with the system's reason if a connection still
+            cannot be accepted.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the last two are of tests
@@ -105,7 +99,7 @@ class CoordinatorServer:
             listening.settimeout(0)
         self._on_problem = on_problem
         self._has_reported = False
-        self._unknown: dict[_Connection, float] = {}  # since when; the oldest first
+        self._unknown: dict[_Connection, float] = {}  # since when, oldest first
         self._connections: dict[Hashable, _Connection] = {}
         nodes = coordinator.settings.nodes
         self._limit = nodes + unknown_peers
@@ -141,7 +135,7 @@ class CoordinatorServer:
         )
 
     def fail(self, failure: Failure) -> None:
-        """End the job, also where this node's own agent is not connected any more."""
+        """End the job, also when this node's own agent is no longer connected."""
         self._loop.call(self.coordinator.fail, failure)
         self._loop.call(self.flush)
 
@@ -168,19 +162,19 @@ class CoordinatorServer:
         await asyncio.sleep(0)  # sends what it can
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept one connection; the loop calls again while there are more."""
+        """Accept one connection. The loop calls again while there are more."""
         try:
             opened, _ = listening.accept()
         except OSError as error:
             if error.errno in _NO_FILES and not self._abort_oldest():
                 self._pause_accepting(listening, str(error.strerror))
-            return  # it has ended already, or waits
+            return  # it has already ended, or waits
         if len(self._connections) >= self._limit:
             self._abort_oldest()
         self.take(opened)
 
     def take(self, opened: socket.socket) -> None:
-        """Serve the other end of a connection that is open."""
+        """Serve an open connection."""
         opened.settimeout(0)
         connection = _Connection(self, self.key.secret.listen(*self._place))
         task = self._events.create_task(
@@ -190,11 +184,7 @@ class CoordinatorServer:
         task.add_done_callback(self._opening.discard)
 
     def _abort_oldest(self) -> bool:
-        """Abort the oldest connection of an unknown peer, if there is one.
-
-        Returns:
-            Whether there was one.
-        """
+        """Abort the oldest connection of an unknown peer; return whether it existed."""
         oldest = next(iter(self._unknown), None)
         if oldest is not None:
             del self._unknown[oldest]
@@ -202,7 +192,7 @@ class CoordinatorServer:
         return oldest is not None
 
     def _pause_accepting(self, listening: socket.socket, reason: str) -> None:
-        """Accept no more before the next second."""
+        """Accept no more connections before the next second."""
         self._events.remove_reader(listening)
         if not self._has_reported:
             self._has_reported = True
@@ -210,8 +200,8 @@ class CoordinatorServer:
 
     def _tick(self) -> None:
         self._next_second = self._events.call_later(_TICK, self._tick)
-        # Not asyncio's own server, which writes a traceback for each connection for
-        # which no file can be opened.
+        # Not asyncio's own server: it writes a traceback for each connection without a
+        # free file.
         if self._listening is not None:
             self._events.add_reader(self._listening, self._accept, self._listening)
         expired = self._events.time() - _JOIN_REQUEST_TIMEOUT
@@ -219,21 +209,21 @@ class CoordinatorServer:
             if since <= expired:
                 connection.abort()
         if self.coordinator.members.unproved and not self.key.secret.key:
-            self._loop.call_aside(self.key.load)  # the caller may have made it
+            self._loop.call_aside(self.key.load)  # the caller may have made the key
         self.catch_up(1)
         self.flush()
 
     def catch_up(self, least: int = 3) -> None:
-        """Let the coordinator count the seconds that have passed, if so many have.
+        """Let the coordinator count the seconds that have passed, if enough have.
 
-        Late ones come before anything that is read, which may be as old.
+        It counts late ones before it reads anything, because messages may be as old.
         """
         if (seconds := int(now() - self._counted)) >= least:
             self._counted += seconds
             self.coordinator.tick(seconds)
 
     def flush(self) -> None:
-        """Send what the coordinator has left to be sent."""
+        """Send what the coordinator has put into its outbox."""
         outbox = [*self.coordinator.outbox]
         self.coordinator.outbox.clear()
         last: Mapping[str, Any] | None = None
@@ -245,7 +235,7 @@ class CoordinatorServer:
             elif connection is not None and message is RESET:
                 connection.abort()
             elif connection is not None:
-                if message is not last:  # else all get the same
+                if message is not last:  # otherwise all get the same
                     last, line = message, wire.to_line(message)
                 connection.send(line)
         self._flushed.set()
@@ -256,13 +246,13 @@ class CoordinatorServer:
         self._connections[connection] = connection
 
     def received(self, connection: _Connection, message: Mapping[str, Any]) -> None:
-        """Pass a message to the coordinator, and send what it answers."""
+        """Pass a message to the coordinator, and send its answers."""
         self._unknown.pop(connection, None)
         self.coordinator.receive(connection, message)
         self.flush()
 
     def disconnected(self, connection: _Connection) -> None:
-        """Forget a connection that has ended."""
+        """Forget an ended connection."""
         self._unknown.pop(connection, None)
         if self._connections.pop(connection, None) is not None:
             self.catch_up()
@@ -276,7 +266,7 @@ class _Connection(End):
     def __init__(self, server: CoordinatorServer, steps: Steps) -> None:
         super().__init__()
         self._server = server
-        self._steps: Steps | None = steps  # until it is known who has connected
+        self._steps: Steps | None = steps  # until the caller has proved itself
         next(steps)
 
     def connection_made(self, transport: Any) -> None:
@@ -287,12 +277,12 @@ class _Connection(End):
         self._server.catch_up()
         try:
             for message in self.lines.feed(data):
-                if self.transport.is_closing():  # it is refused, or has left
+                if self.transport.is_closing():  # refused, or left
                     break
                 self._receive(message)
         except wire.WireError:
             if self._steps is not None:
-                peer = self.transport.get_extra_info("peername") or ["?"]  # a reset
+                peer = self.transport.get_extra_info("peername") or ["?"]  # reset
                 self._server.coordinator.came_unproved(peer[0].removeprefix("::ffff:"))
                 self._server.flush()
             self.abort()
@@ -306,7 +296,7 @@ class _Connection(End):
             else:
                 self.send(wire.to_line(answer))
                 return
-        self.lines.limit = protocol.LINE_LIMIT  # behind the join request
+        self.lines.limit = protocol.LINE_LIMIT  # after the join request
         self._server.received(self, message)
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""The store in which torch's agents share what they know about their workers."""
+"""The store in which PyTorch's agents share what they know of their workers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,9 @@ _torch: Any = distributed
 class AgentStore(_torch.Store):  # type: ignore[misc]
     """A store that the coordinator keeps. A wait ends when the job fails.
 
-    Each question may raise `JobFailedError`, `RoundOverError`, and torch's error of a
-    store that does not answer in time.
-
-    Args:
-        client: Asks the coordinator.
-        known: Keys that are not asked for, and their values, whatever is set.
+    Each question may raise `JobFailedError`, `RoundOverError`, and PyTorch's error of a
+    store that does not answer in time. Keys in `known` have fixed values, and are never
+    asked for.
     """
 
     def __init__(self, client: Client, known: Mapping[str, str] | None = None) -> None:
@@ -40,7 +37,7 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Wait so long for a key."""
+        """Set how long to wait for a key."""
         self._timeout = timeout
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -48,9 +45,9 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
         self.multi_set([key], [value])
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Set some keys."""
+        """Set several keys."""
         data = (v.encode() if isinstance(v, str) else bytes(v) for v in values)
-        # As a text of JSON; `multi_get` makes it bytes again.
+        # As text in JSON; `multi_get` makes it bytes again.
         texts = zip(keys, (each.decode("latin-1") for each in data), strict=True)
         new = {key: text for key, text in texts if key not in self._known}
         if new:
@@ -70,14 +67,14 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of some keys, once all exist."""
+        """Return the values of several keys, once all exist."""
         asked = self._unknown(keys)
         answers = self._ask({"get": asked}) if asked else []
         values = {**dict(zip(asked, answers, strict=True)), **self._known}
         return [str(values[key]).encode("latin-1") for key in keys]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait for some keys."""
+        """Wait until several keys exist."""
         asked = self._unknown(keys)
         if asked:
             self._ask({"get": asked}, timeout)

@@ -1,4 +1,4 @@
-"""The examples, by the job scripts of examples/README.md, small.
+"""The examples, by the job scripts of docs/run.md, small.
 
 Where normalisation and learning rate are fixed, the losses are those of one worker,
 whatever the number of workers, and also if the job was killed and submitted again.

@@ -38,9 +38,16 @@ def search():
     index = lunr(ref="ref", fields=fields, documents=documents)
 
     def pages(words):
-        found = index.search(" ".join(f"{word}*" for word in words.split()))
-        places = (sections[int(each["ref"])]["location"] for each in found)
-        return list(dict.fromkeys(place.partition("#")[0] for place in places))
+        """Return the pages by the score of Material's own search."""
+        terms = words.lower().split()
+        found = []
+        for each in index.search(" ".join(f"{term}*" for term in terms)):
+            place = sections[int(each["ref"])]["location"]
+            known = "".join(f" {term}" for term in each["match_data"].metadata)
+            share = sum(f" {term[:4]}" in known for term in terms) / len(terms)
+            score = each["score"] * (1 + (("#" not in place) + share) ** 2)
+            found.append((-score, place.partition("#")[0]))
+        return list(dict.fromkeys(page for _, page in sorted(found)))
 
     return pages
 

@@ -187,7 +187,7 @@ def gpus(**environ):
 def forgotten(cpus):
     return (
         f"HPC091 SLURM_CPUS_PER_TASK=48, but this process can use only {cpus}: srun "
-        "22.05 to 23.02 does not read that variable. Run this before srun: export "
+        "22.05 to 23.02 does not read that variable. Add this before srun: export "
         "SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
     )
 

@@ -225,7 +225,7 @@ def test_an_agent_that_joins_the_next_round_restarts_all():
     assert job.send(1, join=1) == to(range(3), {"over": 0})
     assert job.join(0, 2) == to(range(3), go(1))
     job.send(1, join=2)
-    text = "it wanted another restart"
+    text = "it asked for another restart"
     assert job.coordinator.failure == failure(Kind.AGENT, text=text, by=1)
 
 
