@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.errors import COPIED
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Launcher:
             if it shows one address at most.
         ends_others: Whether it ends all tasks of a job that has failed.
         may_wait: Whether it may wait forever for a node that is lost.
+        other_template: A second line, for another MPI with the same command.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Launcher:
     network_hint: str = ""
     ends_others: bool = True
     may_wait: bool = False
+    other_template: str = ""
 
     @property
     def takes_number(self) -> bool:
@@ -120,7 +123,8 @@ class Launcher:
         has_cpus = "{cpus}" in self.cpu_option or self.cpu_option == options
         cpus = "" if has_cpus else self.cpu_option
         words = " ".join(filter(None, (hosts, cpus, options, command)))
-        return self.template.format(nodes=nodes, command=words)
+        lines = filter(None, (self.template, self.other_template))
+        return COPIED.join(t.format(nodes=nodes, command=words) for t in lines)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ _WITH_NUMBER = f"${NODE_FILE} {MPIRUN.forward_option} {JOB_ID}"
 _TO_MPIRUN = MPIRUN.once_per_node("{nodes}", "{command}", _WITH_NUMBER)
 ANY_MPIEXEC = Launcher(
     name="mpiexec",
-    template=f"{MPIEXEC.template}   # with Open MPI: {_TO_MPIRUN}",
+    template=MPIEXEC.template,
+    other_template=_TO_MPIRUN,
     cpu_option="",
     block_option="",
 )
