@@ -62,7 +62,7 @@ _TO_MPIRUN = MPIRUN.once_per_node("{nodes}", "{command}", _WITH_NUMBER)
 ANY_MPIEXEC = Launcher(
     name="mpiexec",
     template=MPIEXEC.template,
-    other_template=_TO_MPIRUN,
+    other_template=f"{_TO_MPIRUN}   # with Open MPI",
     cpu_option="",
     block_option="",
 )
