@@ -48,7 +48,7 @@ def test_a_worker_does_not_become_one_once_more(rank):
     variables = planned_at(BLOCK, rank).environment.items()
     environ = {name: value.value for name, value in variables}
     with pytest.raises(
-        LaunchError, match=f"inside worker {rank} of the same"
+        LaunchError, match=f"worker {rank} of launch"
     ) as caught:
         planned_at(BLOCK, rank, environ=environ)
     assert caught.value.code == "HPC164"
