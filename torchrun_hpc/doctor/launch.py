@@ -27,6 +27,7 @@ from torchrun_hpc import main as launcher
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.doctor import collectives
 from torchrun_hpc.doctor.results import RESULTS, Collective, Torch, Worker
+from torchrun_hpc.errors import on_one_line
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.host.network import join_endpoint
@@ -155,7 +156,7 @@ class Launch:
         _, results, outcome, errors = self._files
         try:
             if not waiting.until(lambda: self._process.poll() is not None, limit):
-                cause = f"no end within {limit:.0f} s"
+                cause = f"the launch did not end within {limit:.0f} s"
                 self.end()
             code, said = self._process.poll(), end_of(errors.fileno())
             if code is None:  # the kernel has not ended it yet
@@ -166,14 +167,14 @@ class Launch:
         finally:
             for file in self._files:
                 file.close()
-        texts = _SAID.findall(said.decode(errors="replace"))
+        lines = on_one_line(said.decode(errors="replace"))  # with lines to copy
         return Ended(
             code=code,
             is_stopped=self._is_stopped,
             cause=cause or last_words(said, code).cause,
             reason=reason,
             blamed=blamed,
-            said=tuple((each, text, kind == "error") for kind, each, text in texts),
+            said=tuple((c, x, kind == "error") for kind, c, x in _SAID.findall(lines)),
             **found,
         )
 

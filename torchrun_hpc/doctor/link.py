@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # The problem of a node whose system is alive, and whose doctor is not.
 SILENT = "a connection is accepted, but the doctor there does not answer"
-_NOBODY_CAME = "the other node has opened no connection"
+_NOBODY_CAME = "the other node did not connect"
 
 # Bytes that go one way at most: to bound the traffic on a fast network.
 MOST_BYTES = 64 * 2**20
@@ -244,9 +244,9 @@ class _Arrivals:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "no answer, or nothing more"
+        return "no answer, or no more data"
     if isinstance(error, UnprovedError) or not isinstance(error, OSError):
-        return "something else answers there"
+        return "another program answers there"
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -264,7 +264,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = connection.recv(size - len(data))
         if not part:
-            raise ConnectionError("the other node has closed the connection")
+            raise ConnectionError("the other node closed the connection")
         data += part
     return data
 

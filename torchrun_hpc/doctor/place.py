@@ -60,10 +60,10 @@ class Wishes:
     def __post_init__(self) -> None:
         size, seconds = self.max_bytes, self.timeout
         if not isinstance(size, int) or size < 8:  # noqa: PLR2004 - two elements
-            known = "the command also takes 512K, 16M, 1G"
-            raise wrong_line(f"--max-bytes={size}: pass 8 bytes or more; {known}")
+            known = "Pass 8 or more. The command also takes 512K, 16M, 1G"
+            raise wrong_line(f"--max-bytes={size} is no valid size. {known}")
         if not isinstance(seconds, int | float) or not 0 < seconds <= DAY:
-            text = f"--timeout={seconds}: pass up to {DAY} seconds, such as 300"
+            text = f"--timeout={seconds} is no valid time. Pass up to {DAY} seconds"
             raise wrong_line(text)
 
     @property
@@ -196,13 +196,14 @@ def _check(line: CommandLine) -> None:
     if line.problem is not None:
         raise line.problem
     if line.unknown:
-        raise wrong_line(f"{line.unknown[0]} is no option of the doctor or torchrun")
+        raise wrong_line(f"unknown option {line.unknown[0]}. Correct or remove it")
     if "hpc_dry_run" in options:
-        raise wrong_line(f"{options['hpc_dry_run']}: the doctor has no dry run")
+        text = f"{options['hpc_dry_run']}: the doctor has no dry run. Remove it"
+        raise wrong_line(text)
     wanted = options.nproc_per_node
     if isinstance(wanted, str) and wanted not in ("gpu", "cpu", "auto", "xpu"):
         setting = options["nproc_per_node"]
-        raise wrong_line(f"{setting}: pass a number, gpu, cpu, auto or xpu")
+        raise wrong_line(f"{setting} is wrong. Pass a number, gpu, cpu, auto or xpu")
 
 
 def _is_of_variable(fault: LaunchError, line: CommandLine) -> bool:
@@ -220,11 +221,11 @@ def _rank_as_typed(meeting: Meeting, options: Options) -> int:
     nodes = meeting.nodes
     if meeting.backend.startswith("etcd"):
         raise wrong_line(
-            f"--rdzv_backend={meeting.backend}: the doctor's nodes meet without etcd; "
-            "pass --rdzv_backend=c10d, and a node as the endpoint"
+            f"--rdzv_backend={meeting.backend}: the doctor's nodes meet without etcd. "
+            "Pass --rdzv_backend=c10d, and a node as the endpoint"
         )
     if "node_rank" in options and options.node_rank not in range(nodes):
-        text = f"{options['node_rank']}, but there are nodes 0 to {nodes - 1}"
+        text = f"{options['node_rank']} is no node. Pass a number from 0 to {nodes - 1}"
         raise wrong_line(text)
     if "node_rank" in options:
         return options.node_rank
@@ -232,8 +233,8 @@ def _rank_as_typed(meeting: Meeting, options: Options) -> int:
         return int(meeting.report_rank > 0)
     raise LaunchError(
         "HPC180",
-        f"one of {nodes} machines, and nothing says which one: type on each another "
-        "one: --node_rank=0 where the endpoint is, --node_rank=1, 2, ... on the others",
+        f"this is one of {nodes} machines, and its rank is unknown. Pass --node_rank=0 "
+        "on the endpoint's machine, and --node_rank=1, 2, ... on the others",
     )
 
 
