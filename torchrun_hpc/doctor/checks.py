@@ -90,8 +90,7 @@ def _names(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
         if not found:
             yield _Fault(f"{name} does not resolve", remedy)
         elif name == node.fast_host and own and strange:
-            none = ", ".join(sorted(strange))
-            yield _Fault(f"{means} no interface has {none}", remedy)
+            yield _Fault(f"{means} no interface has {listed(sorted(strange))}", remedy)
         elif (address := theirs.get(name, "")) not in ("", *found):
             yield _Fault(f"{means} its address is {address}", remedy)
         source = node.routes.get(name, node.address)

@@ -60,7 +60,7 @@ def test_sizes(capsys):
         (["--compare=-"], "--html and --compare need a file"),
         (["--json=a", "--html=a"], "are both a. Pass two files"),
         (["--quiet=yes"], "argument --quiet: ignored explicit argument 'yes'"),
-        (["--hpc-dry-run"], "--hpc_dry_run=table: the doctor has no dry run"),
+        (["--hpc-dry-run"], "--hpc_dry_run=table: the doctor has none"),
         (["--nproc_per_node=0"], "--nproc_per_node=0 starts no worker"),
         (["--nproc-per-node=two"], "--nproc_per_node=two is wrong"),
         (["--nnodes=2", "--node_rank=2", "--master_addr=127.0.0.1"], "from 0 to 1"),
