@@ -44,7 +44,7 @@ MEANINGS = {
     "nproc_per_node": "Workers per node: a number, `gpu`, `xpu`, `cpu` or `auto`.",
     "rdzv_backend": "How the nodes meet: `c10d`, `static`, `etcd` and others. "
     "See also `--hpc-rendezvous`.",
-    "rdzv_endpoint": "Place where the nodes meet: `HOST:PORT`. In a job: the head node.",
+    "rdzv_endpoint": "Meeting point of the nodes: `HOST:PORT`. In a job: head node.",
     "rdzv_id": "Name of the launch, the same on all nodes. In a job: the launch id.",
     "rdzv_conf": "Settings of the rendezvous: `join_timeout=900,read_timeout=600`.",
     "standalone": "Start one world on this node, on a free port.",

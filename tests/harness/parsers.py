@@ -68,20 +68,18 @@ def outcome(
     except SystemExit as end:
         message = "".join(capsys.readouterr().err.splitlines()[-1:])
         message = re.sub(r"^.*?: error: ", "", message)
-        unknown = message.partition("unrecognized arguments: ")[2].split()
-        if unknown:
-            message = f"unknown option {unknown[0].partition('=')[0]}"
-        elif message.startswith("the following arguments are required"):
-            message = NO_SCRIPT
+        message = re.sub("unrecognized arguments: ([^ =]*).*", r"unknown \1", message)
+        message = re.sub("the following arguments are required.*", NO_SCRIPT, message)
         return {"exit": end.code, "message": message}
     found = {k: v for k, v in vars(args).items() if not k.startswith("hpc_")}
     return {key: (type(value), value) for key, value in found.items()}
 
 
 def _as_stock_says(error: LaunchError) -> dict[str, Any]:
-    """Return the message without its hint."""
+    """Return what stock torchrun says below its usage; of an unknown option, which."""
     assert (error.code, error.everywhere) == ("HPC010", True)
-    message, *_ = re.split(r"\. (?:--help lists|Did you mean)", str(error))
+    message = re.sub(r"unknown option (.*?)\. .*", r"unknown \1", str(error))
+    message = message.removesuffix(". --help lists all options")
     # --h, an abbreviation for stock, is an option of its own here.
     message = message.replace("argument --h:", "argument -h/--help:")
     return {"exit": 2, "message": message}

@@ -88,18 +88,18 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     about = f"Examine the nodes of a job: srun {COMMAND} --nproc_per_node=gpu"
-    others = "All other options are the job's own. A script may follow; it is not run."
+    others = "All other options are the job's. A script can follow: it does not run."
     parser = _Parser(COMMAND, description=about, epilog=others, allow_abbrev=False)
     add = parser.add_argument
     add_file = partial(add, type=_file, metavar="FILE")
-    add_file("--json", help="write the report for programs; -: to stdout")
-    add_file("--html", help="write a page that a browser shows")
-    add_file("--compare", help="an earlier --json: show what became slower")
-    add("--quiet", action="store_true", help="print the verdict only, and no progress")
-    size = "the largest size of torch's collectives (16M): a number, with K, M or G"
+    add_file("--json", help="write the report as JSON; - means stdout")
+    add_file("--html", help="write the report as a page for a browser")
+    add_file("--compare", help="show what became slower since this --json report")
+    add("--quiet", action="store_true", help="print only the verdict, and no progress")
+    size = "largest size of the collectives: a number, with K, M or G (default: 16M)"
     names = "--max-bytes", "--max_bytes"
     add(*names, type=_bytes, default="16M", metavar="SIZE", help=size)
-    wait = f"for the nodes to come, and for any progress ({TIMEOUT:.0f})"
+    wait = f"how long to wait for nodes and for progress (default: {TIMEOUT:.0f})"
     add("--timeout", type=_seconds, default=TIMEOUT, metavar="SECONDS", help=wait)
     return parser
 
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 def _file(name: str) -> str:
     if name:
         return name
-    raise argparse.ArgumentTypeError("the name is empty: pass a file")
+    raise argparse.ArgumentTypeError("the name is empty. Pass a file")
 
 
 def _bytes(size: str) -> int | str:
@@ -129,9 +129,9 @@ def _output(args: argparse.Namespace) -> Output:
         LaunchError: That is not possible.
     """
     if STDOUT in (args.html, args.compare):
-        raise wrong_line("--html and --compare need a file: only --json can be -")
+        raise wrong_line("--html and --compare need a file. Only --json can be -")
     if args.json is not None and args.json == args.html:
-        raise wrong_line(f"--json={args.json} --html={args.html}: pass two files")
+        raise wrong_line(f"--json and --html are both {args.json}. Pass two files")
     return Output(args.json or "", args.html or "", args.quiet)
 
 
@@ -144,7 +144,7 @@ def _earlier(file: str) -> Report:
     Raises:
         LaunchError: It is none.
     """
-    problem = f"it is no report of the form {results.SCHEMA}"
+    problem = f"it is not a report of the form {results.SCHEMA}"
     try:
         found = wire.decode(results.Report, wire.from_json(files.read(file, _LARGEST)))
         if found.schema == results.SCHEMA:
@@ -153,7 +153,7 @@ def _earlier(file: str) -> Report:
         problem = str(error.strerror)
     except WireError:
         pass
-    text = f"--compare={file} cannot be read: {problem}"
+    text = f"cannot read --compare={file}: {problem}"
     raise LaunchError("HPC195", text)
 
 

@@ -21,7 +21,7 @@ _FAILED = "the job has failed: "  # the launcher's last line
 # What a worker writes that waits for another one, or has lost it; and what an agent
 # tells the others when the doctor has ended it by its limit.
 _OF_OTHERS = re.compile(
-    "time?d? ?out|no end within|(reset|closed) by|refused|broken pipe|remote process"
+    "time?d? ?out|not end within|(reset|closed) by|refused|broken pipe|remote process"
     "|received SIGTERM",
     re.IGNORECASE,
 )
@@ -98,4 +98,4 @@ def _who_did_not_come(
     who = ", ".join(host(node, hosts) for node in blamed)
     if ranks := [rank for *_, known in behind for rank in known]:
         who = f"rank {ranges(sorted(ranks))} ({who})"
-    return f"{who} did not come to {name}", blamed
+    return f"{who} did not reach {name}", blamed

@@ -33,7 +33,7 @@ def with_slower(report: Report, earlier: Report) -> Report:
         earlier: Of the earlier one.
     """
     since, found = earlier.started[:16], [*report.findings]
-    remedy = "compare versions and variables of both; if equal, tell the administrator"
+    remedy = "compare versions and variables of both. If they are equal, report it"
     for what, now, before in _slower(report, earlier):
         text = f"{what}: {now} now, {before} on {since}"
         found.append(Finding("HPC194", text, remedy, is_suspect=False))
@@ -44,29 +44,29 @@ def scope(report: Report, earlier: Report) -> str:
     """Write what can be compared, and with what."""
     nodes, (_, reason) = count(len(earlier.nodes), "node"), _both(report, earlier)
     text = f"compared with {nodes} of {earlier.started[:16]}"
-    return text + (f", but for torch's collectives: {reason}" if reason else "")
+    return text + (f". Collectives were not compared: {reason}" if reason else "")
 
 
 def _both(
     report: Report, earlier: Report
 ) -> tuple[list[tuple[Collective, Collective]], str]:
     """Return the largest size of each operation that both have; or why not."""
-    for side, where in ((earlier, "there"), (report, "here")):
+    for side, where in ((earlier, "the earlier report"), (report, "this one")):
         if not side.collectives:
-            return [], f"none have run {where}"
+            return [], f"{where} has none"
     here, there = (
         f"{count(sum(node.workers for node in side.nodes), 'worker')} of {side.backend}"
         for side in (report, earlier)
     )
     if here != there:
-        return [], f"{there} there and {here} here"
+        return [], f"{there} then, and {here} now"
     before = {(row.operation, row.size, row.scope): row for row in earlier.collectives}
     found = {}
     for row in sorted(report.collectives, key=lambda row: row.size):
         old = before.get((row.operation, row.size, ""))
         if old and row.size >= _LARGE and not row.scope:
             found[row.operation] = row, old
-    nothing = "no size of 1 MiB or more is in both; pass the same --max-bytes"
+    nothing = "no size of 1 MiB or more is in both. Pass the same --max-bytes"
     return [*found.values()], "" if found else nothing
 
 

@@ -24,9 +24,9 @@ _SLOW = 0.75  # of the median
 _NORM = 1e-3  # share by which a norm may differ: each device rounds as it does
 _LATE_S, _LATE = 0.05, 3.0  # seconds that a worker may be late; times the median
 
-_OUT = "leave the node out, and tell the administrator"
-_BUSY = "see what else runs there, and its temperature; or leave the node out"
-_NCCL = "unset NCCL_IB_DISABLE and NCCL_NET; NCCL_DEBUG=INFO shows what NCCL lacks"
+_OUT = "exclude the node, and report it to the administrator"
+_BUSY = "look for other programs and a high temperature there, or exclude the node"
+_NCCL = "unset NCCL_IB_DISABLE and NCCL_NET. NCCL_DEBUG=INFO shows what is missing"
 
 
 class _Fault(NamedTuple):
@@ -70,7 +70,7 @@ def _wrong(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_Fa
             text = f"{count(worker.wrong, 'element')} of its products are not finite"
             yield _Fault(worker, text, worker.wrong)
         elif len({*worker.digests}) > 1:
-            yield _Fault(worker, "the same product differs the second time")
+            yield _Fault(worker, "its second product differs from the first one")
         else:
             kind = worker.device, worker.dtype, releases.get(worker.node, "")
             groups[kind].append(worker)
@@ -78,8 +78,8 @@ def _wrong(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_Fa
     for same in groups.values():
         ((usual, most),) = Counter(worker.digests for worker in same).most_common(1)
         is_known = 2 * most > len(same)
-        like = f"that of {count(most, 'worker')} on the same device"
-        text = f"its product is not {like if is_known else 'that of others like it'}"
+        like = count(most, "worker") if is_known else "other workers"
+        text = f"{like} on the same kind of device have another product"
         for worker in same:
             if worker.digests == usual and is_known:
                 alike.append(worker)
@@ -88,7 +88,7 @@ def _wrong(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_Fa
     middle = median([worker.norm for worker in alike] or [0])
     off = [worker for worker in alike if abs(worker.norm - middle) > _NORM * middle]
     for worker in off:
-        text = f"the norm of its product is {worker.norm:.6g}, and {middle:.6g} usual"
+        text = f"the norm of its product is {worker.norm:.6g} (median: {middle:.6g})"
         is_known = 2 * len(off) < len(alike)
         yield _Fault(worker, text, abs(worker.norm - middle), is_known)
 
@@ -98,7 +98,7 @@ def _slow(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
     usual = median([*best.values()] or [0])
     for worker, own in best.items():
         if own < _SLOW * usual:
-            text = f"{speed(own)} at best, and {speed(usual)} is the median"
+            text = f"{speed(own)} at best (median: {speed(usual)})"
             yield _Fault(worker, text, -own)
 
 
@@ -115,7 +115,7 @@ def _sockets(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_
     found = [w for w in workers if w.transport == "Socket" and up.get(w.node)]
     has_network = len({worker.node for worker in workers}) > 1
     for worker in found if has_network else ():
-        text = f"NCCL sends by sockets, and not by {up[worker.node]}, which is up"
+        text = f"NCCL uses sockets instead of {up[worker.node]}, which is up"
         yield _Fault(worker, text, is_known=2 * len(found) < len(workers))
 
 

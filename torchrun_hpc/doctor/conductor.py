@@ -77,7 +77,7 @@ class Conductor:
     def conduct(self, client: Client) -> Report:
         """Ask all tasks for all there is to know, and return the report."""
         self._client, found, tasks = client, self._found, range(self._here.task.size)
-        shown = self._ask(SHOW, None, tasks, "tasks have come", Shown)
+        shown = self._ask(SHOW, None, tasks, "tasks have joined", Shown)
         for task, each in sorted(shown.items()):
             self._node_of[task] = each.node_rank
             if each.node is not None:
@@ -161,7 +161,7 @@ class Conductor:
             )
             peers = [wire.encode(_peer(node)) for node in nodes]
             tasks = [self._first[node.rank] for node in nodes]
-            self._ask(PEERS, peers, tasks, "nodes know the others", bool)
+            self._ask(PEERS, peers, tasks, "nodes know all others", bool)
         for look in range(_LOOKS):
             if look:
                 doubtful = judgement.doubtful(_best(looks))
@@ -222,10 +222,10 @@ class Conductor:
             Part(number, tasks, hosts, nodes[0].address or nodes[0].host)
         )
         moved = size(_expected_of_collectives(self._wishes.max_bytes, nodes))
-        more = f", and torch's collectives, about {moved} in and out of each"
-        text = f"a launch with {count(workers, 'worker')}: a test of each device"
+        more = f", then torch's collectives with about {moved} in and out of each"
+        text = f"launching {count(workers, 'worker')}: a test of each device"
         self._progress(text + more * (workers > 1))
-        have, limit = "tasks have ended the launch", self._wishes.limit + _GRACE
+        have, limit = "tasks have finished the launch", self._wishes.limit + _GRACE
         return self._ask(LAUNCH, part, tasks, have, Ended, limit)
 
     def _keep(self, rank: int, end: Ended) -> None:

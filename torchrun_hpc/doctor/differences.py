@@ -29,10 +29,10 @@ _EQUAL = re.compile(
     r"(NCCL|RCCL|FI|UCX)_(?!DEBUG|LOG|\w*(IFNAME|HCA|DEVICES))\w+|GLOO_SOCKET_IFNAME"
 )
 
-_LOAD = "load or activate one environment in the job script, from a shared folder"
-_EXPORT = "export it in the job script, before the launcher, and in no profile"
-_MACHINE = "leave the nodes out that differ, and tell the administrator"
-_COMPARE = "none is needed, unless the nodes that differ are slow, or fail"
+_LOAD = "activate the same environment in the job script, from a shared folder"
+_EXPORT = "export it in the job script before the launcher, and in no profile"
+_MACHINE = "exclude the nodes that differ, and report them to the administrator"
+_COMPARE = "do nothing unless the nodes that differ are slow or fail"
 
 
 def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
@@ -109,7 +109,7 @@ def _system(node: Node) -> Traits:
     limits = node.limits.items()
     return {
         "kernel": node.versions.get("kernel", ""),
-        "driver of the GPUs": node.driver,
+        "GPU driver": node.driver,
         "name of the job's interface": node.interface,
         "number of CPUs": str(node.cores),
         "number of workers": str(node.workers),

@@ -95,7 +95,7 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
         client.until(member.ended.is_set)
         if not member.was_late:
             return None
-        why = _seen_alone("the others have not waited for this node")
+        why = _seen_alone("the other nodes did not wait for this one")
     except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
         why = _why(error, here, wishes.patience)
     finally:
@@ -127,8 +127,8 @@ def _why(error: Exception, here: Place, timeout: float) -> Message:
     failure = error.failure if isinstance(error, JobFailedError) else None
     if failure is not None and failure.kind is not Kind.COORDINATOR:
         return report.failed(failure, where)
-    return _seen_alone(f"node {where.coordinator} does not answer any more")
+    return _seen_alone(f"node {where.coordinator} stopped answering")
 
 
 def _seen_alone(why: str) -> Message:
-    return Message("HPC198", f"{why}: only this node was seen")
+    return Message("HPC198", f"{why}, so only this node was examined")

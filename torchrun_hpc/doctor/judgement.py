@@ -212,7 +212,7 @@ def of_collectives(
             wrong = count(row.wrong, "wrong element")
             what = f"{row.operation} of {size(row.size)} {row.scope}".rstrip()
             found.append((f"{what}: {wrong} of {row.count}", ()))
-    remedy = "add --hpc-debug to the job's own line, and see any other finding here"
+    remedy = "see the other findings, and add --hpc-debug to the job's launch line"
     for text, nodes in found[:_SHOWN]:
         yield Finding("HPC193", f"torch's collectives: {text}", remedy, tuple(nodes))
 
@@ -248,10 +248,10 @@ def _is_bad(link: Link, than: Usual) -> bool:
 def _bad(links: Sequence[Link], _hosts: object, _node: object, than: Usual) -> str:
     texts = []
     if slow := [_slowest(link) for link in links if _is_slow(link, than)]:
-        texts.append(f"{rate(min(slow))}, and {rate(than.bandwidth)} is usual here")
+        texts.append(f"{rate(min(slow))} (usual here: {rate(than.bandwidth)})")
     if late := [link.latency_s for link in links if _is_late(link, than)]:
         known = duration(than.latency)
-        texts.append(f"{duration(max(late))} there and back, and {known} is usual")
+        texts.append(f"{duration(max(late))} for a round trip (usual: {known})")
     if lost := [link.lost for link in links if _loses(link, than)]:
         texts.append(f"{max(lost):.2%} of the segments are sent again")
     return "; ".join(texts)
@@ -259,13 +259,13 @@ def _bad(links: Sequence[Link], _hosts: object, _node: object, than: Usual) -> s
 
 def _blocked(links: Sequence[Link], hosts: Sequence[str], *_: object) -> str:
     closed = [
-        f"{host(rank, hosts)} cannot open a connection to {host(other, hosts)}"
+        f"{host(rank, hosts)} cannot connect to {host(other, hosts)}"
         for link in links
         for rank, other in (_pair(link), _pair(link)[::-1])
         if rank in link.blocked
     ]
     reasons = dict.fromkeys(link.problem for link in links)
-    return listed([*closed, *reasons])
+    return ": ".join(filter(None, map(listed, (closed, [*reasons]))))
 
 
 def _clock(links: Sequence[Link], hosts: Sequence[str], node: int, *_: object) -> str:
@@ -275,27 +275,25 @@ def _clock(links: Sequence[Link], hosts: Sequence[str], node: int, *_: object) -
     return f"the clock of {host(node, hosts)} is {abs(ahead):.1f} s {side}"
 
 
-_OF_PAIRS = (
-    "also examine other nodes, and look at the cables and switches between these"
-)
+_OF_PAIRS = "also examine other nodes, and check the cables and switches between these"
 
 # By code: which link is bad, what is said of such links of a node, and the remedy.
 _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], str]] = {
     "HPC190": (
         lambda link, _: bool(link.problem),
         _blocked,
-        "open all ports between them, both ways: look at firewall, routes and cable",
+        "open all ports between them in both directions, and check routes and cables",
     ),
     "HPC189": (
         lambda link, _: bool(link.lost_mtu),
-        lambda links, *_: f"packets of {links[0].lost_mtu} bytes, the MTU, are lost",
-        "set one MTU on the interfaces and on all switches between them",
+        lambda links, *_: f"packets of {links[0].lost_mtu} bytes (the MTU) are lost",
+        "set the same MTU on the interfaces and on all switches between them",
     ),
-    "HPC191": (_is_bad, _bad, "leave the node out, and tell the administrator"),
+    "HPC191": (_is_bad, _bad, "exclude the node, and report it to the administrator"),
     "HPC183": (
         lambda link, _: abs(link.clock_s) > _CLOCK_S,
         _clock,
-        "start the node's time service (chrony, ntpd): times in logs are wrong",
+        "start the node's time service (chrony, ntpd). Until then, log times are wrong",
     ),
 }
 

@@ -47,7 +47,7 @@ class Output(NamedTuple):
                 try:
                     files.check(Path(file))
                 except OSError as error:
-                    tell(_unwritable(file, error, "; the report is printed anyway"))
+                    tell(_unwritable(file, error, ". The report is printed anyway"))
 
     def write(self, report: Report) -> bool:
         """Write all of it, as far as possible; return whether all was."""
@@ -76,4 +76,4 @@ def _as_json(report: Report) -> str:
 
 
 def _unwritable(file: str, error: OSError, more: str = "") -> Message:
-    return Message("HPC197", f"{file} cannot be written: {error.strerror}{more}")
+    return Message("HPC197", f"cannot write {file}: {error.strerror}{more}")

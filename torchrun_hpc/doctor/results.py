@@ -1,8 +1,7 @@
 """The report of an examination, and its parts.
 
-The nodes send each other these parts, `torchrun_hpc.doctor.examine` returns the report,
-and ``--json`` writes it. `torchrun_hpc.wire` writes them as JSON, and checks what has
-arrived. Ranks of nodes are those of the job.
+Nodes send each other these parts as JSON, which `torchrun_hpc.wire` writes and checks.
+Node ranks are the job's. docs/write_report.py writes the fields into reference.md.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "torchrun_hpc.doctor/2"
 
-# Variable with the path of the file that the workers of a launch write to.
+# Variable with the path of the file for the workers' results.
 RESULTS = "HPC_DOCTOR_RESULTS"
 
 _T = TypeVar("_T")
@@ -29,16 +28,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong.
+    """A problem.
 
     Attributes:
-        code: ``HPC`` and three digits, of the documentation.
+        code: ``HPC`` and three digits; messages.md explains it.
         text: The problem, with the values.
-        remedy: What to do about it.
-        nodes: Ranks of the nodes that are to blame; empty if it is not known which one
-            is, or if all are.
-        is_suspect: Whether a job is likely to be slow, or to fail; otherwise it is
-            advice.
+        remedy: The solution.
+        nodes: Ranks of the nodes to blame. It is empty if they are not known, or if all
+            nodes have the problem.
+        is_suspect: Whether a job is likely to fail or to be slow. Otherwise, the
+            finding is advice.
     """
 
     code: str
@@ -49,7 +48,7 @@ class Finding:
 
     @property
     def kind(self) -> str:
-        """``suspect`` or ``advice``, for a person."""
+        """``suspect`` or ``advice``."""
         return "suspect" if self.is_suspect else "advice"
 
 
@@ -59,10 +58,10 @@ class Interface:
 
     Attributes:
         name: Its name.
-        addresses: Its addresses, without the length of the prefix.
+        addresses: Its addresses, without the prefix length.
         is_up: Whether it is up.
         mtu: Bytes of the largest packet.
-        speed_mbit: Nominal Mbit/s; 0 if the system does not know.
+        speed_mbit: Nominal speed in Mbit/s; 0 if unknown.
     """
 
     name: str
@@ -78,9 +77,9 @@ class Folder:
 
     Attributes:
         path: A folder in it.
-        free: Bytes that this user may still write.
-        size: Bytes of all.
-        problem: Why a file cannot be written there; empty if one can.
+        free: Bytes that this user can still write.
+        size: Bytes in total.
+        problem: Why a file cannot be written there; empty if it can.
     """
 
     path: str
@@ -91,15 +90,14 @@ class Folder:
 
 @dataclass(frozen=True)
 class Torch:
-    """Torch on a node, as a process sees it that has imported it.
+    """PyTorch on a node, as seen by a process that has imported it.
 
     Attributes:
         version: Its release; empty if only the launcher has imported it.
-        import_s: Seconds of the first ``import torch`` of the launch on this node; near
-            0 if a fork server has imported it (``--hpc-preload``).
-        libraries: Releases of ``cuda``, ``nccl``, ``hip``, ``cudnn``, as far as there
-            are any.
-        gpus: How many GPUs it sees.
+        import_s: Seconds of the launch's first ``import torch`` on this node; near 0 if
+            a fork server has imported it (``--hpc-preload``).
+        libraries: Releases of ``cuda``, ``nccl``, ``hip`` and ``cudnn``, if present.
+        gpus: Number of visible GPUs.
     """
 
     version: str = ""
@@ -108,7 +106,7 @@ class Torch:
     gpus: int = 0
 
     def after(self, earlier: Torch | None) -> Torch:
-        """Return what is known of both: a second import finds the files in memory."""
+        """Merge two records. A second import is faster: the files are in memory."""
         if earlier is None:
             return self
         slowest = max(self.import_s, earlier.import_s)
@@ -122,30 +120,29 @@ class Node:
     Attributes:
         rank: Its rank.
         host: Its name in the job.
-        address: Its address for the job; empty if it is not known.
-        interface: The interface that has this address; empty if none has.
-        fast_host: Its name on the job's network, by which it knows itself.
-        port: Port on which it listens for the other nodes; 0 if it does not.
-        workers: How many workers it starts.
-        interfaces: All interfaces but loopback.
-        names: Addresses by name of a node: of this one, the first, and the next one.
-        routes: By the same names: from which address it sends there; empty if it
-            has no route.
-        resolver_s: Seconds that it took to resolve ``names``.
-        limits: Of open ``files``, ``processes``, and bytes of ``locked memory``; -1
-            if there is none.
+        address: Its address for the job; empty if unknown.
+        interface: The interface with this address; empty if there is none.
+        fast_host: Its name on the job's network.
+        port: The port at which it listens for the other nodes; 0 if it does not.
+        workers: Number of workers that it starts.
+        interfaces: All interfaces except loopback.
+        names: Addresses by node name, for this node, the head node, and the next node.
+        routes: Source addresses of packets to the same names; empty without a route.
+        resolver_s: Seconds to resolve ``names``.
+        limits: Limits of open ``files``, ``processes``, and bytes of ``locked memory``;
+            -1 means no limit.
         folders: ``/dev/shm``, TMPDIR and HOME.
-        cpus: The CPUs that it may run on, as a list of ranges.
-        cores: How many CPUs the machine has.
-        gpus: GPUs that NVML knows.
-        driver: Release of the GPUs' driver; empty without.
-        versions: Of ``python``, ``torchrun_hpc`` and the ``kernel``.
-        variables: Those that matter, which somebody has set.
-        local_ports: The first and the last port that the system gives to connections
-            (``net.ipv4.ip_local_port_range``); 0 and 0 if not known.
-        reserved_ports: Ports that the system gives to nobody who does not ask for them
+        cpus: CPUs in the affinity mask, as a list of ranges.
+        cores: Number of the machine's CPUs.
+        gpus: GPUs that NVML lists.
+        driver: Release of the GPU driver; empty without one.
+        versions: Versions of ``python``, ``torchrun_hpc`` and the ``kernel``.
+        variables: Relevant environment variables that are set.
+        local_ports: First and last port that the system gives to connections
+            (``net.ipv4.ip_local_port_range``); 0 and 0 if unknown.
+        reserved_ports: Ports that the system gives only on request
             (``net.ipv4.ip_local_reserved_ports``), as a list of ranges.
-        torch: Torch, if a launch has got as far as that.
+        torch: PyTorch, if a process of a launch has imported it.
     """
 
     rank: int
@@ -174,21 +171,21 @@ class Node:
 
 @dataclass(frozen=True)
 class Link:
-    """Two nodes that have measured what is between them.
+    """The measured link between two nodes.
 
     Attributes:
         first: Rank of one node.
-        second: Rank of the other one, which is higher.
-        problem: Why there are no figures; empty if there are.
-        blocked: Ranks of those of the two that cannot open a connection to the other.
-        latency_s: Seconds there and back of a small message: the tenth percentile.
-        forward: Bytes per second from the first to the second, over TCP.
-        backward: The same from the second to the first.
-        lost: Share of the segments that had to be sent again, by TCP's own count.
-        clock_s: Seconds that the second one's clock is ahead of the first one's.
-        lost_mtu: Bytes of a packet that the interface allows, and that did not arrive;
-            0 if it did.
-        looks: How often they were looked at; the figures are the best ones.
+        second: Rank of the other node, which is higher.
+        problem: Why there are no figures; empty if there are some.
+        blocked: Ranks of the nodes of this pair that cannot connect to the other.
+        latency_s: Round-trip time of a small message in seconds: the tenth percentile.
+        forward: Bytes per second from the first node to the second, over TCP.
+        backward: Bytes per second from the second node to the first, over TCP.
+        lost: Share of the segments that were sent again, as TCP counts them.
+        clock_s: Seconds by which the second node's clock is ahead of the first one's.
+        lost_mtu: Bytes of a packet that the interface allows, but that did not arrive;
+            0 if it arrived.
+        looks: Number of measurements. The figures are the best ones.
     """
 
     first: int
@@ -206,17 +203,17 @@ class Link:
 
 @dataclass(frozen=True)
 class Collective:
-    """One operation of torch's on one size; bandwidths as nccl-tests define them.
+    """A collective operation of one size, with bandwidths as in nccl-tests.
 
     Attributes:
-        operation: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``.
-        scope: Empty for all workers; otherwise the node whose workers it is of.
-        size: Bytes; of all_gather and reduce_scatter, those of all ranks together.
+        operation: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``broadcast``.
+        scope: Empty for all workers; otherwise the node whose workers took part.
+        size: Bytes; for all_gather and reduce_scatter, the bytes of all ranks together.
         count: Elements, of four bytes each.
         time_s: Seconds of one operation.
         algbw: size / time, in bytes per second.
-        busbw: The same, corrected by the number of ranks.
-        wrong: Elements with a wrong result; -1 if the backend has no such operation.
+        busbw: algbw, corrected by the number of ranks.
+        wrong: Elements with a wrong result; -1 if the backend lacks the operation.
     """
 
     operation: str
@@ -231,24 +228,24 @@ class Collective:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker of the launch: how its device computes, and when it arrives.
+    """A worker of the launch: results of the compute test, and its lateness.
 
-    The device multiplies the same two matrices before the collectives, and after them:
-    that is the first and the second test.
+    The device multiplies the same two matrices twice: before the collectives (the first
+    test), and after them (the second test).
 
     Attributes:
         rank: Its rank in the launch.
         node: Rank of its node in the job.
         device: Model of its GPU or CPU.
         dtype: Type of the matrices: ``float32`` or ``bfloat16``.
-        flops: Floating point operations per second, in each test the best of several
-            products; of a CPU, per second that its threads have computed.
-        digests: The first 16 digits of the SHA-256 of the product, in each test.
-        norm: Frobenius norm of the first test's product; 0 if that is not finite.
-        wrong: Elements that are not finite, of both tests.
+        flops: Floating point operations per second in each test, the best of several
+            products. For a CPU, only the time in which its threads computed counts.
+        digests: The first 16 digits of the product's SHA-256, for each test.
+        norm: Frobenius norm of the first test's product; 0 if it is not finite.
+        wrong: Number of elements that are not finite, in both tests.
         late_s: Seconds that the others waited for it before an operation: the median.
-        transport: Transport of NCCL, such as ``IB`` or ``Socket``; empty with gloo, or
-            if that is not known.
+        transport: NCCL's transport, for example ``IB`` or ``Socket``; empty with gloo,
+            or if unknown.
     """
 
     rank: int
@@ -269,20 +266,20 @@ class Report:
 
     Attributes:
         schema: `SCHEMA`.
-        launch_id: Of the step; empty without a scheduler.
-        site: Name of the computing centre; empty if it is not known.
-        scheduler: What started the tasks, such as ``Slurm`` or ``Open MPI in PBS``;
-            empty if nothing did.
-        started: When, in UTC, as ISO 8601.
-        seconds: How long it took.
+        launch_id: Launch id of the step; empty without a scheduler.
+        site: Name of the site; empty if unknown.
+        scheduler: What started the tasks, for example ``Slurm`` or ``Open MPI in PBS``;
+            empty without a scheduler.
+        started: Start time in UTC, as ISO 8601.
+        seconds: Duration in seconds.
         torchrun_hpc: Version of this package.
-        backend: ``nccl`` or ``gloo``, of the collectives; empty without.
+        backend: ``nccl`` or ``gloo``, for the collectives; empty if none ran.
         hosts: Names of all nodes of the job, by rank.
-        nodes: Those that have come, by rank.
-        links: The pairs that were looked at.
-        workers: Those of the launch that came to its end, by rank.
-        collectives: Torch's own operations.
-        findings: Findings, the worst first.
+        nodes: The nodes that joined, by rank.
+        links: The measured pairs.
+        workers: The workers that reached the end of the launch, by rank.
+        collectives: PyTorch's collective operations.
+        findings: The problems, the worst first.
     """
 
     schema: str
@@ -302,11 +299,11 @@ class Report:
 
 
 class NotMetError(Exception):
-    """This task has not met the others.
+    """This task did not meet the others.
 
     Attributes:
-        message: Why, for a person.
-        report: Of its own node.
+        message: The reason.
+        report: The report of this node alone.
     """
 
     def __init__(self, message: Message, report: Report) -> None:
@@ -316,7 +313,7 @@ class NotMetError(Exception):
 
 
 def printable(value: _T) -> _T:
-    """Return a part of a report, with escapes for what a terminal would act on."""
+    """Return a part of a report with its control characters escaped."""
     return wire.decode(type(value), _escaped(wire.encode(value)))
 
 
@@ -329,19 +326,19 @@ def _escaped(value: Any) -> Any:
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings in the order of a report: what is suspect, then advice."""
+    """Return findings in a report's order: suspect ones, then advice."""
     return tuple(sorted(findings, key=lambda each: not each.is_suspect))
 
 
 def suspects(report: Report) -> list[int]:
-    """Return the ranks of the nodes that are to blame for something."""
+    """Return the ranks of the nodes to blame for a suspect finding."""
     return sorted({r for f in report.findings if f.is_suspect for r in f.nodes})
 
 
 def exclude(report: Report) -> str:
-    """Return the option that leaves the suspect nodes out; empty if there is none.
+    """Return Slurm's option to exclude the suspect nodes; empty if it does not help.
 
-    It is Slurm's. If most nodes are suspect, it is of no use: the cause is another.
+    If most nodes are suspect, they share another cause.
     """
     names = [report.hosts[rank] for rank in suspects(report)]
     is_few = 0 < 2 * len(names) <= len(report.hosts)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import __version__
 from torchrun_hpc.doctor import checks, compute, judgement
 from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, printable, worst_first
+from torchrun_hpc.errors import on_one_line
 from torchrun_hpc.host import network
 from torchrun_hpc.launching.starters import NO_TORCH
 from torchrun_hpc.names import fold_ranks, host, ranges
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _PROBED = 10  # absent nodes
 _PROBE_TIMEOUT = 2.0  # seconds
-_UNHEARD = "see what it has printed; if nothing, the launcher has not started it there"
+_UNHEARD = "look at its output. If there is none, the launcher did not start it there"
 
 
 @dataclass
@@ -105,22 +106,22 @@ def _absent(
     """Yield which nodes are absent, and which have stopped responding."""
     absent = [rank for rank in range(len(hosts)) if rank not in found.nodes]
     who: list[tuple[str, tuple[int, ...]]]
-    who = [(f"{host(rank, hosts)} has not", (rank,)) for rank in absent]
+    who = [(f"{host(rank, hosts)} did not join", (rank,)) for rank in absent]
     hint = closed = ""
     if 1 < len(absent) == len(hosts) - 1:  # they may be well, and not reach this one
         where, hint = here.meeting.endpoint, here.meeting.network_hint
-        closed = f"; the network of {where} ({here.meeting.interface}) may be closed"
-        who = [("no other node has", ())]
+        closed = f". The network of {where} ({here.meeting.interface}) may be closed"
+        who = [("no other node joined", ())]
     if here.mode.is_direct:
-        who.append((f"a part of the tasks ({ranges(found.missing)}) has not", ()))
+        who.append((f"some tasks ({ranges(found.missing)}) did not join", ()))
     for number, (what, nodes) in enumerate(who if found.missing else ()):
         is_probed = nodes and number < _PROBED
         seen = _seen_from_here(nodes[0], here) if is_probed else closed
-        text = f"{what} come within {timeout:.0f} s{seen}"
-        yield Finding("HPC178", text, hint or _UNHEARD, nodes)
+        text = f"{what} within {timeout:.0f} s{seen}"
+        yield Finding("HPC178", text, on_one_line(hint) or _UNHEARD, nodes)
     for rank, when in found.hung.items():
-        text = f"{host(rank, hosts)} has stopped responding {when}"
-        remedy = "log in and look at its processes, and at the system's log"
+        text = f"{host(rank, hosts)} stopped responding {when}"
+        remedy = "log in, and look at its processes and at the system log"
         yield Finding("HPC179", text, remedy, (rank,))
 
 
@@ -136,7 +137,7 @@ def _seen_from_here(rank: int, here: Place) -> str:
             texts.append(f"{name} ({known[0]}) {state}")
         else:
             texts.append(f"{name} does not resolve")
-    return f"; from here: {', '.join(texts)}"
+    return f". Node 0 sees: {', '.join(texts)}"
 
 
 def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:

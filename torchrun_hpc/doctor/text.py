@@ -72,7 +72,7 @@ def verdict(report: Report) -> str:
     blamed, hosts = suspects(report), report.hosts
     every, number = count(len(hosts), "node"), len(report.findings)
     if blamed:
-        cause = " Look for what they share." * (1 < len(hosts) < 2 * len(blamed))
+        cause = " Look for a common cause." * (1 < len(hosts) < 2 * len(blamed))
         where = f"{fold_ranks(blamed, hosts)} ({len(blamed)} of {every})"
         return f"Suspicious: {where}.{cause}"
     if exit_code(report):
