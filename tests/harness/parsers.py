@@ -79,6 +79,7 @@ def _as_stock_says(error: LaunchError) -> dict[str, Any]:
     """Return what stock torchrun says below its usage; of an unknown option, which."""
     assert (error.code, error.everywhere) == ("HPC010", True)
     message = re.sub(r"unknown option (.*?)\. .*", r"unknown \1", str(error))
+    message = message.removesuffix(". --help lists all options")
     # --h, an abbreviation for stock, is an option of its own here.
     message = message.replace("argument --h:", "argument -h/--help:")
     return {"exit": 2, "message": message}
