@@ -114,7 +114,7 @@ def _planned(
     meeting = known.meeting = meet(inputs)
     starter = starters.starter_of(inputs, line, argv, is_launch=is_launch)
     plan = starter.plan(meeting)
-    known.meeting = plan.meeting  # torch may not be able to meet as planned
+    known.meeting = plan.meeting  # torch can force another way to meet
     return plan, starter
 
 

@@ -55,7 +55,7 @@ class Preflight:
     @property
     def site_host(self) -> str:
         """Host name by which the site is recognised, equal on all nodes of a job."""
-        return self.job.a_node if self.job else self.hostname
+        return self.job.first_known_node if self.job else self.hostname
 
 
 def preflight(command: str, tell: Callable[[Message], None] | None = None) -> Preflight:

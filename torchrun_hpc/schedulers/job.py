@@ -213,7 +213,7 @@ class Job:
         return self.task.size > len(self.nodes)
 
     @property
-    def a_node(self) -> str:
+    def first_known_node(self) -> str:
         """The first known name of a node, the same on all nodes if possible."""
         return next(filter(None, self.nodes), self.hostname)
 
