@@ -19,8 +19,9 @@ from torchrun_hpc.doctor.results import Collective
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# Values are integers: position and rank modulo these numbers, which are primes. Float32
-# has the sums of up to 59,000 ranks exactly.
+# Values are integers: position and rank modulo these numbers. They are primes, so no
+# number of ranks or elements is a multiple of both. Float32 has exact sums of up to
+# 59,000 ranks.
 _POSITIONS, _RANKS = 31, 251
 
 _ELEMENT = 4  # bytes

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     Pair = tuple[int, int]  # ranks of two nodes, the lower one first
 
-# With 32 nodes, each meets all others. With more, each meets so many that one or two bad
-# partners show only their own fault.
+# With 32 nodes, each meets all others. With more, each meets so many that one or two
+# bad partners show only their own fault.
 MOST_ROUNDS = 31
 
 _SHARE = 2 / 3  # of the partners with whom a bad node is bad

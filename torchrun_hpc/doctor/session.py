@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 distributed: Any = torch.distributed  # does not export all that it documents
 
-# Gloo's threads release the last tensor a moment after its result is there. If the group
-# is destroyed by then, a worker can hang (up to torch 2.4) or abort (2.13).
+# Gloo's threads release the last tensor a moment after its result is there. If the
+# group is destroyed by then, a worker can hang (up to torch 2.4) or abort (2.13).
 _GLOO_REST = 0.2  # seconds
 
 # NCCL's src/init.cc writes this, from 2.14 to 2.28. A plugin's name may have spaces.
@@ -128,7 +128,7 @@ def has_gpu(environ: Mapping[str, str], gpus: int) -> bool:
 def worlds(
     environ: Mapping[str, str], store: Any, backend: str, everyone: World
 ) -> list[World]:
-    """Return the groups that run the operations: all workers; on GPUs, also each node."""
+    """Return the groups for the operations: all workers; on GPUs, also this node's."""
     found = [everyone] if everyone.size > 1 else []
     size = int(environ["LOCAL_WORLD_SIZE"])
     if backend == "nccl" and everyone.size > size > 1:  # a node has its own links
