@@ -34,7 +34,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that stands in ``argv``, and return the exit code."""
+    """Run the command in ``argv``, and return the exit code."""
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
@@ -60,7 +60,7 @@ def _run(argv: Sequence[str]) -> int:
             report = examine(words, wishes, tell, known, argv, begin)
         except NotMetError as error:
             console.write(error.message, "error", finding_lines(error.report.findings))
-            # mpirun ends all tasks with the first one that fails. Task 0 may report it.
+            # mpirun ends all tasks with the first that fails. Task 0 reports it.
             return int(is_first or not error.report.scheduler)
     if report is None:
         return 0
@@ -71,10 +71,10 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Take our own options out of the job's; nothing behind a script is ours."""
+    """Separate our options from the job's. None of ours comes after a script."""
     parser = _parser()
     for end in range(1, len(argv) + 1):
-        with contextlib.suppress(LaunchError):  # not a whole line yet, or a wrong one
+        with contextlib.suppress(LaunchError):  # an incomplete or a wrong line
             args, words = parser.parse_known_args(argv[:end])
             if command_line.parse(words, {}).script:
                 return args, [*words, *argv[end:]]
@@ -123,11 +123,7 @@ def _seconds(timeout: str) -> float | str:
 
 
 def _output(args: argparse.Namespace) -> Output:
-    """Return where the report is to go.
-
-    Raises:
-        LaunchError: That is not possible.
-    """
+    """Return the outputs, or refuse them."""
     if STDOUT in (args.html, args.compare):
         raise wrong_line("--html and --compare need a file. Only --json can be -")
     if args.json is not None and args.json == args.html:
@@ -136,13 +132,12 @@ def _output(args: argparse.Namespace) -> Output:
 
 
 def _earlier(file: str) -> Report:
-    """Read the report of an earlier examination, which task 0 alone has to have.
+    """Read an earlier report on task 0, from a regular file of limited size.
 
-    The user has named the file to be read, so links are followed; but it has to be a
-    regular file, of limited size.
+    The user has named the file, so links are followed.
 
     Raises:
-        LaunchError: It is none.
+        LaunchError: It is not such a report.
     """
     problem = f"it is not a report of the form {results.SCHEMA}"
     try:

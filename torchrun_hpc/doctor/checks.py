@@ -29,7 +29,7 @@ _NEVER, _MINORITY, _ALWAYS = 0.0, 0.5, 1.0
 _MOST_ALIKE = 3  # findings of a kind
 _OF_SITES = {"Read-only file system", "Permission denied", "No such file or directory"}
 _FABRIC = re.compile("ib|hsn")  # interfaces of networks that lock memory
-# By the names of limits: the least, its unit, and what is wrong with less.
+# By name of a limit: the least value, its unit, and the text for less.
 _LEAST = {
     "files": (4096, 1, "files can be open (ulimit -Hn); node 0 needs one per worker"),
     "processes": (1024, 1, "processes and threads can run (ulimit -u)"),
@@ -38,7 +38,7 @@ _LEAST = {
 
 
 class _Fault(NamedTuple):
-    """A problem, its remedy, and the share of nodes on which it is suspect."""
+    """A problem, its remedy, and the largest share of nodes for a suspect."""
 
     text: str
     remedy: str
@@ -46,7 +46,7 @@ class _Fault(NamedTuple):
 
 
 def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
-    """Yield what is wrong with nodes; `hosts` are the names of all, by rank."""
+    """Yield findings about nodes; `hosts` are the names of all nodes, by rank."""
     yield from differences.findings(nodes, hosts)
     for code, check in _CHECKS.items():
         kinds = defaultdict[tuple[str, float], dict[str, list[int]]](dict)
@@ -69,7 +69,7 @@ def fabrics(node: Node) -> list[str]:
 
 
 def _merged(texts: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Make one of many texts that differ in a name or a number only."""
+    """Merge many texts, which differ only in a name or a number, into one."""
     if len(texts) <= _MOST_ALIKE:
         return texts
     return {f"{next(iter(texts))}, and others": sorted({*chain(*texts.values())})}
@@ -137,7 +137,7 @@ def _limits(node: Node, _nodes: object) -> Iterator[_Fault]:
 def _gpus(node: Node, _nodes: object) -> Iterator[_Fault]:
     gpus, torch = node.gpus, torch_of(node)
     seen = torch.gpus if torch else len(gpus)
-    # Of another job, perhaps, on a GPU that this one does not see.
+    # Another job perhaps uses a GPU that this one does not see.
     share = _NEVER if seen < len(gpus) else _ALWAYS
     busy, taken = list[int](), dict[int, int]()
     for number, gpu in enumerate(gpus):

@@ -1,4 +1,4 @@
-"""Comparison with an earlier examination of the same centre."""
+"""Comparison with an earlier report from the same site."""
 
 from __future__ import annotations
 
@@ -16,21 +16,17 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.doctor.results import Collective, Report
 
-_SLOWER = 1.25  # times as slow as before, or more, is a finding
-# Bytes of a collective; times of smaller ones are noise. It is 1 MiB, from which a part
-# for each worker may be rounded down.
+_SLOWER = 1.25  # times as slow as before is a finding
+# Bytes of a collective: times of smaller ones are noise. It is 1 MiB, less what is lost
+# when the part of each worker is rounded down.
 _LARGE = 0.9 * 2**20
 
 
 def with_slower(report: Report, earlier: Report) -> Report:
-    """Add to a report what became slower.
+    """Add findings about slower values to a report.
 
-    Medians are compared, and collectives of the same size on as many workers: the nodes
-    are others in each job. One node that is slow is found without an earlier report.
-
-    Args:
-        report: Of this examination.
-        earlier: Of the earlier one.
+    Medians are compared, because each job has other nodes, and collectives of the same
+    size on as many workers. A single slow node is found without an earlier report.
     """
     since, found = earlier.started[:16], [*report.findings]
     remedy = "compare versions and variables of both. If they are equal, report it"
@@ -41,7 +37,7 @@ def with_slower(report: Report, earlier: Report) -> Report:
 
 
 def scope(report: Report, earlier: Report) -> str:
-    """Write what can be compared, and with what."""
+    """Write what is compared with which report."""
     nodes, (_, reason) = count(len(earlier.nodes), "node"), _both(report, earlier)
     text = f"compared with {nodes} of {earlier.started[:16]}"
     return text + (f". Collectives were not compared: {reason}" if reason else "")
@@ -50,7 +46,7 @@ def scope(report: Report, earlier: Report) -> str:
 def _both(
     report: Report, earlier: Report
 ) -> tuple[list[tuple[Collective, Collective]], str]:
-    """Return the largest size of each operation that both have; or why not."""
+    """Return the largest common size of each operation; or why there is none."""
     for side, where in ((earlier, "the earlier report"), (report, "this one")):
         if not side.collectives:
             return [], f"{where} has none"
@@ -71,7 +67,7 @@ def _both(
 
 
 def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
-    """Yield what is slower, how it is now, and how it was."""
+    """Yield slower values: a name, the value now, and the value before."""
     sides = report, earlier
     links = [[*filter(is_measured, side.links)] for side in sides]
     if all(links):

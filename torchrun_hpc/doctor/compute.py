@@ -1,7 +1,4 @@
-"""Which workers compute wrongly or slowly, or arrive late: a pure function.
-
-No figure of a data sheet counts here either: workers are compared with each other.
-"""
+"""Findings about workers, which are compared with each other, not with data sheets."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.results import Node
 
 _SLOW = 0.75  # of the median
-_NORM = 1e-3  # share by which a norm may differ: each device rounds as it does
-_LATE_S, _LATE = 0.05, 3.0  # seconds that a worker may be late; times the median
+_NORM = 1e-3  # share by which a norm can differ: devices round differently
+_LATE_S, _LATE = 0.05, 3.0  # seconds that a worker can be late; times the median
 
 _OUT = "exclude the node, and report it to the administrator"
 _BUSY = "look for other programs and a high temperature there, or exclude the node"
@@ -30,22 +27,22 @@ _NCCL = "unset NCCL_IB_DISABLE and NCCL_NET. NCCL_DEBUG=INFO shows what is missi
 
 
 class _Fault(NamedTuple):
-    """A problem of a worker; of a node's problems, the most severe one is shown."""
+    """A problem of a worker. The most severe one of a node is shown."""
 
     worker: Worker
     text: str
     severity: float = 0.0
-    is_known: bool = True  # that it is this one
+    is_known: bool = True  # whether this worker is to blame
 
 
 def findings(
     workers: Sequence[Worker], nodes: Mapping[int, Node], hosts: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with workers: one finding for each node and check.
+    """Yield one finding for each node and check.
 
     Args:
-        workers: Those of the launch.
-        nodes: What the nodes show of themselves, by rank.
+        workers: The workers of the launch.
+        nodes: Records of the nodes, by rank.
         hosts: Names of all nodes of the job, by rank.
     """
     for check, (code, remedy) in _CHECKS.items():
@@ -61,9 +58,9 @@ def findings(
 
 
 def _wrong(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_Fault]:
-    """Compare products bit by bit; those of different devices by their norms."""
+    """Compare products bit by bit; on different devices, compare their norms."""
     groups = defaultdict[tuple[str, ...], list[Worker]](list)
-    # Another torch may round in another way: that is a difference, and no defect.
+    # Another release of torch can round differently, which is no defect.
     releases = {rank: n.torch.version for rank, n in nodes.items() if n.torch}
     for worker in workers:
         if worker.wrong > 0:
@@ -120,7 +117,7 @@ def _sockets(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_
 
 
 _WRONG = "HPC243"
-# By what is checked: the code, and the remedy.
+# By check: the code, and the remedy.
 _CHECKS: Mapping[Callable[..., Iterator[_Fault]], tuple[str, str]] = {
     _sockets: ("HPC242", _NCCL),
     _wrong: (_WRONG, _OUT),

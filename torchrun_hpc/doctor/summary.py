@@ -1,4 +1,4 @@
-"""The report: all that was found, and what is wrong with it."""
+"""The report, made from all records."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _UNHEARD = "look at its output. If there is none, the launcher did not start it 
 
 @dataclass
 class Found:
-    """The findings of an examination so far.
+    """The records of an examination so far.
 
     Attributes:
-        nodes: What the nodes show of themselves, by rank.
-        links: What is between them.
-        steady: How steady one pair is, see `judgement.steadiness`.
-        workers: The workers of the launch.
-        rows: Torch's collectives.
-        backend: Of these.
-        causes: Why a launch has ended too early: texts, with the nodes to blame.
-        said: What the launcher itself has said, on which nodes: code, text, and whether
-            it has refused to start, with their ranks.
-        missing: Ranks of the tasks that are absent, or not understood.
-        hung: Ranks of nodes that have stopped responding, and when that was.
-        started: When it began.
+        nodes: Records of the nodes, by rank.
+        links: Measured links.
+        steady: See `judgement.steadiness`.
+        workers: Workers of the launch.
+        rows: Collectives.
+        backend: Backend of the collectives.
+        causes: Why a launch ended too early: texts, with the nodes to blame.
+        said: Node ranks by the launcher's message there: code, text, and whether it
+            refused to start.
+        missing: Ranks of the tasks that are absent, or whose reply has another form.
+        hung: When nodes stopped responding, by rank.
+        started: Start time, in seconds since the epoch.
     """
 
     nodes: dict[int, Node] = field(default_factory=dict)
@@ -59,13 +59,7 @@ class Found:
 
 
 def report(found: Found, here: Place, timeout: float) -> Report:
-    """Return the report, which a terminal can print.
-
-    Args:
-        found: What was found.
-        here: Where this task is.
-        timeout: Seconds that the nodes had to come.
-    """
+    """Return the report; `timeout` is the number of seconds for the nodes to join."""
     where, nodes = here.meeting, [found.nodes[rank] for rank in sorted(found.nodes)]
     hosts = [*where.hosts] or [""] * where.nodes
     for node in nodes:
@@ -103,12 +97,12 @@ def report(found: Found, here: Place, timeout: float) -> Report:
 def _absent(
     found: Found, here: Place, hosts: Sequence[str], timeout: float
 ) -> Iterator[Finding]:
-    """Yield which nodes are absent, and which have stopped responding."""
+    """Yield findings about absent nodes, and nodes that stopped responding."""
     absent = [rank for rank in range(len(hosts)) if rank not in found.nodes]
     who: list[tuple[str, tuple[int, ...]]]
     who = [(f"{host(rank, hosts)} did not join", (rank,)) for rank in absent]
     hint = closed = ""
-    if 1 < len(absent) == len(hosts) - 1:  # they may be well, and not reach this one
+    if 1 < len(absent) == len(hosts) - 1:  # this one is perhaps not reachable
         where, hint = here.meeting.endpoint, here.meeting.network_hint
         closed = f". The network of {where} ({here.meeting.interface}) may be closed"
         who = [("no other node joined", ())]
@@ -126,7 +120,7 @@ def _absent(
 
 
 def _seen_from_here(rank: int, here: Place) -> str:
-    """Write whether an absent node is reached, on each network."""
+    """Write whether an absent node is reachable, on each network."""
     world, ports = here.meeting, here.tasks_meeting.ports
     if not (world.hosts and ports):
         return ""
@@ -141,10 +135,9 @@ def _seen_from_here(rank: int, here: Place) -> str:
 
 
 def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
-    """Yield what the launcher itself has said, with the nodes that it was said on.
+    """Yield the launcher's messages, with their nodes.
 
-    It blames those without torch, if others have it. Another node would not cure what
-    is set.
+    Nodes without torch are to blame if others have it. A setting is no node's fault.
     """
     is_on_others = any(node.torch for node in found.nodes.values())
     for (code, text, is_refusal), ranks in found.said.items():
