@@ -31,13 +31,11 @@ def _torchruns(default: Any, read: Reader | None = None) -> Any:
 
 
 def _ours(default: Any, metavar: str, text: str, read: Reader | None = None) -> Any:
-    """Declare an option of ours."""
     about = {"metavar": metavar, "help": text}
     return field(default=default, metadata={"read": read, "about": about})
 
 
 def _our_flag(text: str) -> Any:
-    """Declare a flag of ours."""
     return field(default=False, metadata={"about": {"help": text}})
 
 

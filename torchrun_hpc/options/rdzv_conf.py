@@ -111,7 +111,6 @@ def _pairs(setting: Setting) -> dict[str, str]:
 
 
 def _value(setting: Setting, key: str, text: str) -> Any:
-    """Read the value of a key."""
     if key == "is_host":
         if text.lower() in BOOLEANS:
             return BOOLEANS[text.lower()]

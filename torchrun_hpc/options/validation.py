@@ -40,7 +40,8 @@ def number_of_workers(options: Options, value: int | str) -> int:
         return int(torch_run.determine_local_world_size(str(value)))
     except ValueError:
         name = options.given.get("nproc_per_node") or f"--nproc_per_node={value}"
-        problem = "use a number, gpu, xpu, cpu or auto"
+        knows_xpu = "xpu" in torch_run.determine_local_world_size.__code__.co_consts
+        problem = f"use a number, gpu, {'xpu, ' * knows_xpu}cpu or auto"
         if value in {"gpu", "xpu"}:
             build = f"PyTorch {torch.__version__} sees no {str(value).upper()}"
             problem = (
@@ -72,7 +73,6 @@ def check_options(args: argparse.Namespace, options: Options) -> None:
 
 
 def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Yield the names of wrong options, and the problem of each."""
     backends = getattr(rendezvous_handler_registry, "_registry", {})
     # With --standalone torch takes a backend and an id of its own.
     if backends and not args.standalone and args.rdzv_backend not in backends:

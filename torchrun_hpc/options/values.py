@@ -108,7 +108,6 @@ def whole(example: str) -> Reader:
 
 
 def _checked(value: _Value, is_right: object) -> _Value:
-    """Return a value if it is right."""
     if not is_right:
         raise ValueError
     return value

@@ -129,7 +129,6 @@ def _named_address(
 
 
 def _connect_host(inputs: Inputs, host: str) -> str:
-    """Return ``connect_host`` of `LocalEndpoint`."""
     known = inputs.network.addresses_of(host)
     if not known:
         return ""

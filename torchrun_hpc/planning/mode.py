@@ -153,7 +153,6 @@ def _in_batch_script(job: Job, command: str) -> LaunchError:
 
 
 def _several_agents(job: Job, command: str, options: Options) -> LaunchError:
-    """Return why several tasks on a node cannot start workers of their own."""
     is_explicit = "nproc_per_node" in options
     wanted = options["nproc_per_node"] if is_explicit else "an agent"
     tasks = count(job.task.size, "task")

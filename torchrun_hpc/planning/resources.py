@@ -212,7 +212,6 @@ def _about_threads(inputs: Inputs, workers: Workers) -> Iterator[Message]:
 
 
 def _about_gpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
-    """Compare the visible GPUs with the node's GPUs, and with the workers."""
     variable, visible = _visible_gpus(inputs)
     node, present = inputs.node, inputs.promise.gpus_on_node
     if not visible or not (node.gpus or present.value):
@@ -251,7 +250,6 @@ def _visible_gpus(inputs: Inputs) -> tuple[str, int]:
 
 
 def _visible(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the explicit lists of GPUs, by their variables."""
     return {name: environ[name] for name in VISIBLE if name in environ}
 
 

@@ -169,7 +169,6 @@ def _not_on_node_0(job: Job, fault: str, *, everywhere: bool = False) -> LaunchE
 def _options(
     inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint
 ) -> dict[str, Setting]:
-    """Return the options of torchrun for this job."""
     asked = inputs.options
     wait, source = asked.hpc_spares, job.provenance["nodes"]
     if wait:
@@ -302,7 +301,6 @@ def _notes(
 
 
 def _hint(inputs: Inputs, job: Job) -> str:
-    """Return a hint for nodes that do not meet."""
     if job.started_by and not job.started_by.ends_others:
         name = job.started_by.name
         return f"{name} does not end other tasks: see what these nodes have printed"

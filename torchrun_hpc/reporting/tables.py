@@ -83,7 +83,6 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
 
 
 def _verdict(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> str:
-    """Return whether the launch would start."""
     if missing:
         absent = f"{count(len(missing), 'node')} did not answer within {limit} s"
         return f"NOT OK: {absent}: {fold(missing)}"
