@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,7 +188,15 @@ def warnings(stderr: str) -> list[str]:
     ]
 
 
+# The first words of lines to copy.
+COPIED = "export|unset|env|srun|sbatch|mpirun|mpiexec|flux|jsrun"
+
+
 def lines(stderr: str) -> list[str]:
-    """Return all lines but those that depend on load: srun's queue, and who is late."""
-    own = (line for line in stderr.splitlines() if not line.startswith("srun: job "))
+    """Return all lines but those that depend on load: srun's queue, and who is late.
+
+    A line to copy is joined to its message.
+    """
+    whole = re.sub(f":\n    (?=(?:{COPIED}) )", ": ", stderr)
+    own = (line for line in whole.splitlines() if not line.startswith("srun: job "))
     return without_waits(own)

@@ -346,6 +346,7 @@ def _assert_reachable(which: str, line: Line, ours: list[dict[str, Any]]) -> Non
 def _assert_clean(which: str, line: Line, result: Result) -> None:
     # The events that --event-log-handler=console asks for.
     lines = [x for x in result.err.splitlines() if '"name": "torchelastic' not in x]
+    lines = [x for x in lines if not x.startswith("    export ")]  # a line to copy
     lines = without_waits(lines)
     warning = line.warning
     if "HPC169" in result.err:

@@ -474,7 +474,7 @@ def test_any_text_in_the_variables(changes):
     found = said(**changes)
     codes = [message[:6] for message in found]
     assert len(set(codes)) == len(codes)
-    remedy = r"HPC09[1-7] .*\. (Pass|Give|Use|Show|To use|Run) "
+    remedy = r"HPC09[1-7] .*\. (Pass|Give|Use|Show|To use|Add) "
     assert all(re.match(remedy, x, re.DOTALL) for x in found)
     if changes.get("workers", 2) > changes["cpus"]:
         assert codes[:1] in (["HPC091"], ["HPC092"])
