@@ -73,7 +73,7 @@ def test_bad_input_is_refused_before_torch_is_imported(tmp_path):
             assert done.stderr == "", fault
         else:
             pattern = rf"torchrun_hpc: error\[{message}.*\n"
-            assert re.fullmatch(pattern, done.stderr), (fault, done.stderr)
+            assert re.fullmatch(pattern, done.stderr, re.DOTALL), (fault, done.stderr)
         assert took < MOST_CPU_S, fault
     # This shows that the above would notice torch.
     assert run({}).returncode == TORCH_IS_IMPORTED
