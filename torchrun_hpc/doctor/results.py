@@ -1,8 +1,8 @@
 """The report of an examination, and its parts.
 
-The nodes send each other these parts, `torchrun_hpc.doctor.examine` returns the report,
-and ``--json`` writes it. `torchrun_hpc.wire` writes them as JSON, and checks what has
-arrived. Ranks of nodes are those of the job.
+The nodes send each other these parts. `torchrun_hpc.doctor.examine` returns the report,
+and ``--json`` writes it. `torchrun_hpc.wire` encodes them as JSON and checks received
+ones.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong.
+    """A problem, or advice.
 
     Attributes:
-        code: ``HPC`` and three digits, of the documentation.
+        code: ``HPC`` and three digits; the messages page explains it.
         text: The problem, with the values.
-        remedy: What to do about it.
-        nodes: Ranks of the nodes that are to blame; empty if it is not known which one
-            is, or if all are.
-        is_suspect: Whether a job is likely to be slow, or to fail; otherwise it is
-            advice.
+        remedy: How to fix it.
+        nodes: Ranks of the nodes at fault; empty if that is unknown, or if all are.
+        is_suspect: Whether a job is likely to be slow or to fail; otherwise the
+            finding is advice.
     """
 
     code: str
@@ -59,9 +58,9 @@ class Interface:
 
     Attributes:
         name: Its name.
-        addresses: Its addresses, without the length of the prefix.
+        addresses: Its addresses, without prefix lengths.
         is_up: Whether it is up.
-        mtu: Bytes of the largest packet.
+        mtu: Size of the largest packet, in bytes.
         speed_mbit: Nominal Mbit/s; 0 if the system does not know.
     """
 
@@ -78,9 +77,9 @@ class Folder:
 
     Attributes:
         path: A folder in it.
-        free: Bytes that this user may still write.
-        size: Bytes of all.
-        problem: Why a file cannot be written there; empty if one can.
+        free: Bytes that this user can still write.
+        size: Total bytes.
+        problem: Why no file can be written there; empty if one can.
     """
 
     path: str
@@ -91,15 +90,14 @@ class Folder:
 
 @dataclass(frozen=True)
 class Torch:
-    """Torch on a node, as a process sees it that has imported it.
+    """PyTorch on a node, as a process that imported it sees it.
 
     Attributes:
-        version: Its release; empty if only the launcher has imported it.
-        import_s: Seconds of the first ``import torch`` of the launch on this node; near
-            0 if a fork server has imported it (``--hpc-preload``).
-        libraries: Releases of ``cuda``, ``nccl``, ``hip``, ``cudnn``, as far as there
-            are any.
-        gpus: How many GPUs it sees.
+        version: Its release; empty if only the launcher imported it.
+        import_s: Seconds of the launch's first ``import torch`` on this node; near 0
+            if a fork server imported it (``--hpc-preload``).
+        libraries: Releases of ``cuda``, ``nccl``, ``hip`` and ``cudnn``, if present.
+        gpus: Number of visible GPUs.
     """
 
     version: str = ""
@@ -117,35 +115,34 @@ class Torch:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node's record of itself.
+    """A node's description of itself.
 
     Attributes:
-        rank: Its rank.
+        rank: Its node rank.
         host: Its name in the job.
-        address: Its address for the job; empty if it is not known.
-        interface: The interface that has this address; empty if none has.
-        fast_host: Its name on the job's network, by which it knows itself.
-        port: Port on which it listens for the other nodes; 0 if it does not.
-        workers: How many workers it starts.
-        interfaces: All interfaces but loopback.
-        names: Addresses by name of a node: of this one, the first, and the next one.
-        routes: By the same names: from which address it sends there; empty if it
-            has no route.
-        resolver_s: Seconds that it took to resolve ``names``.
-        limits: Of open ``files``, ``processes``, and bytes of ``locked memory``; -1
-            if there is none.
+        address: Its address for the job; empty if unknown.
+        interface: The interface with this address; empty if none has it.
+        fast_host: Its name on the job's network, as it knows it itself.
+        port: Port on which it listens for the other nodes; 0 if it does not listen.
+        workers: Number of workers that it starts.
+        interfaces: All interfaces except loopback.
+        names: Addresses by node name, for this node, the head node, and the next node.
+        routes: Source address by the same names; empty without a route.
+        resolver_s: Seconds to resolve ``names``.
+        limits: Limits of open ``files``, ``processes``, and bytes of ``locked memory``;
+            -1 means unlimited.
         folders: ``/dev/shm``, TMPDIR and HOME.
-        cpus: The CPUs that it may run on, as a list of ranges.
-        cores: How many CPUs the machine has.
+        cpus: The CPUs that it may use, as a list of ranges.
+        cores: Number of the machine's CPUs.
         gpus: GPUs that NVML knows.
-        driver: Release of the GPUs' driver; empty without.
-        versions: Of ``python``, ``torchrun_hpc`` and the ``kernel``.
-        variables: Those that matter, which somebody has set.
-        local_ports: The first and the last port that the system gives to connections
-            (``net.ipv4.ip_local_port_range``); 0 and 0 if not known.
-        reserved_ports: Ports that the system gives to nobody who does not ask for them
+        driver: Release of the GPU driver; empty without one.
+        versions: Releases of ``python``, ``torchrun_hpc`` and the ``kernel``.
+        variables: Relevant variables that are set.
+        local_ports: First and last ephemeral port (``net.ipv4.ip_local_port_range``);
+            0 and 0 if unknown.
+        reserved_ports: Ports that the kernel gives only to programs that ask for them
             (``net.ipv4.ip_local_reserved_ports``), as a list of ranges.
-        torch: Torch, if a launch has got as far as that.
+        torch: PyTorch, if a launch got that far.
     """
 
     rank: int
@@ -174,21 +171,21 @@ class Node:
 
 @dataclass(frozen=True)
 class Link:
-    """Two nodes that have measured what is between them.
+    """The measured connection between two nodes.
 
     Attributes:
-        first: Rank of one node.
-        second: Rank of the other one, which is higher.
-        problem: Why there are no figures; empty if there are.
-        blocked: Ranks of those of the two that cannot open a connection to the other.
-        latency_s: Seconds there and back of a small message: the tenth percentile.
+        first: Node rank of one node.
+        second: Node rank of the other one, which is higher.
+        problem: Why there are no measurements; empty if there are.
+        blocked: Ranks of those of the two that cannot connect to the other.
+        latency_s: Round trip of a small message, in seconds: the tenth percentile.
         forward: Bytes per second from the first to the second, over TCP.
-        backward: The same from the second to the first.
-        lost: Share of the segments that had to be sent again, by TCP's own count.
-        clock_s: Seconds that the second one's clock is ahead of the first one's.
-        lost_mtu: Bytes of a packet that the interface allows, and that did not arrive;
-            0 if it did.
-        looks: How often they were looked at; the figures are the best ones.
+        backward: Bytes per second from the second to the first.
+        lost: Share of retransmitted segments, by TCP's own count.
+        clock_s: Seconds by which the second node's clock is ahead of the first's.
+        lost_mtu: Size of a packet that the interface allows but that did not arrive,
+            in bytes; 0 if it arrived.
+        looks: How often the pair was measured; the best values count.
     """
 
     first: int
@@ -206,17 +203,17 @@ class Link:
 
 @dataclass(frozen=True)
 class Collective:
-    """One operation of torch's on one size; bandwidths as nccl-tests define them.
+    """A collective operation on one size; bandwidths as nccl-tests define them.
 
     Attributes:
         operation: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``.
-        scope: Empty for all workers; otherwise the node whose workers it is of.
-        size: Bytes; of all_gather and reduce_scatter, those of all ranks together.
-        count: Elements, of four bytes each.
+        scope: Empty for all workers; otherwise the node whose workers took part.
+        size: Bytes; for all_gather and reduce_scatter, the sum over all ranks.
+        count: Number of elements, four bytes each.
         time_s: Seconds of one operation.
         algbw: size / time, in bytes per second.
-        busbw: The same, corrected by the number of ranks.
-        wrong: Elements with a wrong result; -1 if the backend has no such operation.
+        busbw: algbw, corrected for the number of ranks.
+        wrong: Number of wrong elements; -1 if the backend lacks the operation.
     """
 
     operation: str
@@ -233,22 +230,22 @@ class Collective:
 class Worker:
     """A worker of the launch: how its device computes, and when it arrives.
 
-    The device multiplies the same two matrices before the collectives, and after them:
-    that is the first and the second test.
+    The device multiplies the same two matrices before the collectives (first test) and
+    after them (second test).
 
     Attributes:
         rank: Its rank in the launch.
-        node: Rank of its node in the job.
+        node: Its node's rank.
         device: Model of its GPU or CPU.
         dtype: Type of the matrices: ``float32`` or ``bfloat16``.
-        flops: Floating point operations per second, in each test the best of several
-            products; of a CPU, per second that its threads have computed.
-        digests: The first 16 digits of the SHA-256 of the product, in each test.
+        flops: Floating point operations per second in each test, the best of several
+            products; for a CPU, per second of CPU time of its threads.
+        digests: First 16 digits of the product's SHA-256, in each test.
         norm: Frobenius norm of the first test's product; 0 if that is not finite.
-        wrong: Elements that are not finite, of both tests.
-        late_s: Seconds that the others waited for it before an operation: the median.
-        transport: Transport of NCCL, such as ``IB`` or ``Socket``; empty with gloo, or
-            if that is not known.
+        wrong: Number of elements that are not finite, in both tests.
+        late_s: Median seconds that the others waited for it before an operation.
+        transport: NCCL's transport, such as ``IB`` or ``Socket``; empty with gloo, or
+            if unknown.
     """
 
     rank: int
@@ -269,19 +266,19 @@ class Report:
 
     Attributes:
         schema: `SCHEMA`.
-        launch_id: Of the step; empty without a scheduler.
-        site: Name of the computing centre; empty if it is not known.
+        launch_id: The step's launch id; empty without a scheduler.
+        site: Name of the site; empty if unknown.
         scheduler: What started the tasks, such as ``Slurm`` or ``Open MPI in PBS``;
             empty if nothing did.
-        started: When, in UTC, as ISO 8601.
-        seconds: How long it took.
+        started: Start time in UTC, as ISO 8601.
+        seconds: Duration.
         torchrun_hpc: Version of this package.
-        backend: ``nccl`` or ``gloo``, of the collectives; empty without.
+        backend: Backend of the collectives, ``nccl`` or ``gloo``; empty without.
         hosts: Names of all nodes of the job, by rank.
-        nodes: Those that have come, by rank.
-        links: The pairs that were looked at.
-        workers: Those of the launch that came to its end, by rank.
-        collectives: Torch's own operations.
+        nodes: The nodes that answered, by rank.
+        links: The measured pairs of nodes.
+        workers: The workers that finished, by rank.
+        collectives: Measured collective operations of PyTorch.
         findings: Findings, the worst first.
     """
 

@@ -17,11 +17,11 @@ class Gpu:
     """A GPU, as NVML knows it.
 
     Attributes:
-        model: Its name; ``unknown`` if the driver does not say.
-        ecc_errors: Uncorrected errors since the driver was loaded; -1 if not known.
-        processes: Pids of the processes that compute on it.
-        memory_used: Bytes of its memory that are taken; 0 if not known.
-        memory: Bytes of its memory; 0 if not known.
+        model: Its name; ``unknown`` if the driver does not report it.
+        ecc_errors: Uncorrected errors since the driver was loaded; -1 if unknown.
+        processes: Process ids that compute on it.
+        memory_used: Used bytes of its memory; 0 if unknown.
+        memory: Bytes of its memory; 0 if unknown.
     """
 
     model: str
