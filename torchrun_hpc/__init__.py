@@ -1,9 +1,12 @@
 """torchrun for clusters: one command per job, everything else from the scheduler.
 
-``import torchrun_hpc`` imports no torch and changes nothing. The command is
-``python -m torchrun_hpc``; ``import torchrun_hpc.auto`` is for programs that call
-``torch.distributed.run`` themselves; `setup_environment` is for scripts that srun or
-mpirun started without it; `describe` is for programs that want to know.
+``import torchrun_hpc`` imports no torch and changes nothing. There are four ways to use
+the package:
+
+- the command ``python -m torchrun_hpc``
+- ``import torchrun_hpc.auto``, for programs that call ``torch.distributed.run``
+- `setup_environment`, for scripts that srun or mpirun started without the command
+- `describe`, for programs that need the plan as data
 """
 
 from __future__ import annotations
@@ -22,21 +25,21 @@ __all__ = ["LaunchError", "__version__", "describe", "setup_environment"]
 
 
 def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
-    """Describe what a launch from here would be: job and plan, as plain data.
+    """Return job and plan of a launch from here, as plain data.
 
-    Nothing is started and nothing changed; no other node is asked. It imports torch.
+    It imports torch. It starts and changes nothing, and asks no other node.
 
     Args:
         argv: Options, without the script: ``["--nnodes=2"]``.
 
     Returns:
-        Dictionaries, lists, texts, numbers; the same as one of the nodes in
-        ``--hpc-dry-run=json``. A value that was decided comes with its source.
+        Dictionaries, lists, texts and numbers, like a node of ``--hpc-dry-run=json``.
+        A derived value comes with its source.
 
     Raises:
         TypeError: ``argv`` is a text.
-        LaunchError: A launch would be refused; ``messages.toml`` explains its ``code``
-            is in the documentation. Ports are not tried, nor is torch asked.
+        LaunchError: A launch would be refused; the documentation explains the ``code``.
+            Some faults show only in a launch, which also tries ports and asks torch.
     """
     if isinstance(argv, str):
         raise TypeError(f"a list of options is needed: describe([{argv!r}])")
@@ -46,19 +49,18 @@ def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def setup_environment() -> Mapping[str, str]:
-    """Set what ``torch.distributed.init_process_group`` reads, in this process.
+    """Set the variables that ``torch.distributed.init_process_group`` reads.
 
-    For a script that srun, mpirun or the like have started once for each worker, where
-    the command cannot be changed; see direct mode. Without a launcher it is the only
-    worker. Under torchrun, or torchrun_hpc, nothing is changed. It prints the start
-    line and warnings to stderr, and imports no torch.
+    It is for a script that srun or mpirun starts once per worker, if the command cannot
+    be changed (direct mode). Without a launcher, the script is the only worker. Under
+    torchrun or torchrun_hpc, nothing changes. It prints the start line and warnings to
+    stderr, and imports no torch.
 
     Returns:
         The variables that were set; empty if an agent had set them.
 
     Raises:
-        LaunchError: The world cannot be found out; its ``code`` is in the
-            documentation.
+        LaunchError: The world is unclear; the documentation explains the ``code``.
     """
     with _faults_with_code() as main:
         variables: Mapping[str, str] = main.setup_environment()
@@ -67,9 +69,9 @@ def setup_environment() -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def _faults_with_code() -> Iterator[Any]:
-    """Import the pipeline, which most programs do not need; show the code of a fault.
+    """Import the pipeline late, and put the code of a fault into its text.
 
-    A traceback shows the text of an exception only.
+    A traceback shows only the text of an exception.
     """
     main = importlib.import_module("torchrun_hpc.main")
     try:

@@ -7,14 +7,14 @@ from importlib.util import find_spec
 from torchrun_hpc.errors import Message
 from torchrun_hpc.reporting import console
 
-# Beside torch, which is looked for later.
+# Required packages besides torch, which is checked later.
 NEEDED = ("packaging", "psutil")
 
 
 def run() -> None:
-    """Run the command, if this Python has what it needs.
+    """Run the command, if this Python has the required packages.
 
-    In a clone any Python finds the command, as it is in the working folder.
+    In a clone, any Python finds the command in the working folder.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:

@@ -1,13 +1,13 @@
-"""Importing this makes torch.distributed.run understand clusters.
+"""An import that makes torch.distributed.run understand clusters.
 
-For programs that call ``torch.distributed.run.main`` or ``run`` themselves: the import
-applies the patches that need no plan, and wraps the parser and ``run``, so that each
-launch is planned, and patched, as by ``python -m torchrun_hpc``. Of arguments that the
-program has made itself, what is left at torchrun's defaults is filled in.
+It is for programs that call ``torch.distributed.run.main`` or ``run``. The import
+applies the patches that need no plan, and wraps the parser and ``run``. Then each
+launch is planned and patched as by ``python -m torchrun_hpc``. Arguments that the
+program left at torchrun's defaults are filled in.
 
-The command ends with an exit code; here the program gets an exception, as from torch,
-and decides. `SystemExit` is what torch makes of it too: a command line that cannot be
-parsed, ``--help``, and the end of a dry run.
+The command ends with an exit code. Here, the program gets an exception, as from torch.
+As in torch, `SystemExit` stands for a wrong command line, ``--help``, and the end of a
+dry run.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _OPTIONS = "hpc_explicit"
 
 @contextlib.contextmanager
 def _faults_raised(known: LaunchState | None = None) -> Iterator[None]:
-    """Raise what the command would report, and what would end it.
+    """Raise faults as exceptions, instead of reporting them.
 
     Args:
-        known: What the launch has found out, by then; for the other nodes.
+        known: The state of the launch, to inform the other nodes.
 
     Raises:
-        EmbeddedLaunchError: Wrong use, for which the command has exit code 2.
-        Exception: What ended the job, where the command has exit code 1.
+        EmbeddedLaunchError: Wrong use. The command would have exit code 2.
+        Exception: The failure of the job. The command would have exit code 1.
     """
     try:
         yield
@@ -77,8 +77,8 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     argv = sys.argv[1:] if args is None else args
     environ = process.environment()
     with _faults_raised():
-        torchrun_parser.parser(environ)  # torch reads variables here
-    with abort.faults_reported(LaunchState()):  # and argparse ends the program
+        torchrun_parser.parser(environ)  # torch reads its variables here
+    with abort.faults_reported(LaunchState()):  # argparse ends the program
         parsed = torchrun_parser.parse(argv, environ)
         options = torchrun_parser.explicit(parsed, argv, environ)
     setattr(parsed, _OPTIONS, options)
@@ -87,7 +87,7 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 
 @functools.wraps(_original_run)
 def _run(args: argparse.Namespace) -> None:
-    """Go through the stages for arguments that are parsed already."""
+    """Go through the stages after parsing."""
     known = LaunchState()
     with _signals_noted(), _faults_raised(known):
         environment.drop_empty_options()
@@ -122,7 +122,7 @@ try:
     capabilities.check_release()
 except LaunchError as _error:
     raise ImportError(f"{_error.code} {_error}") from None
-# A name that no patch has is refused by each launch.
+# Each launch refuses an unknown patch name.
 _without = values.split_names(
     process.environment().get(variable_of("hpc_without_patches"), "")
 )

@@ -1,6 +1,6 @@
 """Messages to the user. ``messages.toml`` explains the code of each.
 
-A code occurs in one place of the package only.
+A code occurs in only one place of the package.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class LaunchError(Exception):
 
     Args:
         code: ``HPC`` and three digits.
-        message: What is wrong, with the values and their source, and what to do.
+        message: What is wrong, with values and their source, and what to do.
         everywhere: Whether all tasks find the same fault, because its causes are equal
-            on all nodes. Then the first one reports it.
+            on all nodes. Then the first task reports it.
         others_know: Whether the other nodes already know.
     """
 
@@ -68,9 +68,9 @@ class LaunchError(Exception):
 
 
 class EmbeddedLaunchError(LaunchError, ValueError):
-    """The same for a program that has called us, or torch, which raises ``ValueError``.
+    """A `LaunchError` in a calling program; a ``ValueError``, like torch's.
 
-    Its text begins with the code: a traceback shows nothing else.
+    Its text begins with the code, because a traceback shows only the text.
     """
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ def near(wanted: str, known: Iterable[str]) -> str:
 
 
 def choices(wanted: str, known: Collection[str]) -> str:
-    """Return what there is instead of an unknown name."""
+    """Return the known names instead of an unknown one, with a guess."""
     guess = near(wanted.lower(), known)
     return f"{guess} There are: {', '.join(known)}".strip()
 

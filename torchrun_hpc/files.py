@@ -1,4 +1,4 @@
-"""Reading and writing files in folders in which other users can write."""
+"""Safe reading and writing of files in folders where other users can write."""
 
 from __future__ import annotations
 
@@ -14,25 +14,21 @@ if TYPE_CHECKING:
 
 
 def is_of_system(path: Path) -> bool:
-    """Return whether a path is in /dev or /proc, as /dev/stdout is.
+    """Return whether a path is in /dev or /proc, for example /dev/stdout.
 
-    No other user can have put a link there.
+    No other user can put a link there.
     """
     folder = os.path.realpath(path.parent)
     return os.path.exists(path) and (folder == "/dev" or folder.startswith("/proc/"))  # noqa: PTH110
 
 
 def opened(path: str, flags: int) -> int:
-    """Open a file if it is a regular one; an opener for `open`.
+    """Open a regular file; an opener for `open`.
 
-    Opening a pipe that nobody uses would wait, and a device may have no end.
-
-    Args:
-        path: Its path.
-        flags: For `os.open`.
+    Opening an unused pipe would wait, and a device may have no end.
 
     Raises:
-        OSError: It cannot be opened, or is something else.
+        OSError: It cannot be opened, or is no regular file.
     """
     number = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
     # `open` itself refuses folders.
@@ -47,12 +43,12 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
 
     Args:
         path: Its path.
-        most: Bytes that it may have.
-        flags: More for `os.open`: ``os.O_NOFOLLOW`` if others may have put a link
+        most: Maximum size in bytes.
+        flags: More flags for `os.open`: ``os.O_NOFOLLOW`` if others can put a link
             there.
 
     Raises:
-        OSError: It cannot be read, is no regular file, or has more bytes.
+        OSError: It cannot be read, is no regular file, or is larger.
     """
     with open(path, "rb", opener=lambda name, own: opened(name, own | flags)) as file:
         data: bytes = file.read(most + 1)
@@ -62,11 +58,11 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file: all of it, or nothing.
+    """Write the whole file, or nothing.
 
-    An existing file or link is replaced, unless it is in /dev or /proc. There the text
-    is added: /dev/stdout may be a file. Who may read a new file follows from the umask,
-    or from the folder's default ACL.
+    An existing file or link is replaced. In /dev and /proc the text is appended,
+    because /dev/stdout may be a file. A new file's permissions follow from the umask or
+    the folder's default ACL.
 
     Raises:
         OSError: It cannot be written.
@@ -82,12 +78,12 @@ def write(path: Path, text: str) -> None:
 
 
 def check(path: Path) -> None:
-    """Check whether `write` can write a file, which is left as it is.
+    """Check whether `write` can write a file, without changing it.
 
-    In /dev and /proc nothing is tried.
+    Files in /dev and /proc are not checked.
 
     Raises:
-        OSError: It cannot.
+        OSError: It cannot be written.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -98,9 +94,9 @@ def check(path: Path) -> None:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """Yield a name for a new file in the same folder, which is removed in the end.
+    """Yield a path for a new file in the same folder, and remove it in the end.
 
-    Nobody can have put a link there: the name is random, and no link is followed.
+    Nobody can have put a link there, because the name is random.
     """
     new = path.parent / f".torchrun_hpc.{os.urandom(8).hex()}"
     try:

@@ -3,10 +3,10 @@
     preflight ──► parse ──► choose mode ──► plan ──► start
 
 `main` goes through all of them. Others stop earlier: `describe` after the plan, the dry
-run where the workers would be started, ``torchrun_hpc.sites`` after preflight.
+run before the start of the workers, ``torchrun_hpc.sites`` after preflight.
 
-A plan has two parts. The meeting point is decided without torch, so that a node without
-torch can inform the others there. The rest needs torch, except in direct mode.
+A plan has two parts. The meeting needs no torch, so that a node without torch can
+inform the others. The rest needs torch, except in direct mode.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
 
     Args:
         argv: Arguments without the program's name; by default those of the process.
-        job: The job, if it is known; by default it is found out.
+        job: The job, if known; by default it is detected.
 
     Raises:
-        SystemExit: With torchrun's exit code; 2 for a fault of environment or command
+        SystemExit: With torchrun's exit code, or 2 for a wrong environment or command
             line.
     """
     try:
-        # A program that has passed the arguments would continue in each worker.
+        # If a program passed the arguments, it would continue in each worker.
         words = sys.argv[1:] if argv is None else argv
         _launch(words, job, may_split_off=argv is None)
     except SplitOff as split:
         serve = split.serve
     else:
         return
-    serve()  # outside, so that no exception of a worker has another as its context
+    serve()  # outside, so that a worker's exception has no other as its context
     sys.exit()
 
 
 def _launch(argv: Sequence[str], job: Job | None, *, may_split_off: bool) -> None:
     """Go through all stages."""
-    streams.open_closed()  # before anything else is opened, and gets their numbers
+    streams.open_closed()  # first, because the next opened file gets their numbers
     streams.forgive_at_exit(sys.stderr)
     signals.install()  # a scheduler may send one at any time
     known = LaunchState()
@@ -90,13 +90,13 @@ def _planned(
 
     Args:
         argv: Arguments, without the program's name.
-        known: Receives what this launch finds out, step by step.
-        job: The job, if it is known.
-        may_split_off: Whether a fork server may be split off this process.
-        is_launch: Whether anything may be changed in this process.
+        known: The state of the launch, filled in stage by stage.
+        job: The job, if known.
+        may_split_off: Whether this process may split off a fork server.
+        is_launch: Whether this process may be changed.
 
     Raises:
-        LaunchError: The user's command line or environment cannot work.
+        LaunchError: The command line or environment cannot work.
         SystemExit: The command line asks for help.
     """
     command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
@@ -114,36 +114,36 @@ def _planned(
     meeting = known.meeting = meet(inputs)
     starter = starters.starter_of(inputs, line, argv, is_launch=is_launch)
     plan = starter.plan(meeting)
-    known.meeting = plan.meeting  # torch might not be able to meet as we would
+    known.meeting = plan.meeting  # torch can force another way to meet
     return plan, starter
 
 
 def parse(argv: Sequence[str], seen: Preflight, known: LaunchState) -> CommandLine:
-    """Parse the command line, without torch if that is possible.
+    """Parse the command line, without torch if possible.
 
-    It is not for help, nor for what is not understood here: an option may be newer, or
-    an abbreviation that only an older release accepts.
+    Help needs torch. So does an unknown option, which may be newer, or an abbreviation
+    that only an older release accepts.
 
     Args:
         argv: Arguments, without the program's name.
-        seen: What this process shows.
-        known: What is known where a fault is raised; filled in.
+        seen: The facts of this process.
+        known: The state of the launch; filled in.
 
     Raises:
-        LaunchError: It is wrong; or there is no torch.
-        SystemExit: It asks for help.
+        LaunchError: The command line is wrong, or torch is missing.
+        SystemExit: The command line asks for help.
     """
     has_job = seen.job is not None
     line = command_line.parse(argv, seen.environ, has_job=has_job)
-    known.options = line.options  # the others hear what is wrong by this key
+    known.options = line.options  # its key proves a fault to the other nodes
     may_be_direct = seen.job is not None and seen.job.has_several_tasks
     if line.unknown and any(word.startswith(("--nn", "--stand")) for word in argv):
-        may_be_direct = False  # what follows an unknown option may be its value
+        may_be_direct = False  # the next word may be the unknown option's value
     is_clear = not (line.unknown or line.problem)
     if not line.wants_help and (may_be_direct or is_clear):
         return line
     if line.problem:
-        check_started_right(seen)  # rather than a wrong word, and without torch
+        check_started_right(seen)  # more helpful than a wrong word, and without torch
     starters.prepare_to_debug(seen, line.options)
     starters.import_torch()
     from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
@@ -154,7 +154,7 @@ def parse(argv: Sequence[str], seen: Preflight, known: LaunchState) -> CommandLi
 
 
 def describe(argv: Sequence[str]) -> dict[str, Any]:
-    """Describe what would be launched; see `torchrun_hpc.describe`."""
+    """Return the plan of a launch; see `torchrun_hpc.describe`."""
     with environment.without_empty_options():
         plan, starter = _planned([*argv, "SCRIPT"], LaunchState(), is_launch=False)
         described = wire.encode(starter.describe(plan))
@@ -173,10 +173,10 @@ def setup_environment() -> Mapping[str, str]:
 
 
 def set_up_worker(seen: Preflight) -> Mapping[str, str]:
-    """Set the environment of this process, which is a worker, and return it.
+    """Set the environment of this worker, and return it.
 
     Raises:
-        LaunchError: It cannot work.
+        LaunchError: The environment cannot work.
     """
     job = seen.job or direct.local_job(seen.hostname)
     seen = replace(seen, job=job)

@@ -1,4 +1,4 @@
-"""Ranks and hosts in messages: folded, and not too many of them."""
+"""Folded and shortened lists of ranks and hosts, for messages."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_MOST = 12  # ranges, names or texts that are written
-_IN_FULL = 2  # hosts that are not folded
+_MOST = 12  # ranges, names or texts in a list
+_IN_FULL = 2  # up to so many hosts are not folded
 
-# A name, the last number in its first part, and the rest, with a domain.
+# A name in three parts: before the first label's last number, the number, the rest.
 _NUMBERED = re.compile(
     r"([A-Za-z0-9_-]*[A-Za-z_-])([0-9]+)([A-Za-z_-]*(?:\.[A-Za-z0-9._-]*)?)"
 )
 
 
 def ranges(numbers: Iterable[int], most: int = _MOST) -> str:
-    """Write numbers, such as ranks of workers or CPUs: ``0-3,5``.
+    """Write numbers, such as ranks or CPUs: ``0-3,5``.
 
     Args:
         numbers: In any order.
-        most: How many ranges are written; of the rest it says how many there are.
+        most: Maximum number of ranges; the rest is counted.
     """
     runs = _runs(map(str, numbers))
     return _joined(runs[:most]) + _and_more(sum(map(len, runs[most:])))
 
 
 def fold(hosts: Iterable[str]) -> str:
-    """Write names of hosts as Slurm does: ``jwb[0001-0004,0007]``; one or two in full.
+    """Write host names in Slurm's form: ``jwb[0001-0004,0007]``; one or two in full.
 
-    Of each kind of name, the numbers are in ascending order.
+    Names that differ only in the number are sorted by it.
     """
     known = [*dict.fromkeys(hosts)]
     if len(known) <= _IN_FULL:
@@ -56,7 +56,7 @@ def fold(hosts: Iterable[str]) -> str:
 
 
 def _runs(numbers: Iterable[str]) -> list[list[str]]:
-    """Split numbers into runs without a gap, padded as the first one of the run is."""
+    """Split numbers into runs without a gap and with equal padding."""
     runs: list[list[str]] = []
     for number in sorted(numbers, key=lambda text: (int(text or 0), len(text))):
         if runs and number == f"{int(runs[-1][-1]) + 1:0{len(runs[-1][0])}}":
@@ -97,12 +97,12 @@ def nodes(ranks: Sequence[int], hosts: Sequence[str]) -> str:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """Write some texts, not too many."""
+    """Write a list of texts; after the first 12, the rest is counted."""
     return ", ".join(texts[:_MOST]) + _and_more(len(texts[_MOST:]))
 
 
 def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the node ranks that use each site, that of the first node first."""
+    """Return the node ranks of each site; the head node's site comes first."""
     found: dict[str, list[int]] = {}
     for rank in sorted(sites):
         found.setdefault(sites[rank], []).append(rank)

@@ -1,4 +1,4 @@
-"""The first stage: look at this process, and at the job that it belongs to.
+"""The first stage: the facts of this process and its job.
 
 It starts nothing, and imports no torch.
 """
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
 
-# Seconds in which all tasks have to start, and all nodes to join. Torch's 600 are too
-# few for a container that is pulled, or a Python that is imported from a busy file
-# system, on hundreds of nodes.
+# Seconds within which all tasks must start and all nodes must join. Torch's 600 are too
+# few if hundreds of nodes pull a container or import from a busy file system.
 JOIN_TIMEOUT = 900
 
 
@@ -35,15 +34,14 @@ class Preflight:
     """The facts of this process: its environment, and its job.
 
     Attributes:
-        job: What the scheduler says; ``None`` without one.
-        problem: Why the job could not be found out; not raised yet, because a user who
-            asks for one node needs no job.
-        environ: Environment of this process, without the variables that another job
-            or launcher has left over.
+        job: The job, or ``None``.
+        problem: Why the job is unclear. It is not raised yet, because a launch on one
+            node needs no job.
+        environ: Environment of this process, without stale variables.
         hostname: Name of this machine.
         command: The user's command, for messages.
-        promise: What the scheduler promises, also if it did not start this process.
-        task_rank: Rank of this task; ``None`` without one, and where it is unclear.
+        promise: The scheduler's promises, even if it did not start this process.
+        task_rank: Rank of this task; ``None`` if there is none, or it is unclear.
     """
 
     job: Job | None
@@ -56,25 +54,25 @@ class Preflight:
 
     @property
     def site_host(self) -> str:
-        """Name by which the site is recognised: all nodes of a job have the same."""
-        return self.job.a_node if self.job else self.hostname
+        """Host name by which the site is recognised, equal on all nodes of a job."""
+        return self.job.first_known_node if self.job else self.hostname
 
 
 def preflight(command: str, tell: Callable[[Message], None] | None = None) -> Preflight:
-    """Look at this process.
+    """Return the facts of this process.
 
     Args:
         command: The user's command, for messages.
-        tell: Reports that other tasks are waited for. With it, the tasks exchange names
-            if they have a process manager (PMI): all of them have to, so it is for a
-            launch only.
+        tell: Reports a wait for other tasks. With it, the tasks exchange host names if
+            they have a process manager (PMI). All tasks must do this, so it is only for
+            a launch.
     """
     exchange = functools.partial(_exchange, tell) if tell else None
     return of_process(this_process(exchange, command))
 
 
 def of_process(process: Process) -> Preflight:
-    """Find out to which job a process belongs, if to any."""
+    """Detect the job of a process."""
     seen = Preflight(None, None, process.environ, process.hostname, process.command)
     try:
         weighed = schedulers.weigh(process)
@@ -92,10 +90,10 @@ def of_process(process: Process) -> Preflight:
 def _exchange(
     tell: Callable[[Message], None], environ: Mapping[str, str]
 ) -> pmi.Exchanged | None:
-    """Ask the process manager, and say so if others are late.
+    """Ask the process manager, and report the wait for other tasks.
 
     Raises:
-        LaunchError: There should be one, and it does not answer.
+        LaunchError: An announced process manager does not answer, or a task is missing.
     """
 
     def wait(seconds: float) -> None:
@@ -111,7 +109,7 @@ def _exchange(
             text = f"waiting {waited}; the limit is {JOIN_TIMEOUT} s"
             tell(Message("HPC131", text))
 
-    # Machines may all be called localhost.
+    # All machines may be called localhost.
     boot = procfs.read(procfs.BOOT_ID) or ""
     exchanged = pmi.exchange(environ, socket.gethostname(), wait, boot)
     if exchanged is None and pmi.is_announced(environ):
@@ -126,7 +124,7 @@ def _exchange(
 
 
 def _other_tasks(environ: Mapping[str, str]) -> str:
-    """Return the number of other tasks, and the nodes on which they may be."""
+    """Return the number of other tasks, and their possible nodes."""
     tasks = count(int(environ[pmi.SIZE]) - 1, "other task")
     nodes = schedulers.nodes_of_job(schedulers.weigh(this_process()))
     return f"{tasks} on the nodes of the job ({fold(nodes)})" if nodes else tasks

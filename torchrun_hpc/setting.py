@@ -1,4 +1,4 @@
-"""A value and where it came from."""
+"""A value and its source."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and where it came from: an option, a variable, a rule."""
+    """A value and its source: an option, a variable, or a rule."""
 
     value: Any
     source: str
 
     def __str__(self) -> str:
-        """Write it as the user did: ``--nnodes=4``, a flag by its name alone."""
+        """Write it like the user: ``--nnodes=4``, or only the name of a flag."""
         return self.source if self.value is True else f"{self.source}={self.value}"

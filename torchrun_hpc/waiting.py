@@ -1,4 +1,4 @@
-"""Waiting in steps, when a wait is reported, and when to try again. In seconds."""
+"""Waits in steps, their reports, and pauses between attempts. Units are seconds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A wait is reported for the first time, and then again and again.
+# The first report of a wait, and the interval of further ones.
 FIRST_REPORT = 10
 NEXT_REPORT = 30
-FIRST_REPORT_OF_OTHERS = 60  # by a node that does not report for all
+FIRST_REPORT_OF_OTHERS = 60  # on nodes that do not report for all
 
 PAUSE = 0.05
 
@@ -29,15 +29,15 @@ def until(
     is_reporter: bool = True,
     pause: float | None = PAUSE,
 ) -> bool:
-    """Wait in steps, so that signals are acted on; return whether it came true.
+    """Wait in steps, so that signals are handled; return whether the condition held.
 
     Args:
-        condition: What is waited for.
-        limit: Seconds to wait.
-        report: Reports the wait; gets the seconds that it has taken.
+        condition: The condition to wait for.
+        limit: Maximum wait.
+        report: Reports the wait; takes its seconds so far.
         is_reporter: Whether this node reports for all.
-        pause: Seconds between two looks; 0 if the condition itself waits, ``None`` for
-            those of `backoff`.
+        pause: Seconds between two checks; 0 if the condition itself waits, ``None`` for
+            `backoff`.
     """
     start = time.monotonic()
     times = itertools.count(_first_report(is_reporter=is_reporter), NEXT_REPORT)
@@ -54,7 +54,7 @@ def until(
 
 
 def is_report_due(waited: int, *, is_reporter: bool = True) -> bool:
-    """Return whether a wait is reported in this second of it."""
+    """Return whether a report is due after these seconds."""
     since_first = waited - _first_report(is_reporter=is_reporter)
     return since_first >= 0 and since_first % NEXT_REPORT == 0
 
@@ -64,9 +64,9 @@ def _first_report(*, is_reporter: bool) -> float:
 
 
 def backoff(waited: float) -> float:
-    """Return how long to pause before the next attempt to connect.
+    """Return the pause before the next attempt to connect.
 
-    Short at first, when all nodes start together, and spread among the nodes.
+    It is short at first, when all nodes start together. It is random, to spread them.
     """
     pause = min(max(waited / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE)
     return pause * random.uniform(0.5, 1)  # noqa: S311 - no secret

@@ -1,18 +1,18 @@
-"""Lines of JSON between processes, and the checks of what has arrived.
+"""Lines of JSON between processes, and the checks of received data.
 
-The type hints of a dataclass, or of a typed dictionary, say how it is written and read:
+The type hints of a dataclass or typed dictionary define how it is written and read:
 
 - ``bool``, ``int``, finite ``float`` and printable ``str``, each of exactly that type;
-  an enumeration by the texts that are its values
-- tuples, sequences, and mappings of what is in this list; a mapping whose keys are no
+  an enumeration as its values, which are texts
+- tuples, sequences and mappings of types in this list; a mapping with other keys than
   texts is a list of pairs
-- ``Any``, which is written as text, and stays one
-- ``| None``: a field that is missing counts as ``None``, and as wrong without this
+- ``Any``, which is written as text, and read as text
+- ``| None``: a missing field is ``None``; without this hint it is an error
 - `AnyText`, and ``Annotated`` with a `short_text`, or with a function that returns the
   value or raises ``ValueError``
 
-Fields that the hints do not name are left out. A dataclass may have a method ``check``,
-which raises ``ValueError``.
+Other fields are ignored. A dataclass may have a method ``check``, which raises
+``ValueError``.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
 
-_DIGITS = 20  # of 64 bits, with the sign
+_DIGITS = 20  # of a 64-bit integer with its sign
 _FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class WireError(ValueError):
-    """Received data is not valid."""
+    """Received data is invalid."""
 
 
 def printable(text: str, longest: int) -> str:
-    """Return what others have written, without what a terminal would act on.
+    """Return foreign text with spaces instead of unprintable characters.
 
     Args:
-        text: Anything.
-        longest: Characters, after which it is cut.
+        text: Any text.
+        longest: Maximum number of characters; the rest is cut.
     """
     return "".join(c if c.isprintable() else " " for c in text[:longest])
 
@@ -61,7 +61,7 @@ def from_json(text: bytes | bytearray | str) -> Any:
     """Read JSON.
 
     Raises:
-        WireError: It is none, is too deep, or has an integer of too many digits.
+        WireError: The text is not JSON, is nested too deep, or has too long an integer.
     """
     try:
         return json.loads(text, parse_int=_integer)
@@ -72,7 +72,7 @@ def from_json(text: bytes | bytearray | str) -> Any:
 def _integer(text: str) -> int:
     """Read an integer of limited size.
 
-    Python reads 4,300 digits, but does not write a sum that has more.
+    Python reads up to 4,300 digits, but cannot write a longer sum.
 
     Raises:
         ValueError: It has too many digits.
@@ -83,10 +83,10 @@ def _integer(text: str) -> int:
 
 
 class Lines:
-    """Splits received bytes into lines.
+    """A splitter of received bytes into lines.
 
     Args:
-        limit: The longest line, in bytes.
+        limit: Maximum length of a line, in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -94,12 +94,12 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the messages that are complete: each is an object in a line.
+        """Yield the complete messages; each is a JSON object in a line.
 
-        A line is read when it is asked for: those after a wrong one cost nothing.
+        Lines are read lazily, so that lines after a wrong one cost nothing.
 
         Raises:
-            WireError: A line is too long, or no message.
+            WireError: A line is too long, or is no JSON object.
         """
         for part in io.BytesIO(data):  # a line, or the end of the data
             self._rest += part
@@ -125,11 +125,11 @@ def decode(kind: type[_T], data: object) -> _T:
     """Read plain data.
 
     Args:
-        kind: What it should be.
-        data: What has arrived.
+        kind: The expected type.
+        data: The received data.
 
     Raises:
-        WireError: It is something else.
+        WireError: The data do not fit the type.
     """
     form = _cached(kind)
     try:
@@ -145,7 +145,7 @@ class _Form(NamedTuple):
 
     Attributes:
         read: Returns the value, or raises one of `_FAULTS`.
-        write: Returns plain data; ``None`` if the value is that itself.
+        write: Returns plain data; ``None`` if the value itself is plain data.
     """
 
     read: Callable[[Any], Any]
@@ -171,7 +171,7 @@ def _write(form: _Form, value: Any) -> Any:
 
 
 def _exactly(*kinds: type) -> Callable[[Any], Any]:
-    """Return what reads exactly one of these types: ``True`` is no number here."""
+    """Return a reader of exactly these types: ``True`` is not a number here."""
 
     def read(value: Any) -> Any:
         if type(value) not in kinds:
@@ -192,10 +192,10 @@ def _text(value: Any) -> Any:
 
 
 def short_text(most: int) -> _Form:
-    """Return the form of a text of so many characters, for ``Annotated``.
+    """Return the form of a text with a maximum length, for ``Annotated``.
 
-    When it is written, it is cut, and has spaces for what cannot be printed. When it is
-    read, both are refused.
+    Writing cuts the text, and replaces unprintable characters by spaces. Reading
+    refuses both.
     """
 
     def read(value: Any) -> Any:
@@ -217,7 +217,7 @@ def _choice(kind: Any) -> _Form:
     return _Form(lambda value: members[_text(value)], lambda member: member.value)
 
 
-# --- what is made of others -------------------------------------------------------
+# --- composed types ---------------------------------------------------------------
 
 
 def _fields(kind: Any) -> _Form:
@@ -292,7 +292,7 @@ def _mapping(_: Any, key: Any, part: Any) -> _Form:
     return _Form(read, write)
 
 
-# Also one that cannot be printed.
+# A text that may have unprintable characters.
 AnyText = Annotated[str, _Form(_any_text)]
 
 _PLAIN = {

@@ -12,6 +12,7 @@ from torch.distributed.argparse_util import check_env, env
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options import torchrun_parser
+from torchrun_hpc.options.arguments import NO_SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,16 +68,18 @@ def outcome(
     except SystemExit as end:
         message = "".join(capsys.readouterr().err.splitlines()[-1:])
         message = re.sub(r"^.*?: error: ", "", message)
+        message = re.sub("unrecognized arguments: ([^ =]*).*", r"unknown \1", message)
+        message = re.sub("the following arguments are required.*", NO_SCRIPT, message)
         return {"exit": end.code, "message": message}
     found = {k: v for k, v in vars(args).items() if not k.startswith("hpc_")}
     return {key: (type(value), value) for key, value in found.items()}
 
 
 def _as_stock_says(error: LaunchError) -> dict[str, Any]:
-    """Return what stock torchrun says below its usage."""
+    """Return what stock torchrun says below its usage; of an unknown option, which."""
     assert (error.code, error.everywhere) == ("HPC010", True)
-    message, hint, rest = str(error).partition(". --help lists all options")
-    assert (bool(hint), rest) == (True, "")
+    message = re.sub(r"unknown option (.*?)\. .*", r"unknown \1", str(error))
+    message = message.removesuffix(". --help lists all options")
     # --h, an abbreviation for stock, is an option of its own here.
     message = message.replace("argument --h:", "argument -h/--help:")
     return {"exit": 2, "message": message}

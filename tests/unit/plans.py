@@ -136,9 +136,10 @@ def refused(code, message, *args, by=planned, **kwargs):
     """
     with pytest.raises(LaunchError) as caught:
         by(*args, **kwargs)
-    assert message in on_one_line(str(caught.value))
+    text = on_one_line(str(caught.value))
+    assert message in text, text
     assert caught.value.code == code
-    assert str(caught.value).isprintable()
+    assert text.isprintable()
     return caught.value
 
 

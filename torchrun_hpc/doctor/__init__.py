@@ -1,31 +1,31 @@
-"""A doctor for the allocation: which node, which link, which setting.
+"""A doctor for the allocation, which finds bad nodes, links and settings.
 
-``python -m torchrun_hpc.doctor`` is the command, instead of the job's own line;
-`examine` is the same for a program, such as a prolog. Each node looks at itself, the
-nodes meet as the job would, measure what is between them, and run torch's collectives.
+``python -m torchrun_hpc.doctor`` is the command, and `examine` the same for a program.
+Each node examines itself. The nodes meet as the job would, measure their links, and run
+PyTorch's collectives.
 
 =============  =======================================================================
-`results`      what is found, as dataclasses
-`place`        where this task is: the plan of the job, and where all meet
-`examination`  all tasks meet, and task 0 gets the report
-`member`       what each task does: it replies to the questions of task 0
-`conductor`    what task 0 does besides: it asks all, and collects
-`node`         what a node shows of itself
-`checks`       what is wrong with that
-`differences`  what is not the same on all nodes
-`pairs`        which nodes measure what is between them, and when
-`link`         how they do that
-`judgement`    which links, and which nodes, are suspect
-`compute`      which workers compute wrongly or slowly, or arrive late
-`summary`      the report, made of all that
-`comparison`   what became slower since an earlier one
-`launch`       the job's own launch, of torch's collectives
-`causes`       why it has ended too early
+`results`      the report and its parts, as dataclasses
+`place`        the place of this task: the job's plan, and where the tasks meet
+`examination`  the examination: all tasks meet, and task 0 gets the report
+`member`       a task, which replies to task 0
+`conductor`    task 0, which asks all tasks
+`node`         the record of a node
+`checks`       findings about single nodes
+`differences`  findings about nodes that should be equal
+`pairs`        the order in which pairs of nodes measure their link
+`link`         the measurement of a link
+`judgement`    findings about links
+`compute`      findings about workers
+`summary`      the report, made from all records
+`comparison`   the comparison with an earlier report
+`launch`       the launch of the collectives, like the job's own
+`causes`       the cause of a launch that ended too early
 `collectives`  its script, with `session`, `operations` and `product`; it imports torch
 `units`        figures with their units
-`text`         the report for a person
-`page`         the same as a page of HTML
-`output`       where the report goes
+`text`         the report on the terminal
+`page`         the report as HTML
+`output`       the outputs of the report
 =============  =======================================================================
 """
 
@@ -69,27 +69,25 @@ def examine(
     timeout: float = 60.0,
     tell: Callable[[Message], None] = lambda _: None,
 ) -> Report | None:
-    """Examine the nodes of this step; each of its tasks calls this.
+    """Examine the nodes of this step. Each of its tasks must call this.
 
-    In a prolog, which no launcher starts on all nodes: ``examine(["--standalone"])``
-    looks at this node alone.
+    ``examine(["--standalone"])`` examines this node alone, for example in a prolog.
 
     Args:
-        argv: Options as the job's own line has them: ``["--nproc_per_node=gpu"]``. A
-            script and its arguments may follow.
-        max_bytes: The largest size of torch's collectives, in bytes.
-        timeout: Seconds for the nodes to come.
-        tell: Shows a person how far it is.
+        argv: The options of the job's launch line: ``["--nproc_per_node=gpu"]``. A
+            script and its arguments can follow.
+        max_bytes: The largest size of the collectives, in bytes.
+        timeout: Seconds to wait for the other nodes.
+        tell: Receives messages about the progress.
 
     Returns:
         The report on task 0; ``None`` on the others.
 
     Raises:
         LaunchError: An argument is wrong, or a launch would be refused and the nodes
-            cannot meet; its ``code`` is in the documentation.
-        NotMetError: This node has not met the others; it has a report of its own node.
+            cannot meet. messages.md explains its ``code``.
+        NotMetError: This node did not meet the others. It has a report of this node.
     """
-    # The pipeline, which no import of this package needs.
     from torchrun_hpc.doctor import examination, place  # noqa: PLC0415
     from torchrun_hpc.launching.abort import LaunchState  # noqa: PLC0415
     from torchrun_hpc.options.arguments import wrong_line  # noqa: PLC0415

@@ -34,7 +34,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that stands in ``argv``, and return the exit code."""
+    """Run the command in ``argv``, and return the exit code."""
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
@@ -60,7 +60,7 @@ def _run(argv: Sequence[str]) -> int:
             report = examine(words, wishes, tell, known, argv, begin)
         except NotMetError as error:
             console.write(error.message, "error", finding_lines(error.report.findings))
-            # mpirun ends all tasks with the first one that fails. Task 0 may report it.
+            # mpirun ends all tasks with the first that fails. Task 0 reports it.
             return int(is_first or not error.report.scheduler)
     if report is None:
         return 0
@@ -71,10 +71,10 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Take our own options out of the job's; nothing behind a script is ours."""
+    """Separate our options from the job's. None of ours comes after a script."""
     parser = _parser()
     for end in range(1, len(argv) + 1):
-        with contextlib.suppress(LaunchError):  # not a whole line yet, or a wrong one
+        with contextlib.suppress(LaunchError):  # an incomplete or a wrong line
             args, words = parser.parse_known_args(argv[:end])
             if command_line.parse(words, {}).script:
                 return args, [*words, *argv[end:]]
@@ -88,18 +88,18 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     about = f"Examine the nodes of a job: srun {COMMAND} --nproc_per_node=gpu"
-    others = "All other options are the job's own. A script may follow; it is not run."
+    others = "All other options are the job's. A script can follow: it does not run."
     parser = _Parser(COMMAND, description=about, epilog=others, allow_abbrev=False)
     add = parser.add_argument
     add_file = partial(add, type=_file, metavar="FILE")
-    add_file("--json", help="write the report for programs; -: to stdout")
-    add_file("--html", help="write a page that a browser shows")
-    add_file("--compare", help="an earlier --json: show what became slower")
-    add("--quiet", action="store_true", help="print the verdict only, and no progress")
-    size = "the largest size of torch's collectives (16M): a number, with K, M or G"
+    add_file("--json", help="write the report as JSON; - means stdout")
+    add_file("--html", help="write the report as a page for a browser")
+    add_file("--compare", help="show what became slower since this --json report")
+    add("--quiet", action="store_true", help="print only the verdict, and no progress")
+    size = "largest size of the collectives: a number, with K, M or G (default: 16M)"
     names = "--max-bytes", "--max_bytes"
     add(*names, type=_bytes, default="16M", metavar="SIZE", help=size)
-    wait = f"for the nodes to come, and for any progress ({TIMEOUT:.0f})"
+    wait = f"how long to wait for nodes and for progress (default: {TIMEOUT:.0f})"
     add("--timeout", type=_seconds, default=TIMEOUT, metavar="SECONDS", help=wait)
     return parser
 
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 def _file(name: str) -> str:
     if name:
         return name
-    raise argparse.ArgumentTypeError("the name is empty: pass a file")
+    raise argparse.ArgumentTypeError("the name is empty. Pass a file")
 
 
 def _bytes(size: str) -> int | str:
@@ -123,28 +123,23 @@ def _seconds(timeout: str) -> float | str:
 
 
 def _output(args: argparse.Namespace) -> Output:
-    """Return where the report is to go.
-
-    Raises:
-        LaunchError: That is not possible.
-    """
+    """Return the outputs, or refuse them."""
     if STDOUT in (args.html, args.compare):
-        raise wrong_line("--html and --compare need a file: only --json can be -")
+        raise wrong_line("--html and --compare need a file. Only --json can be -")
     if args.json is not None and args.json == args.html:
-        raise wrong_line(f"--json={args.json} --html={args.html}: pass two files")
+        raise wrong_line(f"--json and --html are both {args.json}. Pass two files")
     return Output(args.json or "", args.html or "", args.quiet)
 
 
 def _earlier(file: str) -> Report:
-    """Read the report of an earlier examination, which task 0 alone has to have.
+    """Read an earlier report on task 0, from a regular file of limited size.
 
-    The user has named the file to be read, so links are followed; but it has to be a
-    regular file, of limited size.
+    The user has named the file, so links are followed.
 
     Raises:
-        LaunchError: It is none.
+        LaunchError: It is not such a report.
     """
-    problem = f"it is no report of the form {results.SCHEMA}"
+    problem = f"it is not a report of the form {results.SCHEMA}"
     try:
         found = wire.decode(results.Report, wire.from_json(files.read(file, _LARGEST)))
         if found.schema == results.SCHEMA:
@@ -153,7 +148,7 @@ def _earlier(file: str) -> Report:
         problem = str(error.strerror)
     except WireError:
         pass
-    text = f"--compare={file} cannot be read: {problem}"
+    text = f"cannot read --compare={file}: {problem}"
     raise LaunchError("HPC195", text)
 
 

@@ -1,4 +1,4 @@
-"""Why a launch has ended too early, and which node is to blame: a pure function."""
+"""The cause of a launch that ended too early, and the nodes to blame."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.doctor.launch import Ended
 
-    Cause = tuple[str, tuple[int, ...]]  # what a person reads, and the nodes to blame
+    Cause = tuple[str, tuple[int, ...]]  # text, and the nodes to blame
 
 _FAILED = "the job has failed: "  # the launcher's last line
 
-# What a worker writes that waits for another one, or has lost it; and what an agent
-# tells the others when the doctor has ended it by its limit.
+# Texts of a worker that waits for another one or has lost it, and of an agent that the
+# doctor has ended at its limit.
 _OF_OTHERS = re.compile(
-    "time?d? ?out|no end within|(reset|closed) by|refused|broken pipe|remote process"
+    "time?d? ?out|not end within|(reset|closed) by|refused|broken pipe|remote process"
     "|received SIGTERM",
     re.IGNORECASE,
 )
@@ -30,11 +30,11 @@ _OF_OTHERS = re.compile(
 def cause(
     ends: Mapping[int, Ended], nodes: Mapping[int, int], hosts: Sequence[str]
 ) -> Cause:
-    """Return why a launch has ended too early; empty if the launcher itself says it.
+    """Return why a launch ended too early; empty if the launcher has refused to start.
 
     Args:
-        ends: How it has ended, by task, in the order in which the tasks have told.
-        nodes: Ranks of the nodes of these tasks.
+        ends: Ends by task, in the order of the replies.
+        nodes: Node ranks by task.
         hosts: Names of all nodes, by rank.
     """
     refused = {nodes[task] for task, end in ends.items() if is_refused(end)}
@@ -51,14 +51,14 @@ def cause(
 
 
 def is_refused(end: Ended) -> bool:
-    """Return whether the launcher has refused to start there."""
+    """Return whether the launcher refused to start."""
     return end.code == WRONG_USE and any(is_error for _, _, is_error in end.said)
 
 
 def _failures(
     ends: Mapping[int, Ended], nodes: Mapping[int, int], hosts: Sequence[str]
 ) -> Iterator[tuple[bool, int, str, tuple[int, ...]]]:
-    """Yield the failures: whether others are the cause, and what is nearest to it."""
+    """Yield failures: whether others caused it, rank of the cause, text, and nodes."""
     for task, end in ends.items():
         node, own = nodes[task], _own_cause(end)
         if end.reason:
@@ -75,7 +75,7 @@ def _failures(
 
 
 def _own_cause(end: Ended) -> str:
-    """Return what a script wrote last, or why the launcher says that the job failed."""
+    """Return a script's last words, or the launcher's reason for the failure."""
     before, mark, told = end.cause.partition(_FAILED)
     return told if mark else before * (not before.startswith("torchrun_hpc"))
 
@@ -83,10 +83,10 @@ def _own_cause(end: Ended) -> str:
 def _who_did_not_come(
     ends: Mapping[int, Ended], nodes: Mapping[int, int], hosts: Sequence[str]
 ) -> Cause | None:
-    """Return which workers are behind all others; nothing if most of them are."""
+    """Return the workers behind all others; nothing if most workers are behind."""
     steps: list[tuple[int, str, int, tuple[int, ...]]] = []
     for task, end in ends.items():
-        # Its launcher has not started a worker, or not even imported torch.
+        # Its launcher did not start a worker, or did not even import torch.
         begun = -2 if end.torch else -3, "the meeting of the agents"
         at = [(*step, nodes[task], (rank,)) for rank, step in end.at.items()]
         steps += at or [(*begun, nodes[task], ())]
@@ -98,4 +98,4 @@ def _who_did_not_come(
     who = ", ".join(host(node, hosts) for node in blamed)
     if ranks := [rank for *_, known in behind for rank in known]:
         who = f"rank {ranges(sorted(ranks))} ({who})"
-    return f"{who} did not come to {name}", blamed
+    return f"{who} did not reach {name}", blamed

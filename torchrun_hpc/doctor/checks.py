@@ -29,16 +29,16 @@ _NEVER, _MINORITY, _ALWAYS = 0.0, 0.5, 1.0
 _MOST_ALIKE = 3  # findings of a kind
 _OF_SITES = {"Read-only file system", "Permission denied", "No such file or directory"}
 _FABRIC = re.compile("ib|hsn")  # interfaces of networks that lock memory
-# By the names of limits: the least, its unit, and what is wrong with less.
+# By name of a limit: the least value, its unit, and the text for less.
 _LEAST = {
-    "files": (4096, 1, "files may be open (ulimit -Hn): node 0 needs one per worker"),
-    "processes": (1024, 1, "processes and threads may run (ulimit -u)"),
-    "locked memory": (2**26, 2**10, "KiB may be locked (ulimit -l): RDMA needs more"),
+    "files": (4096, 1, "files can be open (ulimit -Hn); node 0 needs one per worker"),
+    "processes": (1024, 1, "processes and threads can run (ulimit -u)"),
+    "locked memory": (2**26, 2**10, "KiB can be locked (ulimit -l); RDMA needs more"),
 }
 
 
 class _Fault(NamedTuple):
-    """A problem, its remedy, and the share of nodes on which it is suspect."""
+    """A problem, its remedy, and the largest share of nodes for a suspect."""
 
     text: str
     remedy: str
@@ -46,7 +46,7 @@ class _Fault(NamedTuple):
 
 
 def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
-    """Yield what is wrong with nodes; `hosts` are the names of all, by rank."""
+    """Yield findings about nodes; `hosts` are the names of all nodes, by rank."""
     yield from differences.findings(nodes, hosts)
     for code, check in _CHECKS.items():
         kinds = defaultdict[tuple[str, float], dict[str, list[int]]](dict)
@@ -69,39 +69,39 @@ def fabrics(node: Node) -> list[str]:
 
 
 def _merged(texts: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Make one of many texts that differ in a name or a number only."""
+    """Merge many texts, which differ only in a name or a number, into one."""
     if len(texts) <= _MOST_ALIKE:
         return texts
-    return {f"{next(iter(texts))}; others alike": sorted({*chain(*texts.values())})}
+    return {f"{next(iter(texts))}, and others": sorted({*chain(*texts.values())})}
 
 
 def _names(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
     if not node.address and len(nodes) > 1:
-        text = "no interface has an address for the job: no pair was measured"
-        to_do = "give a container the host's network, and pass no address of loopback"
+        text = "no interface has an address for the job, so no pair was measured"
+        to_do = "give a container the host's network, and pass no loopback address"
         yield _Fault(text, to_do, _NEVER)
-    remedy = "correct /etc/hosts on this node, or what its name server has"
+    remedy = "correct /etc/hosts on this node, or the entry of its name server"
     own = {address for i in node.interfaces for address in i.addresses}
     theirs = {n.fast_host: n.address for n in nodes if n.fast_host != node.fast_host}
     for name, found in node.names.items():
-        means = f"{name} means {', '.join(found)}"
-        # An address of loopback is usual for the own name.
+        means = f"{name} resolves to {', '.join(found)}, but"
+        # A loopback address is usual for the own name.
         strange = {a for a in found if not a.startswith(("127.", "::1"))} - own
         if not found:
             yield _Fault(f"{name} does not resolve", remedy)
         elif name == node.fast_host and own and strange:
-            yield _Fault(f"{means}, which no interface of it has", remedy)
+            yield _Fault(f"{means} no interface has {listed(sorted(strange))}", remedy)
         elif (address := theirs.get(name, "")) not in ("", *found):
-            yield _Fault(f"{means} there, and has the address {address}", remedy)
+            yield _Fault(f"{means} its address is {address}", remedy)
         source = node.routes.get(name, node.address)
         if node.address and source != node.address:
-            text = f"it sends to {name} from {source or 'nowhere'}, and its address is "
-            routes = "correct the routes, if that is not meant: ip route get ADDRESS"
-            yield _Fault(f"{text}{node.address}", routes, _NEVER)
+            text = f"it sends to {name} from {source}, and not from {node.address}"
+            routes = "look at ip route get ADDRESS, and correct unintended routes"
+            yield _Fault(text if source else f"no route to {name}", routes, _NEVER)
 
 
 def _folders(node: Node, _nodes: object) -> Iterator[_Fault]:
-    remedy = "make room there; or export another TMPDIR, or for HOME, XDG_CACHE_HOME"
+    remedy = "free some space, or export another TMPDIR (for HOME: XDG_CACHE_HOME)"
     for folder in node.folders:
         path, problem = folder.path, folder.problem
         if problem:
@@ -113,7 +113,7 @@ def _folders(node: Node, _nodes: object) -> Iterator[_Fault]:
             text = (
                 f"{path} has {size(folder.size)}, not enough for DataLoader's workers"
             )
-            container = "start the container with --ipc=host, or --shm-size=16g"
+            container = "start the container with --ipc=host or --shm-size=16g"
             yield _Fault(text, container, _NEVER)
 
 
@@ -121,29 +121,29 @@ def _imports(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
     seconds = [each.torch.import_s for each in nodes if each.torch]
     own, usual = node.torch.import_s if node.torch else 0, median(seconds or [0])
     if own > max(3 * usual, usual + 5):
-        took = f"{own:.0f} s, and {usual:.0f} s is usual"
-        remedy = "it reads files slowly, or for the first time: examine it again"
+        took = f"{own:.0f} s (median: {usual:.0f} s)"
+        remedy = "run the doctor again. If it stays slow, use a local environment"
         yield _Fault(f"importing torch took {took}", remedy, _NEVER)
 
 
 def _limits(node: Node, _nodes: object) -> Iterator[_Fault]:
-    remedy = "ask the administrator for a higher limit, also of the scheduler's daemon"
+    remedy = "ask the administrator to raise it, also for the scheduler's daemon"
     for name, (least, unit, text) in _LEAST.items():
         value = node.limits.get(name, -1)
         if 0 <= value < least and (name != "locked memory" or fabrics(node)):
-            yield _Fault(f"{value // unit} {text}", remedy, _NEVER)
+            yield _Fault(f"only {value // unit} {text}", remedy, _NEVER)
 
 
 def _gpus(node: Node, _nodes: object) -> Iterator[_Fault]:
     gpus, torch = node.gpus, torch_of(node)
     seen = torch.gpus if torch else len(gpus)
-    # Of another job, perhaps, on a GPU that this one does not see.
+    # Another job perhaps uses a GPU that this one does not see.
     share = _NEVER if seen < len(gpus) else _ALWAYS
     busy, taken = list[int](), dict[int, int]()
     for number, gpu in enumerate(gpus):
         if gpu.ecc_errors > 0:
             errors = count(gpu.ecc_errors, "uncorrected memory error")
-            remedy = "leave the node out, and tell the administrator"
+            remedy = "exclude the node, and report it to the administrator"
             yield _Fault(f"GPU {number} has had {errors}", remedy)
         if gpu.processes:
             busy.append(number)
@@ -152,17 +152,17 @@ def _gpus(node: Node, _nodes: object) -> Iterator[_Fault]:
     if busy:
         pids = sorted({pid for gpu in gpus for pid in gpu.processes})
         shown = listed([*map(str, pids)])
-        text = f"other processes compute on GPU {ranges(busy)}: pid {shown}"
-        remedy = "GPUs must be free: end these processes, or leave the node out"
+        text = f"other processes compute on GPU {ranges(busy)}: PID {shown}"
+        remedy = "end these processes, or exclude the node"
         yield _Fault(text, remedy, share)
     if taken:
-        most = f"up to {size(max(taken.values()))} of memory are taken"
-        text = f"{most} on GPU {ranges(taken)}, by no process that is known"
-        remedy = "GPUs must be free: end what nvidia-smi shows, or leave the node out"
+        most = f"up to {size(max(taken.values()))} of memory are in use"
+        text = f"{most} on GPU {ranges(taken)}, by an unknown process"
+        remedy = "end the processes that nvidia-smi shows, or exclude the node"
         yield _Fault(text, remedy, share)
     if seen < len(gpus):
         text = f"torch sees {seen} of {count(len(gpus), 'GPU')}"
-        remedy = "ask for all, unset CUDA_VISIBLE_DEVICES, or use a torch for the GPUs"
+        remedy = "request all, unset CUDA_VISIBLE_DEVICES, or use a torch for them"
         yield _Fault(text, remedy, _NEVER)
 
 
@@ -176,23 +176,23 @@ def _of_ports(first: int, last: int, reserved_ports: str) -> list[_Fault]:
     reserved = [port for port in PORTS if any(port in part for part in parts)]
     own = f"the launcher's ports ({PORTS[0]} to {PORTS[-1]})"
     if any(first <= port <= last for port in {*PORTS}.difference(reserved)):
-        text = f"the system gives ports {first} to {last} to connections, also {own}"
+        text = f"the system gives connections a port from {first} to {last}, also {own}"
         remedy = (
-            'ask the administrator for sysctl -w net.ipv4.ip_local_port_range="32768 '
-            f'60999", or net.ipv4.ip_local_reserved_ports={PORTS[0]}-{PORTS[-1]}'
+            'ask the administrator to set net.ipv4.ip_local_port_range="32768 60999", '
+            f"or net.ipv4.ip_local_reserved_ports={PORTS[0]}-{PORTS[-1]}"
         )
-        found += [_Fault(f"{text}: another program may have one", remedy, _NEVER)]
+        found += [_Fault(f"{text}. Another program can get one", remedy, _NEVER)]
     if 0 < len(reserved) < len(PORTS):  # all are reserved for the launcher
-        text = f"{ranges(reserved)} of {own} are reserved: a service may take one"
-        remedy = "if the launcher finds a port taken: --rdzv_endpoint=HOST:PORT"
+        text = f"{ranges(reserved)} of {own} are reserved, so a service can use one"
+        remedy = "pass --rdzv_endpoint=HOST:PORT if the launcher finds its port taken"
         found += [_Fault(text, remedy, _NEVER)]
     return found
 
 
 def _resolvers(node: Node, _nodes: object) -> Iterator[_Fault]:
     if node.resolver_s > 1:
-        remedy = "tell the administrator if other programs are slow: training is not"
-        yield _Fault("resolving the names of nodes takes more than 1 s", remedy, _NEVER)
+        remedy = "report it if other programs are slow. Training is not affected"
+        yield _Fault("resolving node names takes more than 1 s", remedy, _NEVER)
 
 
 _CHECKS = {

@@ -1,17 +1,16 @@
-"""The script that the doctor lets a launch run: each worker computes and communicates.
+"""The script of the doctor's launch: each worker computes and communicates.
 
-It is started as a job is: ``python -m torchrun_hpc [OPTIONS] -m
-torchrun_hpc.doctor.collectives MAX_BYTES TIMEOUT``, also by torchrun. The variable
-`RESULTS` names the file that all workers append their results to, or they go to stdout.
-Nothing else does. They are lines of JSON, each written at once, so that those of
-several workers do not mix. They are:
+It starts like a job, also with torchrun: ``python -m torchrun_hpc [OPTIONS] -m
+torchrun_hpc.doctor.collectives MAX_BYTES TIMEOUT``. All workers append their results to
+the file that the variable `RESULTS` names, or write them to stdout. Each result is a
+line of JSON, written at once, so that lines of workers do not mix:
 
-- ``{"at": [RANK, NUMBER, TEXT]}`` from each worker, before each step. The first one is
-  the import of torch. When all wait, the absent ones have begun fewer steps.
+- ``{"at": [RANK, NUMBER, TEXT]}`` from each worker before each step. The import of
+  torch is the first. If all others wait, a missing worker has begun fewer steps.
 - ``{"torch": Torch}`` from each worker whose LOCAL_RANK is 0
 - ``{"backend": NAME}`` from rank 0, when all workers have met
-- ``{"row": Collective}`` from one of the workers that have run an operation. Its scope
-  is empty, or ``node`` and the rank of a node in the launch.
+- ``{"row": Collective}`` from one worker of an operation. Its scope is empty, or
+  ``node`` and the rank of a node in the launch.
 - ``{"worker": Worker}`` from each worker at its end; the node is -1.
 """
 
@@ -50,20 +49,19 @@ def main() -> None:
 
         timeout = timedelta(seconds=float(sys.argv[2]))
         session.run(environ, int(sys.argv[1]), timeout, write)
-    except BaseException:  # noqa: BLE001 - whatever it is, it is shown
+    except BaseException:  # noqa: BLE001 - all are shown
         traceback.print_exc()
         code = 1
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stderr.flush()
         sys.stdout.flush()
-    # At a usual end, threads of NCCL and gloo may wait for others. With --run-path,
+    # At a normal exit, threads of NCCL and gloo can wait for others. With --run-path,
     # torch runs this in a function, and waits for its result.
     if code or multiprocessing.parent_process() is None:
         os._exit(code)
 
 
 def _import_torch() -> Torch:
-    """Import torch; return what is found."""
     start = time.perf_counter()
     torch = importlib.import_module("torch")
     import_s = time.perf_counter() - start

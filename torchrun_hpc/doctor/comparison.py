@@ -1,4 +1,4 @@
-"""Comparison with an earlier examination of the same centre."""
+"""Comparison with an earlier report from the same site."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.doctor.results import Collective, Report
 
-_SLOWER = 1.25  # times as slow as before, or more, is a finding
-# Bytes of a collective; times of smaller ones are noise. It is 1 MiB, from which a part
-# for each worker may be rounded down.
+_SLOWER = 1.25  # times as slow as before is a finding
+# Bytes of a collective: times of smaller ones are noise. It is 1 MiB, less what is lost
+# when the part of each worker is rounded down.
 _LARGE = 0.9 * 2**20
 
 
 def with_slower(report: Report, earlier: Report) -> Report:
-    """Add to a report what became slower.
+    """Add findings about slower values to a report.
 
-    Medians are compared, and collectives of the same size on as many workers: the nodes
-    are others in each job. One node that is slow is found without an earlier report.
-
-    Args:
-        report: Of this examination.
-        earlier: Of the earlier one.
+    Medians are compared, because each job has other nodes, and collectives of the same
+    size on as many workers. A single slow node is found without an earlier report.
     """
     since, found = earlier.started[:16], [*report.findings]
-    remedy = "compare versions and variables of both; if equal, tell the administrator"
+    remedy = "compare versions and variables of both. If they are equal, report it"
     for what, now, before in _slower(report, earlier):
         text = f"{what}: {now} now, {before} on {since}"
         found.append(Finding("HPC194", text, remedy, is_suspect=False))
@@ -41,37 +37,37 @@ def with_slower(report: Report, earlier: Report) -> Report:
 
 
 def scope(report: Report, earlier: Report) -> str:
-    """Write what can be compared, and with what."""
+    """Write what is compared with which report."""
     nodes, (_, reason) = count(len(earlier.nodes), "node"), _both(report, earlier)
     text = f"compared with {nodes} of {earlier.started[:16]}"
-    return text + (f", but for torch's collectives: {reason}" if reason else "")
+    return text + (f". Collectives were not compared: {reason}" if reason else "")
 
 
 def _both(
     report: Report, earlier: Report
 ) -> tuple[list[tuple[Collective, Collective]], str]:
-    """Return the largest size of each operation that both have; or why not."""
-    for side, where in ((earlier, "there"), (report, "here")):
+    """Return the largest common size of each operation; or why there is none."""
+    for side, where in ((earlier, "the earlier report"), (report, "this one")):
         if not side.collectives:
-            return [], f"none have run {where}"
+            return [], f"{where} has none"
     here, there = (
         f"{count(sum(node.workers for node in side.nodes), 'worker')} of {side.backend}"
         for side in (report, earlier)
     )
     if here != there:
-        return [], f"{there} there and {here} here"
+        return [], f"{there} then, and {here} now"
     before = {(row.operation, row.size, row.scope): row for row in earlier.collectives}
     found = {}
     for row in sorted(report.collectives, key=lambda row: row.size):
         old = before.get((row.operation, row.size, ""))
         if old and row.size >= _LARGE and not row.scope:
             found[row.operation] = row, old
-    nothing = "no size of 1 MiB or more is in both; pass the same --max-bytes"
+    nothing = "no size of 1 MiB or more is in both. Pass the same --max-bytes"
     return [*found.values()], "" if found else nothing
 
 
 def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
-    """Yield what is slower, how it is now, and how it was."""
+    """Yield slower values: a name, the value now, and the value before."""
     sides = report, earlier
     links = [[*filter(is_measured, side.links)] for side in sides]
     if all(links):

@@ -1,7 +1,4 @@
-"""Which workers compute wrongly or slowly, or arrive late: a pure function.
-
-No figure of a data sheet counts here either: workers are compared with each other.
-"""
+"""Findings about workers, which are compared with each other, not with data sheets."""
 
 from __future__ import annotations
 
@@ -21,31 +18,31 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.results import Node
 
 _SLOW = 0.75  # of the median
-_NORM = 1e-3  # share by which a norm may differ: each device rounds as it does
-_LATE_S, _LATE = 0.05, 3.0  # seconds that a worker may be late; times the median
+_NORM = 1e-3  # share by which a norm can differ: devices round differently
+_LATE_S, _LATE = 0.05, 3.0  # seconds that a worker can be late; times the median
 
-_OUT = "leave the node out, and tell the administrator"
-_BUSY = "see what else runs there, and its temperature; or leave the node out"
-_NCCL = "unset NCCL_IB_DISABLE and NCCL_NET; NCCL_DEBUG=INFO shows what NCCL lacks"
+_OUT = "exclude the node, and report it to the administrator"
+_BUSY = "look for other programs and a high temperature there, or exclude the node"
+_NCCL = "unset NCCL_IB_DISABLE and NCCL_NET. NCCL_DEBUG=INFO shows what is missing"
 
 
 class _Fault(NamedTuple):
-    """A problem of a worker; of a node's problems, the most severe one is shown."""
+    """A problem of a worker. The most severe one of a node is shown."""
 
     worker: Worker
     text: str
     severity: float = 0.0
-    is_known: bool = True  # that it is this one
+    is_known: bool = True  # whether this worker is to blame
 
 
 def findings(
     workers: Sequence[Worker], nodes: Mapping[int, Node], hosts: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with workers: one finding for each node and check.
+    """Yield one finding for each node and check.
 
     Args:
-        workers: Those of the launch.
-        nodes: What the nodes show of themselves, by rank.
+        workers: The workers of the launch.
+        nodes: Records of the nodes, by rank.
         hosts: Names of all nodes of the job, by rank.
     """
     for check, (code, remedy) in _CHECKS.items():
@@ -61,16 +58,16 @@ def findings(
 
 
 def _wrong(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_Fault]:
-    """Compare products bit by bit; those of different devices by their norms."""
+    """Compare products bit by bit; on different devices, compare their norms."""
     groups = defaultdict[tuple[str, ...], list[Worker]](list)
-    # Another torch may round in another way: that is a difference, and no defect.
+    # Another release of torch can round differently, which is no defect.
     releases = {rank: n.torch.version for rank, n in nodes.items() if n.torch}
     for worker in workers:
         if worker.wrong > 0:
             text = f"{count(worker.wrong, 'element')} of its products are not finite"
             yield _Fault(worker, text, worker.wrong)
         elif len({*worker.digests}) > 1:
-            yield _Fault(worker, "the same product differs the second time")
+            yield _Fault(worker, "its second product differs from the first one")
         else:
             kind = worker.device, worker.dtype, releases.get(worker.node, "")
             groups[kind].append(worker)
@@ -78,8 +75,8 @@ def _wrong(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_Fa
     for same in groups.values():
         ((usual, most),) = Counter(worker.digests for worker in same).most_common(1)
         is_known = 2 * most > len(same)
-        like = f"that of {count(most, 'worker')} on the same device"
-        text = f"its product is not {like if is_known else 'that of others like it'}"
+        like = count(most, "worker") if is_known else "other workers"
+        text = f"{like} on the same kind of device have another product"
         for worker in same:
             if worker.digests == usual and is_known:
                 alike.append(worker)
@@ -88,7 +85,7 @@ def _wrong(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_Fa
     middle = median([worker.norm for worker in alike] or [0])
     off = [worker for worker in alike if abs(worker.norm - middle) > _NORM * middle]
     for worker in off:
-        text = f"the norm of its product is {worker.norm:.6g}, and {middle:.6g} usual"
+        text = f"the norm of its product is {worker.norm:.6g} (median: {middle:.6g})"
         is_known = 2 * len(off) < len(alike)
         yield _Fault(worker, text, abs(worker.norm - middle), is_known)
 
@@ -98,7 +95,7 @@ def _slow(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
     usual = median([*best.values()] or [0])
     for worker, own in best.items():
         if own < _SLOW * usual:
-            text = f"{speed(own)} at best, and {speed(usual)} is the median"
+            text = f"{speed(own)} at best (median: {speed(usual)})"
             yield _Fault(worker, text, -own)
 
 
@@ -115,12 +112,12 @@ def _sockets(workers: Sequence[Worker], nodes: Mapping[int, Node]) -> Iterator[_
     found = [w for w in workers if w.transport == "Socket" and up.get(w.node)]
     has_network = len({worker.node for worker in workers}) > 1
     for worker in found if has_network else ():
-        text = f"NCCL sends by sockets, and not by {up[worker.node]}, which is up"
+        text = f"NCCL uses sockets instead of {up[worker.node]}, which is up"
         yield _Fault(worker, text, is_known=2 * len(found) < len(workers))
 
 
 _WRONG = "HPC243"
-# By what is checked: the code, and the remedy.
+# By check: the code, and the remedy.
 _CHECKS: Mapping[Callable[..., Iterator[_Fault]], tuple[str, str]] = {
     _sockets: ("HPC242", _NCCL),
     _wrong: (_WRONG, _OUT),

@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Seconds: for a pair, of which one may wait for the other; and for a launch to start
-# and to end, besides the collectives.
+# Seconds: for a pair, in which one node can wait for the other; and for a launch to
+# start and to end, besides the collectives.
 _PAIR_TIMEOUT = 20.0
 _GRACE = 160.0
-_REST = 20.0  # for a launch to end everywhere that has failed on a task
+_REST = 20.0  # for a failed launch to end everywhere
 
-_LOOKS = 3  # at a pair that is doubtful
-_TURNS_AGAIN = 4  # with pairs that are doubtful: a bad node has many
-_LAUNCHES = 2  # the second one without a node that has ended the first
+_LOOKS = 3  # measurements of a doubtful pair
+_TURNS_AGAIN = 4  # rounds with doubtful pairs: a bad node has many
+_LAUNCHES = 2  # the second excludes a node that ended the first
 _USUAL_MTU = 1500
 
 # A worker repeats each operation for 0.1 s, at most 20 times after two others. Sums go
@@ -55,13 +55,7 @@ _OPERATIONS, _SIZES, _MOST, _LONG_ENOUGH = 6, 4, 20, 0.1
 
 
 class Conductor:
-    """Task 0 of the examination.
-
-    Args:
-        here: Where it is.
-        wishes: What the user chose.
-        tell: Shows a person how far it is.
-    """
+    """Task 0 of the examination."""
 
     def __init__(
         self, here: Place, wishes: Wishes, tell: Callable[[Message], None]
@@ -75,9 +69,9 @@ class Conductor:
         self._first: dict[int, int] = {}  # each node's first task
 
     def conduct(self, client: Client) -> Report:
-        """Ask all tasks for all there is to know, and return the report."""
+        """Ask all tasks, and return the report."""
         self._client, found, tasks = client, self._found, range(self._here.task.size)
-        shown = self._ask(SHOW, None, tasks, "tasks have come", Shown)
+        shown = self._ask(SHOW, None, tasks, "tasks have joined", Shown)
         for task, each in sorted(shown.items()):
             self._node_of[task] = each.node_rank
             if each.node is not None:
@@ -98,13 +92,13 @@ class Conductor:
         form: type[_T],
         least: float = 0,
     ) -> dict[int, _T]:
-        """Ask tasks; return the replies by task, in the order in which they come.
+        """Ask tasks; return the replies by task, in the order of their arrival.
 
         Args:
             what: The question.
-            about: What they need to know.
-            tasks: Their ranks.
-            have: What those have done that have replied, for a person.
+            about: Its data.
+            tasks: Ranks of the tasks.
+            have: What tasks have done when they reply, for progress messages.
             form: The type of the replies.
             least: Seconds to wait at least.
         """
@@ -138,7 +132,7 @@ class Conductor:
         replies = client.questions.ask_all(what, wait, about)
         found = {}
         for task in [*replies]:
-            with contextlib.suppress(WireError):  # what has not this form is no reply
+            with contextlib.suppress(WireError):  # a reply of another form
                 found[task] = wire.decode(form, replies[task])
         return {task: reply for task, reply in found.items() if task in asked}
 
@@ -148,7 +142,7 @@ class Conductor:
     # --- pairs --------------------------------------------------------------------
 
     def _measure_pairs(self) -> None:
-        """Let all nodes measure, and those pairs again that are doubtful."""
+        """Let all pairs measure, and doubtful pairs again."""
         found = self._found
         nodes = [node for node in found.nodes.values() if node.address and node.port]
         wanted = pairs.rounds([node.rank for node in nodes])
@@ -161,7 +155,7 @@ class Conductor:
             )
             peers = [wire.encode(_peer(node)) for node in nodes]
             tasks = [self._first[node.rank] for node in nodes]
-            self._ask(PEERS, peers, tasks, "nodes know the others", bool)
+            self._ask(PEERS, peers, tasks, "nodes know all others", bool)
         for look in range(_LOOKS):
             if look:
                 doubtful = judgement.doubtful(_best(looks))
@@ -175,7 +169,7 @@ class Conductor:
         found.steady = judgement.steadiness(looks.values())
 
     def _measured(self, name: str, together: Sequence[Pair]) -> Iterator[Link]:
-        """Let pairs measure; yield the links of those that have both replied."""
+        """Let pairs measure; yield the links of pairs in which both replied."""
         partners = {a: b for pair in together for a, b in (pair, pair[::-1])}
         turn = wire.encode(Turn(name, partners))
         tasks = [self._first[node] for node in partners]
@@ -191,7 +185,7 @@ class Conductor:
     # --- torch's collectives ------------------------------------------------------
 
     def _launch(self) -> None:
-        """Launch the collectives; once more without a node that has ended them."""
+        """Launch the collectives, and again without the nodes that ended them."""
         found = self._found
         lost = {*judgement.unusable(found.links), *found.hung}
         for number in range(_LAUNCHES):
@@ -206,14 +200,14 @@ class Conductor:
             hung = {node for task, node in tasks.items() if task not in ends}
             found.hung |= dict.fromkeys(sorted(hung), "during the launch")
             text, blamed = causes.cause(ends, tasks, self._hosts)
-            if text and (blamed or not hung):  # otherwise, it follows from that
+            if text and (blamed or not hung):  # otherwise a consequence
                 found.causes.append((text, blamed))
             lost |= {*blamed, *hung}
             if not (blamed or hung):
                 return
 
     def _run(self, tasks: Mapping[int, int], number: int) -> dict[int, Ended]:
-        """Let these tasks launch; return how that has ended, by task as they reply."""
+        """Let these tasks launch; return the ends by task, in the order of replies."""
         nodes = [self._found.nodes[rank] for rank in sorted({*tasks.values()})]
         is_direct = self._here.mode.is_direct
         workers = len(tasks) if is_direct else sum(node.workers for node in nodes)
@@ -222,14 +216,14 @@ class Conductor:
             Part(number, tasks, hosts, nodes[0].address or nodes[0].host)
         )
         moved = size(_expected_of_collectives(self._wishes.max_bytes, nodes))
-        more = f", and torch's collectives, about {moved} in and out of each"
-        text = f"a launch with {count(workers, 'worker')}: a test of each device"
+        more = f", then torch's collectives with about {moved} in and out of each"
+        text = f"launching {count(workers, 'worker')}: a test of each device"
         self._progress(text + more * (workers > 1))
-        have, limit = "tasks have ended the launch", self._wishes.limit + _GRACE
+        have, limit = "tasks have finished the launch", self._wishes.limit + _GRACE
         return self._ask(LAUNCH, part, tasks, have, Ended, limit)
 
     def _keep(self, rank: int, end: Ended) -> None:
-        """Keep what a launch has found on a task of a node."""
+        """Keep the results of a launch on a task of a node."""
         found = self._found
         found.rows += end.rows
         found.workers += end.workers
@@ -254,24 +248,23 @@ def _best(looks: Mapping[Pair, Sequence[Link]]) -> list[Link]:
 
 
 def _speed(node: Node) -> float:
-    """Return the bytes per second of a node's interface; infinity if not known."""
+    """Return the bytes per second of a node's interface; infinity if unknown."""
     own = (i.speed_mbit for i in node.interfaces if i.name == node.interface)
     return next(own, 0) * 1e6 / 8 or math.inf
 
 
 def _expected(node: Node) -> float:
-    """Return about how many bytes a node sends to another one."""
+    """Return the approximate bytes that a node sends to another one."""
     return min(MOST_BYTES, _speed(node) * SENDING)
 
 
 def _expected_of_collectives(max_bytes: int, nodes: Sequence[Node]) -> float:
-    """Return about how many bytes go in and out of a worker."""
+    """Return the approximate bytes in and out of a worker."""
     in_time = _LONG_ENOUGH * min(map(_speed, nodes))
     sizes = [max_bytes / 4**number for number in range(_SIZES)]
     return _OPERATIONS * sum((min(_MOST * n, in_time) + 2 * n for n in sizes), 0.0)
 
 
 def _peer(shown: Node) -> Peer:
-    """Return what the other nodes have to know of one."""
     mtu = next((i.mtu for i in shown.interfaces if i.name == shown.interface), 0)
     return Peer(shown.rank, shown.address, shown.port, mtu or _USUAL_MTU)

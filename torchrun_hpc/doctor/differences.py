@@ -1,4 +1,4 @@
-"""Differences between nodes that should be equal: a pure function of their records."""
+"""Findings about differences between nodes that should be equal."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.doctor.results import Node, Torch
 
-    Traits = Mapping[str, str | float]  # values by their names; empty or 0: not known
+    Traits = Mapping[str, str | float]  # values by name; empty or 0 is unknown
 
 _LONGEST = 60  # characters of a value
-_NEAR = 0.05  # sizes that differ by no more than this share are equal
+_NEAR = 0.05  # sizes that differ by this share or less are equal
 
-# Variables of which each node may have its own value, and those that must be equal.
+# Variables that can differ on each node, and variables that must be equal.
 _OWN = re.compile(r"\w+(VISIBLE_DEVICES|HOSTID|_FILE|_DIR)")
 _EQUAL = re.compile(
     r"(NCCL|RCCL|FI|UCX)_(?!DEBUG|LOG|\w*(IFNAME|HCA|DEVICES))\w+|GLOO_SOCKET_IFNAME"
 )
 
-_LOAD = "load or activate one environment in the job script, from a shared folder"
-_EXPORT = "export it in the job script, before the launcher, and in no profile"
-_MACHINE = "leave the nodes out that differ, and tell the administrator"
-_COMPARE = "none is needed, unless the nodes that differ are slow, or fail"
+_LOAD = "activate the same environment in the job script, from a shared folder"
+_EXPORT = "export it in the job script before the launcher, and in no profile"
+_MACHINE = "exclude the nodes that differ, and report them to the administrator"
+_COMPARE = "do nothing unless the nodes that differ are slow or fail"
 
 
 def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
-    """Yield what differs between nodes; the minority is to blame."""
+    """Yield differences between nodes. The minority is to blame."""
     for traits_of, remedy, is_suspect, absent in _KINDS:
         traits = {node.rank: traits_of(node) for node in nodes}
         for trait in dict.fromkeys(chain.from_iterable(traits.values())):
@@ -48,18 +48,18 @@ def findings(nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[Finding]:
             where = [fold_ranks(each, hosts) for each in ranks]
             if has_majority := most > len(others):
                 where[-1] = count(most, "other")
-            if max(map(len, values)) > _LONGEST:  # folders: from where they differ
+            if max(map(len, values)) > _LONGEST:  # folders: without the equal part
                 equal = len(commonprefix(values))  # noqa: RUF071 - in characters
                 values = ["..." * bool(equal) + v[equal:][:_LONGEST] for v in values]
             parts = (f"{v} on {nodes}" for v, nodes in zip(values, where, strict=True))
-            # No other node would cure what a profile sets.
+            # If a profile sets it, another node does not help.
             blamed = others if has_majority and remedy is not _EXPORT else ()
             text = f"{trait}: {'; '.join(parts)}"
             yield Finding("HPC181", text, remedy, tuple(blamed), is_suspect)
 
 
 def torch_of(node: Node) -> Torch | None:
-    """Return torch, if a worker has imported it."""
+    """Return the record of torch if a worker has imported it."""
     return node.torch if node.torch and node.torch.version else None
 
 
@@ -70,7 +70,7 @@ def spans(numbers: str) -> list[range]:
 
 
 def _by_value(own: Mapping[int, str | float]) -> list[tuple[str, list[int]]]:
-    """Return the values and the nodes that have them, the most usual one last."""
+    """Return the values with their nodes, the most usual one last."""
     known = {rank: value for rank, value in own.items() if value}
     groups: dict[str, list[int]] = defaultdict(list)
     for usual, _ in Counter(known.values()).most_common(1):
@@ -109,19 +109,19 @@ def _system(node: Node) -> Traits:
     limits = node.limits.items()
     return {
         "kernel": node.versions.get("kernel", ""),
-        "driver of the GPUs": node.driver,
+        "GPU driver": node.driver,
         "name of the job's interface": node.interface,
         "number of CPUs": str(node.cores),
         "number of workers": str(node.workers),
         "number of CPUs in the affinity mask": str(usable),
-        # These follow from the size of the memory, if nobody has set them.
+        # Unless set, these follow from the size of the memory.
         "GiB of /dev/shm": round(shm / 2**30, 2),
         **{f"limit of {name}": "none" if v < 0 else v for name, v in limits},
     }
 
 
 def _variables(node: Node, *, equal: bool) -> Traits:
-    # If gloo's is not set, it is the job's interface.
+    # Gloo's default is the job's interface.
     usual = "GLOO_SOCKET_IFNAME", node.interface
     return {
         name: value
@@ -131,8 +131,8 @@ def _variables(node: Node, *, equal: bool) -> Traits:
     }
 
 
-# Traits, the remedy if they differ, whether they are suspect then, and the value of a
-# node without them.
+# Traits, the remedy if they differ, whether a difference is suspect, and the value of a
+# node without the trait.
 _KINDS: tuple[tuple[Callable[[Node], Traits], str, bool, str], ...] = (
     (_software, _LOAD, True, ""),
     (_machine, _MACHINE, True, ""),

@@ -29,14 +29,13 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.results import Report
     from torchrun_hpc.launching.abort import LaunchState
 
-# Seconds. A coordinator on task 0 gives up no silent node: task 0 has a limit for each
-# wait. A coordinator elsewhere gives up a node that is silent for `_SILENCE` or longer,
-# and so does each node a silent coordinator.
+# Seconds. A coordinator on task 0 waits for silent nodes, because task 0 limits each
+# wait. A coordinator elsewhere gives up a node after `_SILENCE` seconds or more, and
+# each node gives up a silent coordinator.
 _LONGEST = 3600
 _SILENCE = 15
 
-# Bytes: so the tasks meet also if packets of the size of the MTU are lost, and can
-# report it.
+# Bytes: so the tasks also meet if packets of the MTU's size are lost, and report it.
 _SEGMENT = 1000
 
 
@@ -51,22 +50,22 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
     """Examine the nodes of this step; see `torchrun_hpc.doctor.examine`.
 
     Args:
-        argv: Options as the job's own line has them.
-        wishes: What the user chose beside.
-        tell: Shows a person how far it is.
-        known: What is known when a fault is raised; filled in.
-        words: The same line with the doctor's own options, to suggest another one.
-        on_first: Called on task 0, before the examination.
+        argv: The options of the job's launch line.
+        wishes: The user's choices.
+        tell: Receives messages about the progress.
+        known: The state for the report of a fault; filled in.
+        words: The same line with the doctor's own options, for messages.
+        on_first: Called on task 0 before the examination.
 
     Raises:
         LaunchError: A launch would be refused, and the nodes cannot meet.
-        NotMetError: This task has not met the others.
+        NotMetError: This task did not meet the others.
     """
     command = shlex.join([*COMMAND.split(), *(argv if words is None else words)])
     with environment.without_empty_options():
         seen = known.preflight = preflight(command, console.write)
         if seen.job is not None and seen.job.pmi_is_open:
-            pmi.finalize(seen.environ)  # the launcher has no way to it
+            pmi.finalize(seen.environ)  # the launcher cannot
         here = place.find(seen, argv, known)
         known.meeting = here.tasks_meeting
     if here.task.rank == 0:
@@ -78,7 +77,7 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
         if message is not None and "looking" in event:
             tell(message)
 
-    conductor = Conductor(here, wishes, tell)  # it knows when all began
+    conductor = Conductor(here, wishes, tell)  # keeps the start time
     connection = Connection(
         here.tasks_meeting,
         _settings(here, wishes.patience),
@@ -95,7 +94,7 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
         client.until(member.ended.is_set)
         if not member.was_late:
             return None
-        why = _seen_alone("the others have not waited for this node")
+        why = _seen_alone("the other nodes did not wait for this one")
     except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
         why = _why(error, here, wishes.patience)
     finally:
@@ -106,7 +105,6 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
 
 
 def _settings(here: Place, timeout: float) -> Settings:
-    """Return what all tasks agree on."""
     where = here.tasks_meeting
     has_limits = where.is_coordinator and here.task.rank == 0
     return Settings(
@@ -120,15 +118,15 @@ def _settings(here: Place, timeout: float) -> Settings:
 
 
 def _why(error: Exception, here: Place, timeout: float) -> Message:
-    """Return why a task has not met the others, or has lost them."""
+    """Return why a task did not meet the others, or lost them."""
     where = here.tasks_meeting
     if isinstance(error, CoordinatorNotFoundError):
         return messages.coordinator_missing(str(error), timeout, where, "--timeout")
     failure = error.failure if isinstance(error, JobFailedError) else None
     if failure is not None and failure.kind is not Kind.COORDINATOR:
         return report.failed(failure, where)
-    return _seen_alone(f"node {where.coordinator} does not answer any more")
+    return _seen_alone(f"node {where.coordinator} stopped answering")
 
 
 def _seen_alone(why: str) -> Message:
-    return Message("HPC198", f"{why}: only this node was seen")
+    return Message("HPC198", f"{why}, so only this node was examined")

@@ -1,10 +1,9 @@
 """Which links, and which nodes, are suspect: a pure function of what was measured.
 
-No figure of a data sheet counts. A link is slow if it is much slower than most links of
-this allocation. Repeated looks at one pair must differ less than that. The usual value
-is the median over the nodes. Each node counts with the median of its partners. Of up to
-four nodes, one bad node makes half of the links bad: there each node counts with its
-best partner.
+No data sheet counts. A link is slow if it is much slower than most links of this
+allocation, and if repeated measurements of one pair differ less than that. The usual
+value is the median over the nodes. Each node counts with the median of its partners. Up
+to four nodes, one bad node spoils half of the links, so its best partner counts.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from torchrun_hpc.doctor.pairs import Pair
     from torchrun_hpc.doctor.results import Collective, Link
 
-# A link is slow below this share of the usual bandwidth; late above so many times the
-# usual latency and these seconds more; and loses too much above this share of the
-# segments and so many times what is usual. Healthy links of the test cluster, which
+# A link is slow below this share of the usual bandwidth. It is late above this multiple
+# of the usual latency plus these seconds. It loses too much above this share of the
+# segments and this multiple of the usual loss. Healthy links of the test cluster, which
 # share two cores, stay within half of that.
 _BANDWIDTH = 0.75
 _LATENCY, _LATENCY_S = 3.0, 1e-4
 _LOST, _LOST_TIMES = 0.001, 5.0
-_LOST_BY_ONE = 0.002  # what is usual for a pair without another one
+_LOST_BY_ONE = 0.002  # the usual loss if there is only one pair
 _CLOCK_S = 1.0
 _FEW = 4  # nodes
 
@@ -41,10 +40,7 @@ _SHOWN, _SINGLE = 10, 3  # findings; pairs in a text
 
 
 class Usual(NamedTuple):
-    """The usual values in this allocation; see `Link` for the units.
-
-    ``steady`` is the result of `steadiness`.
-    """
+    """The usual values in this allocation, in the units of `Link`; and `steadiness`."""
 
     bandwidth: float
     latency: float
@@ -53,7 +49,7 @@ class Usual(NamedTuple):
 
 
 class Way(NamedTuple):
-    """What one node of a pair sends to the other: in seconds, and bytes per second."""
+    """One direction of a pair: seconds, and bytes per second."""
 
     sender: int
     receiver: int
@@ -62,7 +58,7 @@ class Way(NamedTuple):
 
 
 def usual(links: Sequence[Link]) -> Usual:
-    """Return what is usual; nothing is bad compared with what was not measured."""
+    """Return the usual values, or zeros if nothing was measured."""
     measured = [*filter(is_measured, links)]
     of_node: dict[int, list[Link]] = defaultdict(list)
     for link in measured:
@@ -75,7 +71,7 @@ def usual(links: Sequence[Link]) -> Usual:
         return [best(own) if is_few else median(own) for own in partners] or [0.0]
 
     fastest = (lambda link: max(link.forward, link.backward)) if is_few else _slowest
-    # Two nodes have nothing to be compared with but the other direction.
+    # With two nodes, only the other direction can be compared.
     is_one = len(measured) == 1
     losses = [_LOST_BY_ONE] if is_one else of_nodes(lambda link: link.lost, min)
     return Usual(
@@ -86,7 +82,7 @@ def usual(links: Sequence[Link]) -> Usual:
 
 
 def is_measured(link: Link) -> bool:
-    """Return whether a link has figures: bytes go through it, both ways."""
+    """Return whether a link has figures: bytes arrive in both directions."""
     return not link.problem and not link.lost_mtu
 
 
@@ -101,7 +97,7 @@ def ways(links: Iterable[Link]) -> list[Way]:
 
 
 def unusable(links: Sequence[Link]) -> list[int]:
-    """Return nodes without which all links can be used."""
+    """Return nodes whose exclusion makes all links usable."""
     unused = [_pair(link) for link in links if not is_measured(link)]
     blamed = blame(unused, [_pair(link) for link in links])
     left = [second for first, second in unused if not {first, second} & {*blamed}]
@@ -109,21 +105,21 @@ def unusable(links: Sequence[Link]) -> list[int]:
 
 
 def doubtful(links: Sequence[Link]) -> list[Pair]:
-    """Return the pairs to look at again: noise passes, a fault stays.
+    """Return the pairs to measure again: noise passes, but a fault stays.
 
     Up to four nodes, one bad pair makes all pairs doubtful: they show the noise.
     """
     than = usual(links)
-    # A process that pauses for a moment looks as if large packets were lost.
+    # A short pause of a process looks as if large packets were lost.
     bad = [_pair(link) for link in links if _is_bad(link, than) or link.lost_mtu]
     is_few = len({node for link in links for node in _pair(link)}) <= _FEW
     return [_pair(x) for x in links if not x.problem] if bad and is_few else bad
 
 
 def best_of(*looks: Link) -> Link:
-    """Return the best figures of several looks at the same pair."""
+    """Return the best figures of several measurements of a pair."""
     good = [look for look in looks if is_measured(look)] or looks
-    # On average: of a few hundred packets one in a hundred is often none.
+    # The average loss, because a few hundred packets often lose none by chance.
     lost = sum(x.lost * x.looks for x in good) / sum(x.looks for x in good)
     return replace(
         good[0],
@@ -138,11 +134,8 @@ def best_of(*looks: Link) -> Link:
 def steadiness(pairs: Iterable[Sequence[Link]]) -> float:
     """Return the lowest rate of one pair as a share of its highest rate: 1 is steady.
 
-    The steadiest pair counts, in its slower direction: noise is in all pairs, and a
-    fault is not. The result is 1 if a pair was looked at only once.
-
-    Args:
-        pairs: The looks at each pair.
+    The steadiest pair counts, in its slower direction: all pairs have noise, but not a
+    fault. The result is 1 if a pair was measured only once.
     """
     rates = [[*map(_slowest, filter(is_measured, looks))] for looks in pairs]
     return max((min(rate) / max(rate) for rate in rates if rate), default=1.0)
@@ -151,19 +144,16 @@ def steadiness(pairs: Iterable[Sequence[Link]]) -> float:
 def findings(
     links: Sequence[Link], hosts: Sequence[str], steady: float = 1.0
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the links, and which nodes explain it.
+    """Yield findings about links, and the nodes that explain them.
 
-    Args:
-        links: What was measured.
-        hosts: Names of all nodes of the job, by rank.
-        steady: See `steadiness`.
+    `hosts` are the names of all nodes, by rank. `steady` comes from `steadiness`.
     """
     than = usual(links)._replace(steady=steady)
     tried = [_pair(link) for link in links]
     for code, (is_bad, text, remedy) in _KINDS.items():
         bad = {_pair(link): link for link in links if is_bad(link, than)}
         blamed = blame(bad, tried)
-        is_noisy = is_bad is _is_bad  # it may hit other links in each direction
+        is_noisy = is_bad is _is_bad  # noise can hit any direction
         if is_noisy:
             blamed = [n for n in blamed if not _is_acquitted(n, links, bad, than)]
         for node in blamed:
@@ -178,7 +168,7 @@ def findings(
         if len(bad) > _SINGLE:
             where = f"{len(bad)} of {count(len(tried), 'pair')}"
         what = text([*bad.values()], hosts, max(max(bad)), than)
-        # Of many nodes, a pair or two that are slow are no reason to do anything.
+        # Among many nodes, one or two slow pairs need no action.
         is_suspect = not is_noisy or 2 * len(bad) >= len(tried)
         to_do = _OF_PAIRS if is_noisy else remedy
         yield Finding(code, f"{where}: {what}", to_do, is_suspect=is_suspect)
@@ -187,7 +177,7 @@ def findings(
 def _is_acquitted(
     node: int, links: Sequence[Link], bad: Mapping[Pair, Link], than: Usual
 ) -> bool:
-    """Return whether a node is only slow, and is as fast as usual with some other."""
+    """Return whether a slow node is as fast as usual with another partner."""
     own = [link for link in bad.values() if node in _pair(link)]
     if any(_is_late(link, than) or _loses(link, than) for link in own):
         return False
@@ -200,11 +190,9 @@ def _is_acquitted(
 def of_collectives(
     rows: Sequence[Collective], causes: Iterable[tuple[str, Sequence[int]]]
 ) -> Iterator[Finding]:
-    """Yield which of torch's operations failed, or gave wrong results.
+    """Yield findings about failed operations and wrong results.
 
-    Args:
-        rows: The operations.
-        causes: Why the launch has ended too early, and the nodes to blame.
+    `causes` are the reasons why launches ended too early, with the nodes to blame.
     """
     found = [*causes]
     for row in rows:
@@ -212,7 +200,7 @@ def of_collectives(
             wrong = count(row.wrong, "wrong element")
             what = f"{row.operation} of {size(row.size)} {row.scope}".rstrip()
             found.append((f"{what}: {wrong} of {row.count}", ()))
-    remedy = "add --hpc-debug to the job's own line, and see any other finding here"
+    remedy = "see the other findings, and add --hpc-debug to the job's launch line"
     for text, nodes in found[:_SHOWN]:
         yield Finding("HPC193", f"torch's collectives: {text}", remedy, tuple(nodes))
 
@@ -248,10 +236,10 @@ def _is_bad(link: Link, than: Usual) -> bool:
 def _bad(links: Sequence[Link], _hosts: object, _node: object, than: Usual) -> str:
     texts = []
     if slow := [_slowest(link) for link in links if _is_slow(link, than)]:
-        texts.append(f"{rate(min(slow))}, and {rate(than.bandwidth)} is usual here")
+        texts.append(f"{rate(min(slow))} (usual here: {rate(than.bandwidth)})")
     if late := [link.latency_s for link in links if _is_late(link, than)]:
         known = duration(than.latency)
-        texts.append(f"{duration(max(late))} there and back, and {known} is usual")
+        texts.append(f"{duration(max(late))} for a round trip (usual: {known})")
     if lost := [link.lost for link in links if _loses(link, than)]:
         texts.append(f"{max(lost):.2%} of the segments are sent again")
     return "; ".join(texts)
@@ -259,13 +247,13 @@ def _bad(links: Sequence[Link], _hosts: object, _node: object, than: Usual) -> s
 
 def _blocked(links: Sequence[Link], hosts: Sequence[str], *_: object) -> str:
     closed = [
-        f"{host(rank, hosts)} cannot open a connection to {host(other, hosts)}"
+        f"{host(rank, hosts)} cannot connect to {host(other, hosts)}"
         for link in links
         for rank, other in (_pair(link), _pair(link)[::-1])
         if rank in link.blocked
     ]
     reasons = dict.fromkeys(link.problem for link in links)
-    return listed([*closed, *reasons])
+    return ": ".join(filter(None, map(listed, (closed, [*reasons]))))
 
 
 def _clock(links: Sequence[Link], hosts: Sequence[str], node: int, *_: object) -> str:
@@ -275,27 +263,25 @@ def _clock(links: Sequence[Link], hosts: Sequence[str], node: int, *_: object) -
     return f"the clock of {host(node, hosts)} is {abs(ahead):.1f} s {side}"
 
 
-_OF_PAIRS = (
-    "also examine other nodes, and look at the cables and switches between these"
-)
+_OF_PAIRS = "also examine other nodes, and check the cables and switches between these"
 
-# By code: which link is bad, what is said of such links of a node, and the remedy.
+# By code: whether a link is bad, the text about such links of a node, and the remedy.
 _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], str]] = {
     "HPC190": (
         lambda link, _: bool(link.problem),
         _blocked,
-        "open all ports between them, both ways: look at firewall, routes and cable",
+        "open all ports between them in both directions, and check routes and cables",
     ),
     "HPC189": (
         lambda link, _: bool(link.lost_mtu),
-        lambda links, *_: f"packets of {links[0].lost_mtu} bytes, the MTU, are lost",
-        "set one MTU on the interfaces and on all switches between them",
+        lambda links, *_: f"packets of {links[0].lost_mtu} bytes (the MTU) are lost",
+        "set the same MTU on the interfaces and on all switches between them",
     ),
-    "HPC191": (_is_bad, _bad, "leave the node out, and tell the administrator"),
+    "HPC191": (_is_bad, _bad, "exclude the node, and report it to the administrator"),
     "HPC183": (
         lambda link, _: abs(link.clock_s) > _CLOCK_S,
         _clock,
-        "start the node's time service (chrony, ntpd): times in logs are wrong",
+        "start the node's time service (chrony, ntpd). Until then, log times are wrong",
     ),
 }
 

@@ -1,9 +1,8 @@
 """The launch of the collectives: an ordinary one, with the job's own options.
 
-The doctor starts this module as a process, which becomes the launcher: it gets the
-launcher's arguments, and the job as a line of JSON on stdin, because only one process
-can ask a process manager for it. The workers write what they find to a file of the
-doctor, see `collectives`.
+The doctor starts this module as a process, which becomes the launcher. It gets the job
+as a line of JSON on stdin, because only one process can ask a process manager for it.
+The workers write their results to a file of the doctor, see `collectives`.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from torchrun_hpc import main as launcher
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.doctor import collectives
 from torchrun_hpc.doctor.results import RESULTS, Collective, Torch, Worker
+from torchrun_hpc.errors import on_one_line
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.host.network import join_endpoint
@@ -43,24 +43,24 @@ if TYPE_CHECKING:
 
 SCRIPT = "torchrun_hpc.doctor.collectives"
 
-# Seconds to import torch, and to start; for the launcher to end its workers.
+# Seconds to import torch and to start; for the launcher to end its workers.
 _START_TIMEOUT = 120.0
 _END_TIMEOUT = 15.0
 _LONGEST_LINE = 2**16
 
-# The launcher's messages, without the failure of the job, which is in the outcome.
+# The launcher's messages, without the job's failure, which is in the outcome.
 _SAID = re.compile(rf"{PREFIX}(error|warning)\[(HPC(?!125)\d+)\]: (.*)")
 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a job's tasks that a launch is for.
+    """The tasks of a launch.
 
     Attributes:
-        number: How many launches were before.
-        tasks: The rank of the node of each task, by the rank of the task.
+        number: Number of the launch, from 0.
+        tasks: Node ranks by task rank.
         hosts: Names of these nodes, in the order of their ranks.
-        address: Address of the first one, or its name.
+        address: Address or name of the first node.
     """
 
     number: int
@@ -76,21 +76,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a launch has ended on a task, and what it has found until then.
+    """The end of a launch on a task, with its results.
 
     Attributes:
-        code: Exit code of the launcher; below 0 the signal that ended it.
+        code: Exit code of the launcher; below 0, the signal that ended it.
         cause: What it wrote last.
-        reason: Why the job failed, in a sentence; empty if this is another node's to
-            report.
-        blamed: Names of the nodes that this is about.
+        reason: Why the job failed; empty if another node reports it.
+        blamed: Names of the nodes in ``reason``.
         said: Messages of the launcher: code, text, and whether it is an error.
-        at: Number and name of the step that each worker has come to, by its rank.
-        torch: Torch, if the launch has got as far as that.
-        workers: Those that have come to their end.
+        at: Number and name of each worker's last step, by rank.
+        torch: PyTorch, if it was imported.
+        workers: Results of the workers that reached their end.
         rows: Results of collectives.
-        backend: What has run them.
-        is_stopped: Whether the doctor has ended it.
+        backend: Backend of the collectives.
+        is_stopped: Whether the doctor ended it.
     """
 
     code: int
@@ -110,25 +109,19 @@ class Ended:
 
 
 class Launch:
-    """A launcher's process.
-
-    Args:
-        here: Where this task is.
-        part: The tasks that take part.
-        arguments: Those of the script.
-    """
+    """A launcher's process; ``arguments`` are the script's."""
 
     def __init__(self, here: Place, part: Part, arguments: Sequence[str]) -> None:
         self._here, self._is_stopped = here, False
         job = _job_of(here, part)
-        # A fork server has to import torch itself, with the workers' variables.
+        # A fork server must import torch itself, with the workers' variables.
         is_first = not (here.mode.is_direct or here.asked.hpc_preload)
         given = {
             "parent": os.getpid(),
             "job": job and wire.encode(job),
             "imports_torch": is_first,
         }
-        # Objects, which close themselves if there is no process in the end.
+        # Objects close themselves if the process does not start.
         names = "given", "results", "outcome", "stderr"
         self._files = [FileIO(os.memfd_create(name), "r+") for name in names]
         paths = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in self._files]
@@ -145,20 +138,16 @@ class Launch:
         )
 
     def run(self, limit: float) -> Ended:
-        """Wait for its end; end it if it takes too long.
-
-        Args:
-            limit: Seconds for the collectives, besides those to start.
-        """
+        """Wait for its end, or end it after `limit` seconds besides those to start."""
         limit += _START_TIMEOUT
         cause, found = "", dict[str, Any]()
         _, results, outcome, errors = self._files
         try:
             if not waiting.until(lambda: self._process.poll() is not None, limit):
-                cause = f"no end within {limit:.0f} s"
+                cause = f"the launch did not end within {limit:.0f} s"
                 self.end()
             code, said = self._process.poll(), end_of(errors.fileno())
-            if code is None:  # the kernel has not ended it yet
+            if code is None:  # not yet ended by the kernel
                 code = -signal.SIGKILL
             reason, blamed = _outcome(b"" if self._is_stopped else outcome.read())
             for message in wire.Lines(_LONGEST_LINE).feed(results.read()):
@@ -166,19 +155,18 @@ class Launch:
         finally:
             for file in self._files:
                 file.close()
-        texts = _SAID.findall(said.decode(errors="replace"))
         return Ended(
             code=code,
             is_stopped=self._is_stopped,
             cause=cause or last_words(said, code).cause,
             reason=reason,
             blamed=blamed,
-            said=tuple((each, text, kind == "error") for kind, each, text in texts),
+            said=_messages(said),
             **found,
         )
 
     def end(self, timeout: float = _END_TIMEOUT) -> None:
-        """End it; the launcher has so many seconds to end its workers."""
+        """End it, and give the launcher `timeout` seconds to end its workers."""
         if self._process.poll() is None:
             self._is_stopped = True
         self._process.terminate()
@@ -189,7 +177,6 @@ class Launch:
             self._process.wait(timeout)
 
     def _keep(self, found: dict[str, Any], message: Mapping[str, Any]) -> None:
-        """Keep what a worker has found, or the launcher."""
         match message:
             case {"import_s": float(seconds)}:
                 found["torch"] = Torch(import_s=seconds)
@@ -208,8 +195,14 @@ class Launch:
                 found["backend"] = name
 
 
+def _messages(written: bytes) -> tuple[tuple[str, str, bool], ...]:
+    """Return code and text of the launcher's messages, and whether each is an error."""
+    lines = on_one_line(written.decode(errors="replace"))  # with the lines to copy
+    return tuple((code, x, kind == "error") for kind, code, x in _SAID.findall(lines))
+
+
 def _outcome(text: bytes) -> tuple[str, tuple[str, ...]]:
-    """Return why the job failed, and where, by its outcome, if there is one."""
+    """Return the reason and the nodes from the outcome file, if there is one."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         found = json.loads(text)
         return str(found["reason"]), tuple(map(str, found["nodes"]))
@@ -222,15 +215,15 @@ def _words(here: Place, part: Part, outcome: str) -> list[str]:
     if not here.mode.is_direct:
         words += ["--max-restarts=0", f"--hpc-outcome={outcome}"]
         words += [f"--{name}={value}" for name, value in _changed(here, part)]
-    if asked.run_path:  # torch then takes a path, and no module
+    if asked.run_path:  # torch then takes a path instead of a module
         return [*words, collectives.__file__]
     return [*words, *([sys.executable] if asked.no_python else []), "-m", SCRIPT]
 
 
 def _changed(here: Place, part: Part) -> Iterator[tuple[str, object]]:
-    """Yield the options that a launch changes: for a part of the nodes, and for spares.
+    """Yield the options to change if only some nodes take part, or with spares.
 
-    A spare has no worker, and is examined like all nodes.
+    Spares are examined like all nodes.
     """
     asked, is_part = here.asked, len(part.tasks) < here.task.size
     if is_part or "hpc_spares" in asked:
@@ -249,7 +242,7 @@ def _changed(here: Place, part: Part) -> Iterator[tuple[str, object]]:
 
 
 def _job_of(here: Place, part: Part) -> Job | None:
-    """Return the job of a launch; if a part of the tasks take part, that of these."""
+    """Return the job of the tasks that take part."""
     job = here.job and replace(here.job, pmi_is_open=False)
     if job is None or len(part.tasks) == job.task.size:
         return job

@@ -1,7 +1,7 @@
 """The link between two nodes: connections in both directions, latency, bandwidth, loss.
 
-Task 0 asks both nodes of a pair at the same time. Each opens a connection to the other,
-so that both directions are tried. Then they measure::
+Task 0 asks both nodes of a pair at once. Each connects to the other, which tries both
+directions. Then they measure::
 
     first (its rank is lower)     second
     connection 1          ───────►
@@ -12,8 +12,8 @@ so that both directions are tried. Then they measure::
                           ◄───────  bytes on 2
     that all have come    ───────►
 
-If no byte arrives after the small messages, packets of the size of the MTU are lost.
-Each returns its half of the link, and `merged` makes a whole of both.
+If no byte follows the small messages, packets of the MTU's size are lost. Each node
+returns its half of the link, and `merged` joins both.
 """
 
 from __future__ import annotations
@@ -38,49 +38,41 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.rendezvous.key import Key
 
-# The problem of a node whose system is alive, and whose doctor is not.
+# The problem of a node whose system runs, but not its doctor.
 SILENT = "a connection is accepted, but the doctor there does not answer"
-_NOBODY_CAME = "the other node has opened no connection"
+_NOBODY_CAME = "the other node did not connect"
 
-# Bytes that go one way at most: to bound the traffic on a fast network.
+# Bytes per direction at most: this bounds the traffic on a fast network.
 MOST_BYTES = 64 * 2**20
 
-# Seconds: to open a connection and be answered; until the other node, which has been
-# asked at the same time, has opened its own; for a message; for the first byte of many,
-# which TCP has sent four times by then; of sending.
+# Seconds: to connect and get a reply; until the other node, asked at the same time, has
+# connected; for a message; for the first byte of many, which TCP has then sent four
+# times; of sending.
 _OPEN_TIMEOUT = 2.0
 _PARTNER_TIMEOUT = 10.0
 _MESSAGE_TIMEOUT = 3.0
 _FIRST_TIMEOUT = 2.0
 SENDING = 0.15
 
-# What may be wrong with a connection, and with what comes on it.
 _ERRORS = (OSError, ValueError, OverflowError)
 
 _ACCEPTED = b"+"
-_PINGS, _PINGING = 200, 0.1  # at most so many, and so many seconds
+_PINGS, _PINGING = 200, 0.1  # at most; seconds
 _PING = struct.Struct("!d24x")
 _CHUNK = 2**18
-_WINDOWS = 6  # of time, in which the bandwidth is measured
+_WINDOWS = 6  # of time, for the bandwidth
 
 # struct tcp_info of linux/tcp.h: tcpi_total_retrans and tcpi_data_segs_out.
 _INFO_SIZE, _RETRANSMITTED, _SENT = 160, 100, 156
 
 
 class _NothingComesError(Exception):
-    """Small messages arrive, and large ones do not."""
+    """Small messages arrive, but large ones do not."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A node that takes part in measuring.
-
-    Attributes:
-        rank: Its rank.
-        address: Its address for the job.
-        port: Where it listens.
-        mtu: Of the interface that has the address.
-    """
+    """A node that measures; `mtu` belongs to the interface with its address."""
 
     rank: int
     address: str
@@ -89,7 +81,7 @@ class Peer:
 
 
 def merged(first: Link, second: Link) -> Link:
-    """Return a link, of which each of its two nodes has seen a half."""
+    """Join the two halves of a link, one from each node."""
     lost_mtu = max(first.lost_mtu, second.lost_mtu)
     halves = sorted((first, second), key=lambda half: not half.blocked)
     problems = [half.problem for half in halves if half.problem]
@@ -107,12 +99,9 @@ class Links:
     """This node's side of all links.
 
     Args:
-        key: This node's key; a connection without its proof is closed.
-        address: This node's address for the job; empty if it is not known.
-        nodes: How many nodes there are.
-
-    Attributes:
-        port: Where it listens.
+        key: This node's key. Callers must prove that they have the same one.
+        address: This node's address for the job; empty if unknown.
+        nodes: Number of nodes.
     """
 
     def __init__(self, key: Key, address: str, nodes: int) -> None:
@@ -127,19 +116,15 @@ class Links:
         self._server.start()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.close()
         self._loop.close()
 
     def measure(self, own: Peer, other: Peer, turn: str) -> Link:
-        """Measure what is between this node and another one, which does the same.
+        """Measure the link to another node, which does the same.
 
-        It returns the half of the link that this node sees: what it receives.
-
-        Args:
-            own: This node.
-            other: The other one.
-            turn: Names this look, the same on both.
+        Return the half that this node sees: what it receives. ``turn`` is a name for
+        this measurement, the same on both nodes.
         """
         half = Link(min(own.rank, other.rank), max(own.rank, other.rank))
         try:
@@ -158,11 +143,11 @@ class Links:
                 return replace(half, problem=_reason(error))
 
     def _open(self, own: Peer, other: Peer, turn: str) -> socket.socket:
-        """Open a connection to another node, which proves that it belongs to the job.
+        """Connect to another node, which proves that it belongs to the job.
 
         Raises:
-            OSError: That is not possible, or nobody answers.
-            ValueError: Something else answers.
+            OSError: The connection fails, or nobody answers.
+            ValueError: Another program answers.
         """
         opened = socket.create_connection((other.address, other.port), _OPEN_TIMEOUT)
         try:
@@ -183,9 +168,9 @@ class Links:
 
 
 class _Arrivals:
-    """Connections of nodes that have proved that they belong to the job.
+    """Connections from nodes that have proved that they belong to the job.
 
-    It takes the place of a coordinator in a server, which asks for the proofs.
+    It replaces the coordinator of a server, which asks for the proofs.
     """
 
     all_informed, expects_nodes, unproved = True, False, ()
@@ -198,10 +183,10 @@ class _Arrivals:
         self._changed = threading.Condition()
 
     def receive(self, connection: Any, message: Mapping[str, Any]) -> None:
-        """Keep a connection, the last one of each node, for whoever waits for it.
+        """Keep a node's latest connection for `wait`.
 
         Raises:
-            WireError: The message is wrong; the server closes its connection.
+            WireError: The message is wrong. The server closes its connection.
         """
         rank, turn = wire.decode(tuple[int, str], message.get("from"))
         if rank not in range(self.nodes):
@@ -212,7 +197,7 @@ class _Arrivals:
             kept.send(_ACCEPTED)
             kept.settimeout(_MESSAGE_TIMEOUT)
             kept.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:  # it has gone already
+        except OSError:  # it is already closed
             kept.close()
             return
         with self._changed:
@@ -222,10 +207,10 @@ class _Arrivals:
             self._changed.notify_all()
 
     def wait(self, rank: int, turn: str) -> socket.socket:
-        """Return the connection of a node.
+        """Return a node's connection.
 
         Raises:
-            ConnectionError: It does not come in time.
+            ConnectionError: The node did not connect in time.
         """
         with self._changed:
             self._changed.wait_for(
@@ -237,21 +222,21 @@ class _Arrivals:
         return found
 
     def ignore(self, *_: object, **__: object) -> None:
-        """Do nothing: all else is the server's."""
+        """Do nothing: the server does the rest."""
 
     came_unproved = disconnected = tick = ignore
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "no answer, or nothing more"
+        return "no answer, or no more data"
     if isinstance(error, UnprovedError) or not isinstance(error, OSError):
-        return "something else answers there"
+        return "another program answers there"
     return getattr(error, "strerror", None) or str(error)
 
 
 def _answer(connection: socket.socket) -> Mapping[str, Any]:
-    """Receive a line, for which there is one deadline."""
+    """Receive a line before a deadline."""
     lines, end = wire.Lines(JOIN_REQUEST_LIMIT), time.monotonic() + _OPEN_TIMEOUT
     while True:
         connection.settimeout(max(end - time.monotonic(), 1e-3))
@@ -264,7 +249,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = connection.recv(size - len(data))
         if not part:
-            raise ConnectionError("the other node has closed the connection")
+            raise ConnectionError("the other node closed the connection")
         data += part
     return data
 
@@ -272,7 +257,6 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 def _figures(
     *, is_first: bool, mine: socket.socket, theirs: socket.socket
 ) -> dict[str, Any]:
-    """Measure, on the connection that this node has opened and on the other one."""
     if is_first:
         latency_s, clock_s = _ping(mine)
         lost = _send(mine)
@@ -288,7 +272,7 @@ def _figures(
 
 
 def _ping(connection: socket.socket) -> tuple[float, float]:
-    """Send small messages there and back; return latency and the clock's lead."""
+    """Exchange small messages; return latency and the other clock's lead in seconds."""
     looks, end = list[tuple[float, float]](), time.monotonic() + _PINGING
     while len(looks) < 2 or (len(looks) < _PINGS and time.monotonic() < end):  # noqa: PLR2004
         sent, start = time.time(), time.perf_counter()
@@ -311,9 +295,9 @@ def _pong(connection: socket.socket) -> None:
 
 
 def _send(connection: socket.socket) -> float:
-    """Send as much as goes through in a moment; return the share that was sent again.
+    """Send for `SENDING` seconds, until the other node confirms all of it.
 
-    The other node confirms all of it.
+    Return the share of segments that TCP sent again.
     """
     chunk, sent, end = memoryview(bytes(_CHUNK)), 0, time.monotonic() + SENDING
     while not sent or (sent < MOST_BYTES and time.monotonic() < end):
@@ -330,13 +314,13 @@ def _send(connection: socket.socket) -> float:
 
 
 def _receive(connection: socket.socket) -> float:
-    """Receive until there is no more, and confirm it; return bytes per second.
+    """Receive until the end, and confirm it; return bytes per second.
 
-    It is the median of some windows of time: the first one is TCP's slow start, and in
-    any other one a busy machine may have had something else to do.
+    It is the median of some windows of time. The first window is TCP's slow start. In
+    any other, a busy machine can pause.
 
     Raises:
-        _NothingComesError: Not even the first byte has come.
+        _NothingComesError: No byte arrived.
     """
     connection.settimeout(_FIRST_TIMEOUT)
     try:
@@ -351,7 +335,7 @@ def _receive(connection: socket.socket) -> float:
         marks.append((time.monotonic(), total))
     connection.sendall(_ACCEPTED)
     first, last = marks[min(1, len(marks) - 1)][0], marks[-1][0]
-    if last <= first:  # next to nothing has come
+    if last <= first:  # almost nothing arrived
         return total / (time.monotonic() - start)
     length, rates = (last - first) / _WINDOWS, list[float]()
     edge = marks[1]

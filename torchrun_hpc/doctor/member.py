@@ -27,12 +27,7 @@ _AT_ONCE = 0.5  # seconds for a launcher whose user waits
 
 @dataclass(frozen=True)
 class Shown:
-    """The state of a task.
-
-    Attributes:
-        node_rank: Rank of its node.
-        node: Its node, if it is the first task there.
-    """
+    """The reply of a task: its node's rank; and the node, from its first task."""
 
     node_rank: int
     node: Node | None = None
@@ -40,12 +35,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Turn:
-    """Pairs that are measured at the same time.
-
-    Attributes:
-        name: Names this turn.
-        partners: The rank of the other node, by that of each.
-    """
+    """Pairs that measure at the same time: a name, and each node's partner by rank."""
 
     name: str
     partners: Mapping[int, int]
@@ -54,17 +44,10 @@ class Turn:
 class Member:
     """One task of the examination.
 
-    Args:
-        here: Where it is.
-        wishes: What the user chose.
-        environ: The environment of the job.
-
     Attributes:
-        here: Where it is.
-        wishes: What the user chose.
-        ended: Set when there are no more questions.
-        was_late: Whether it came too late to be asked any other.
-        key: This node's key, which is set before there are any.
+        ended: Set after the last question.
+        was_late: Whether it joined too late for all other questions.
+        key: This node's key, set before the first question.
         replies: See `Connection`.
     """
 
@@ -95,13 +78,13 @@ class Member:
             self._links.close()
 
     def look(self) -> Node:
-        """Look at this node."""
+        """Examine this node."""
         port = self._links.port if self._links else 0
         found = node.examine(self.here, port, network.this_node(), self._environ)
-        return results.printable(found)  # names and values are whatever is set
+        return results.printable(found)
 
     def _show(self, _: object) -> Any:
-        """Show this node, and listen there, if this is its first task."""
+        """Show this node, and listen, if this is its first task."""
         here, own = self.here, None
         if here.task.local_rank == 0:
             if here.meeting.nodes > 1:
@@ -115,7 +98,6 @@ class Member:
         return True
 
     def _measure(self, about: Any) -> Any:
-        """Measure the pair of this node, if it has one in this turn."""
         turn, rank = wire.decode(Turn, about), self.here.node_rank
         if self._links is None or rank not in turn.partners:
             return None
@@ -123,7 +105,6 @@ class Member:
         return wire.encode(self._links.measure(own, other, turn.name))
 
     def _run(self, about: Any) -> Any:
-        """Launch the collectives, if this task takes part."""
         part = wire.decode(Part, about)
         if self.here.task.rank not in part.tasks:
             return None
@@ -131,7 +112,7 @@ class Member:
         try:
             self._launch = Launch(self.here, part, arguments)
             end = self._launch.run(self.wishes.limit)
-        except (OSError, ValueError) as error:  # no process; or an odd line
+        except (OSError, ValueError) as error:  # no process, or a wrong line
             end = Ended(1, cause=f"{type(error).__name__}: {error}")
         return wire.encode(results.printable(end))
 

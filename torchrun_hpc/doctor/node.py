@@ -1,7 +1,7 @@
 """The record of one node, made in a few seconds and without torch.
 
-File systems, name servers and drivers may hang: each is asked in a thread, and not
-waited for longer than `_LIMIT`.
+File systems, name servers and drivers can hang. Each is asked in a thread, for `_LIMIT`
+seconds at most.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LIMIT = 5.0  # seconds
 _LONGEST = 500  # characters of a variable
 
-# None that may be secret: the UUIDs of libfabric keep other users out.
+# No secrets: libfabric's UUIDs keep other users out.
 _VARIABLES = re.compile(
     r"(NCCL|RCCL|GLOO|UCX|TORCH_NCCL|TORCH_DISTRIBUTED)_\w+|FI_(?!\w*UUID)\w+"
     r"|PYTORCH_\w*ALLOC_CONF|OMP_NUM_THREADS|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
@@ -46,13 +46,9 @@ _VARIABLES = re.compile(
 def examine(
     here: Place, port: int, network: Network, environ: Mapping[str, str]
 ) -> Node:
-    """Look at this node; it takes little more than `_LIMIT` at most.
+    """Return the record of this node, in little more than `_LIMIT` seconds.
 
-    Args:
-        here: Where it is.
-        port: Where it listens for the other nodes.
-        network: Its network, which was not asked for names before.
-        environ: The environment of the job.
+    `network` must not have resolved names before. `port` is for the other nodes.
     """
     names = here.names
     cpus = own_cpus()
@@ -87,7 +83,7 @@ def examine(
         },
         resolver_s=slowest if len(known) == len(names) else _LIMIT,
         limits={
-            # The launcher raises the soft limit of open files to the hard one.
+            # The launcher raises the soft limit to the hard one.
             "files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
             "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
             "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
@@ -116,7 +112,7 @@ def examine(
 
 
 def _ask(questions: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:
-    """Return the answers that come in time, each from a thread of its own."""
+    """Return the answers that arrive in time, each from its own thread."""
     found = {}
 
     def ask(key: Any, question: Callable[[], Any]) -> None:
@@ -141,13 +137,13 @@ def _interfaces(network: Network) -> Iterator[Interface]:
 
 
 def _resolve(name: str, network: Network) -> tuple[tuple[str, ...], float]:
-    """Return the addresses of a name, and the seconds that this took."""
+    """Return the addresses of a name, and the seconds to resolve it."""
     start = time.monotonic()
     return tuple(map(str, network.resolve(name))), time.monotonic() - start
 
 
 def _folder(path: str) -> Folder:
-    """Look at a folder, and write a file that is gone when it is closed."""
+    """Look at a folder, and write a temporary file there."""
     free, size, problem = 0, 0, ""
     try:
         state = os.statvfs(path)

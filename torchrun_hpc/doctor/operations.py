@@ -1,7 +1,7 @@
-"""Torch's collective operations: whether their results are right, and how fast it is.
+"""PyTorch's collective operations: their results and their speed.
 
-Sizes and bandwidths are those of nccl-tests (its doc/PERFORMANCE.md), so the figures
-can be compared with what others have published.
+Sizes and bandwidths are defined as in nccl-tests (its doc/PERFORMANCE.md), so the
+figures can be compared with published ones.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torchrun_hpc.doctor.results import Collective
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# Values are whole numbers that depend on position and rank, by the rest of a division.
-# The divisors are primes: no number of ranks, or of elements, is a multiple of both.
-# Float32 has the sums of up to 59,000 ranks exactly.
+# Values are integers: position and rank modulo these numbers. They are primes, so no
+# number of ranks or elements is a multiple of both. Float32 has exact sums of up to
+# 59,000 ranks.
 _POSITIONS, _RANKS = 31, 251
 
 _ELEMENT = 4  # bytes
-_SMALLEST, _STEP = 8, 4  # bytes of a message; how much larger each next one is
+_SMALLEST, _STEP = 8, 4  # bytes of a message; factor to the next size
 _LONG_ENOUGH, _MOST = 0.1, 20  # seconds to repeat an operation; repetitions
-_SLOW = 1.0  # seconds of one operation: larger sizes are left out
+_SLOW = 1.0  # seconds of one operation, above which larger sizes are skipped
 
 # Of gloo: ``ProcessGroupGloo does not support reduce_scatter``, ``no support for
 # _allgather_base in Gloo process group``.
 _MISSING = re.compile("does not support|no support for")
 
-# Whether the elements are those of all ranks together; busbw / algbw, by their number.
+# Whether the elements of all ranks count together; busbw / algbw by number of ranks.
 OPERATIONS: dict[str, tuple[bool, Callable[[int], float]]] = {
     "all_reduce": (False, lambda n: 2 * (n - 1) / n),
     "all_gather": (True, lambda n: (n - 1) / n),
@@ -43,7 +43,7 @@ OPERATIONS: dict[str, tuple[bool, Callable[[int], float]]] = {
 
 
 class World(NamedTuple):
-    """The workers of torch's default process group; `scope` is as in `Collective`."""
+    """The workers of the default process group; `scope` is as in `Collective`."""
 
     scope: str
     rank: int
@@ -52,7 +52,7 @@ class World(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """An operation on tensors, and what has to come out of it the first time."""
+    """An operation on tensors, and the expected result of its first run."""
 
     run: Callable[[], object]
     result: torch.Tensor
@@ -60,7 +60,7 @@ class Trial(NamedTuple):
 
 
 def prepare(operation: str, world: World, count: int) -> Trial:
-    """Prepare an operation on so many elements, as `OPERATIONS` counts them."""
+    """Prepare an operation on `count` elements, as `OPERATIONS` counts them."""
     ranks = torch.arange(world.size, device=world.device) % _RANKS
     numbers = torch.arange(count, device=world.device)
     positions = numbers.remainder_(_POSITIONS).float()
@@ -87,7 +87,7 @@ def _renamed(old: str, new: str) -> Any:
 
 
 def counts(max_bytes: int, parts: int = 1) -> list[int]:
-    """Return how many elements to take, of so many equal parts, up to a size."""
+    """Return numbers of elements up to a size, each a multiple of `parts`."""
     sizes = [max_bytes]
     while (size := _SMALLEST * _STEP ** (len(sizes) - 1)) < max_bytes:
         sizes.append(size)
@@ -99,10 +99,7 @@ def measure(
 ) -> Iterator[Collective]:
     """Run all operations on all ranks, which yield the same results.
 
-    Args:
-        world: The workers.
-        max_bytes: The largest size.
-        begin: Is called before each operation on each size, with its name.
+    `begin` is called before each operation on each size, with a name.
     """
     for name, (is_split, bus) in OPERATIONS.items():
         for count in counts(max_bytes, world.size if is_split else 1):
@@ -123,7 +120,7 @@ def measure(
 
 
 def _measure(world: World, trial: Trial) -> tuple[int, float]:
-    """Return the number of wrong elements, of all ranks, and the seconds of one run."""
+    """Return the number of wrong elements on all ranks, and the seconds of one run."""
     trial.run()  # the first one also opens connections
     wrong = int((trial.result != trial.expected).sum())
     all_wrong = _of_all(world, wrong, distributed.ReduceOp.SUM)
@@ -135,7 +132,7 @@ def _measure(world: World, trial: Trial) -> tuple[int, float]:
 
 def _slowest(world: World, trial: Trial, repetitions: int) -> float:
     """Return the seconds of one run, on the rank that took the longest."""
-    start = time.perf_counter()  # on GPUs, nothing is running: a number was read
+    start = time.perf_counter()  # GPUs are idle, because a number was read
     for _ in range(repetitions):
         trial.run()
     synchronize(world.device)
@@ -144,7 +141,7 @@ def _slowest(world: World, trial: Trial, repetitions: int) -> float:
 
 
 def wait(world: World) -> float:
-    """Wait until all ranks have come here; return the seconds that this took."""
+    """Wait until all ranks are here; return the seconds of this."""
     synchronize(world.device)
     start = time.perf_counter()
     _of_all(world, 0.0, distributed.ReduceOp.SUM)
@@ -152,11 +149,9 @@ def wait(world: World) -> float:
 
 
 def lateness(world: World, waits: Sequence[float]) -> float:
-    """Return the seconds that the others waited for this rank: the median of all times.
+    """Return the seconds that the others waited for this rank: the median.
 
-    Args:
-        world: The workers, two at least.
-        waits: The seconds that this rank waited for all; each rank has as many.
+    `waits` are this rank's own seconds. Each of at least two ranks has as many.
     """
     own = torch.tensor(waits, dtype=torch.float64, device=world.device)
     others = [torch.empty_like(own) for _ in range(world.size)]
@@ -167,7 +162,7 @@ def lateness(world: World, waits: Sequence[float]) -> float:
 
 
 def _of_all(world: World, value: float, reduction: Any) -> float:
-    """Return what the values of all ranks give: the same number on each."""
+    """Reduce the values of all ranks to the same number on each."""
     tensor = torch.tensor(value, dtype=torch.float64, device=world.device)
     distributed.all_reduce(tensor, reduction)
     return float(tensor)

@@ -24,33 +24,27 @@ STDOUT = "-"  # instead of a file
 
 
 class Output(NamedTuple):
-    """The outputs that the user wants.
-
-    Attributes:
-        json: A file for programs, or `STDOUT`; empty without.
-        html: A file for a browser; empty without.
-        is_quiet: Whether a person gets the verdict only.
-    """
+    """The wanted outputs: names of files, or empty. `json` can be `STDOUT`."""
 
     json: str = ""
     html: str = ""
     is_quiet: bool = False
 
     def start_check(self, tell: Tell) -> None:
-        """Start `check` in a thread that nobody waits for: a file system may hang."""
+        """Start `check` in a daemon thread, because a file system can hang."""
         threading.Thread(target=self.check, args=[tell], daemon=True).start()
 
     def check(self, tell: Tell) -> None:
-        """Name the files that cannot be written: the examination may take minutes."""
+        """Report files that cannot be written, before the examination takes minutes."""
         for file in (self.json, self.html):
             if file not in ("", STDOUT):
                 try:
                     files.check(Path(file))
                 except OSError as error:
-                    tell(_unwritable(file, error, "; the report is printed anyway"))
+                    tell(_unwritable(file, error, ". The report is printed anyway"))
 
     def write(self, report: Report) -> bool:
-        """Write all of it, as far as possible; return whether all was."""
+        """Write all outputs if possible; return whether all succeeded."""
         is_data, done = self.json == STDOUT, True
         person = text.render(report, is_quiet=self.is_quiet or is_data)
         if is_data:  # for a pipe
@@ -58,7 +52,7 @@ class Output(NamedTuple):
         try:
             console.output(_as_json(report) if is_data else person)
         except LaunchError as fault:
-            # All nodes have gone: there is nobody to be informed of a fault.
+            # The other nodes have ended, so they are not told.
             console.write(Message(fault.code, str(fault)), "error")
             done = False
         for file, content in ((self.json, _as_json), (self.html, page.write)):
@@ -76,4 +70,4 @@ def _as_json(report: Report) -> str:
 
 
 def _unwritable(file: str, error: OSError, more: str = "") -> Message:
-    return Message("HPC197", f"{file} cannot be written: {error.strerror}{more}")
+    return Message("HPC197", f"cannot write {file}: {error.strerror}{more}")

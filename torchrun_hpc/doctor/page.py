@@ -1,4 +1,4 @@
-"""An examination as a page of HTML: one file that needs nothing from outside."""
+"""The report as one HTML file without external parts."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def _table(rows: Sequence[text.Row]) -> str:
 
 
 def _squares(report: Report) -> str:
-    """Draw the pairs of each node as a row of squares, which are red if they are bad.
+    """Draw the pairs of each node as a row of squares. Bad ones are red.
 
-    So a bad node is a red row. Each node has 31 partners at most.
+    So a bad node is a red row. Each node has at most 31 partners.
     """
     hosts, than = report.hosts, usual(report.links)
     rows = defaultdict[int, dict[int, str]](dict)

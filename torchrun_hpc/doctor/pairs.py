@@ -1,4 +1,4 @@
-"""Which nodes measure what is between them, and when: a tournament."""
+"""The order in which pairs of nodes measure their link: a tournament."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ if TYPE_CHECKING:
 
     Pair = tuple[int, int]  # ranks of two nodes, the lower one first
 
-# So many rounds at most: with 32 nodes each meets all others, and with more so many
-# that one bad partner, or two, show nothing but their own fault.
+# With 32 nodes, each meets all others. With more, each meets so many that one or two
+# bad partners show only their own fault.
 MOST_ROUNDS = 31
 
 _SHARE = 2 / 3  # of the partners with whom a bad node is bad
 
 
 def rounds(nodes: Sequence[int]) -> list[list[Pair]]:
-    """Pair nodes so that none is in two pairs of a round, and no pair comes twice.
+    """Pair nodes so that none is in two pairs of a round, and no pair occurs twice.
 
-    By the circle method: one node stays, the others move on by one place each round.
-
-    Args:
-        nodes: Their ranks.
+    This is the circle method: one node stays, and the others move by one place.
     """
     places = sorted(nodes) + [-1] * (len(nodes) % 2)  # -1: a round off
     fixed, circle = places[:1], places[1:]
@@ -37,7 +34,7 @@ def rounds(nodes: Sequence[int]) -> list[list[Pair]]:
 
 
 def disjoint(pairs: Collection[Pair]) -> list[list[Pair]]:
-    """Put pairs into rounds in which no node is twice."""
+    """Put pairs into rounds in which no node occurs twice."""
     found: list[list[Pair]] = []
     for pair in sorted(pairs):
         free = (x for x in found if {*pair}.isdisjoint(itertools.chain(*x)))
@@ -49,15 +46,11 @@ def disjoint(pairs: Collection[Pair]) -> list[list[Pair]]:
 
 
 def blame(bad: Collection[Pair], tried: Collection[Pair]) -> list[int]:
-    """Return the nodes that explain the bad pairs: as few as possible.
+    """Return as few nodes as possible that explain the bad pairs of those tried.
 
-    Each is bad with two nodes or more, and with two thirds of its partners. Nobody is
+    Each is bad with at least two nodes, and with two thirds of its partners. No node is
     to blame if most pairs of the others are also bad, or if the bad pairs divide the
-    nodes into two halves. Then the cause is something that all have.
-
-    Args:
-        bad: The bad pairs.
-        tried: All pairs that were tried.
+    nodes into two halves. Then all nodes share the cause.
     """
     left, partners, blamed = {*bad}, Counter(itertools.chain(*tried)), list[int]()
     while left:
@@ -69,7 +62,7 @@ def blame(bad: Collection[Pair], tried: Collection[Pair]) -> list[int]:
         left = {pair for pair in left if worst not in pair}
     others = [pair for pair in tried if not {*pair} & {*blamed}]
     among = {pair for pair in tried if {*pair} <= {*blamed}}
-    # Of two halves only a bad one has nothing but bad pairs.
+    # Of two halves, only a bad one has only bad pairs.
     most = len(partners) if among <= {*bad} else len(partners) - 1
     is_known = 2 * len(blamed) <= most and 2 * len(left) <= len(others)
     return sorted(blamed) if is_known else []

@@ -1,7 +1,4 @@
-"""The place of this task: its job, the job's meeting, and the tasks' meeting.
-
-The stages up to the plan are those of a launch.
-"""
+"""The place of this task: its job, the job's meeting, and the tasks' meeting."""
 
 from __future__ import annotations
 
@@ -44,11 +41,7 @@ TIMEOUT = 60.0  # seconds, unless the user passes another limit
 
 @dataclass(frozen=True)
 class Wishes:
-    """The user's choices.
-
-    Attributes:
-        max_bytes: The largest size of the collectives.
-        timeout: Seconds for the nodes to come, and for any progress of theirs.
+    """The user's choices: the largest size of the collectives, and a time limit.
 
     Raises:
         LaunchError: A value is wrong.
@@ -60,20 +53,20 @@ class Wishes:
     def __post_init__(self) -> None:
         size, seconds = self.max_bytes, self.timeout
         if not isinstance(size, int) or size < 8:  # noqa: PLR2004 - two elements
-            known = "the command also takes 512K, 16M, 1G"
-            raise wrong_line(f"--max-bytes={size}: pass 8 bytes or more; {known}")
+            known = "Pass 8 or more. The command also takes 512K, 16M, 1G"
+            raise wrong_line(f"--max-bytes={size} is no valid size. {known}")
         if not isinstance(seconds, int | float) or not 0 < seconds <= DAY:
-            text = f"--timeout={seconds}: pass up to {DAY} seconds, such as 300"
+            text = f"--timeout={seconds} is no valid time. Pass up to {DAY} seconds"
             raise wrong_line(text)
 
     @property
     def patience(self) -> float:
-        """Seconds for other nodes, each of which has to look at itself first."""
+        """Seconds to wait for other nodes, which must first examine themselves."""
         return max(_LOOK, self.timeout)
 
     @property
     def limit(self) -> float:
-        """Seconds for torch's collectives."""
+        """Seconds for the collectives."""
         return max(TIMEOUT, self.timeout)
 
 
@@ -84,14 +77,14 @@ class Place:
     Attributes:
         job: The job; ``None`` without one.
         mode: How a launch would start the workers.
-        meeting: Where the nodes of the job would meet.
-        tasks_meeting: Where the tasks of the doctor meet, as if each were a node.
+        meeting: The meeting of the job's nodes.
+        tasks_meeting: The meeting of the doctor's tasks, as if each were a node.
         task: This task among all of them; with an agent on each node, the node.
         node_rank: Rank of its node.
         hostname: Name of this machine.
-        options: The words of the job's line before its script.
-        asked: The same, parsed, with the site's.
-        workers: How many workers it would start, or be.
+        options: The words before the script in the job's launch line.
+        asked: The same options, parsed, with the site's.
+        workers: Number of workers that it would start.
     """
 
     job: Job | None
@@ -107,7 +100,7 @@ class Place:
 
     @functools.cached_property
     def address(self) -> str:
-        """This node's address for the job; empty if it is not known."""
+        """This node's address for the job; empty if unknown."""
         where, own = self.meeting, network.this_node()
         near = (own.address_near(x) for x in (self.fast_host, where.connect_host))
         return where.local_address or str(next(filter(None, near), ""))
@@ -126,19 +119,19 @@ class Place:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of nodes that this one has to know: itself, the first, and the next."""
+        """Node names to resolve: this node, the head node, and the next node."""
         fast = self.meeting.fast_hosts or (self.hostname,)
         following = fast[(self.node_rank + 1) % len(fast)]
         return tuple(dict.fromkeys(filter(None, (self.fast_host, fast[0], following))))
 
 
 def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
-    """Find out where this task is, as a launch does.
+    """Find the place of this task, with the stages of a launch up to the plan.
 
     Args:
-        seen: What this process shows.
-        argv: The command line of the job; its script may be missing.
-        known: What is known when a fault is raised; filled in.
+        seen: The record of this process.
+        argv: The job's command line, with or without a script.
+        known: The state for the report of a fault; filled in.
 
     Raises:
         LaunchError: A launch would be refused, and the tasks cannot meet.
@@ -158,8 +151,8 @@ def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
         meeting, workers, options = meet(inputs), inputs.node.workers, inputs.options
         check_port(make_plan(inputs, meeting))
     except LaunchError as fault:
-        # A wrong option is wrong everywhere, a variable perhaps only on this node. The
-        # launch of the collectives reports it.
+        # A wrong option is wrong everywhere, but a variable perhaps only on this node.
+        # Then the launch of the collectives reports it.
         is_own = not fault.everywhere or _is_of_variable(fault, line)
         elsewhere = abort.meeting_place(known) if is_own else None
         if elsewhere is None:
@@ -187,60 +180,56 @@ def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
 
 
 def _check(line: CommandLine) -> None:
-    """Check what the doctor itself cannot do.
-
-    Raises:
-        LaunchError: The command line asks for it.
-    """
+    """Refuse options that the doctor does not have."""
     options = line.options
     if line.problem is not None:
         raise line.problem
     if line.unknown:
-        raise wrong_line(f"{line.unknown[0]} is no option of the doctor or torchrun")
+        raise wrong_line(f"unknown option {line.unknown[0]}. Correct or remove it")
     if "hpc_dry_run" in options:
-        raise wrong_line(f"{options['hpc_dry_run']}: the doctor has no dry run")
+        raise wrong_line(f"{options['hpc_dry_run']}: the doctor has none. Remove it")
     wanted = options.nproc_per_node
     if isinstance(wanted, str) and wanted not in ("gpu", "cpu", "auto", "xpu"):
         setting = options["nproc_per_node"]
-        raise wrong_line(f"{setting}: pass a number, gpu, cpu, auto or xpu")
+        raise wrong_line(f"{setting} is wrong. Pass a number, gpu, cpu, auto or xpu")
 
 
 def _is_of_variable(fault: LaunchError, line: CommandLine) -> bool:
-    """Return whether a fault is about an option that a variable has set."""
+    """Return whether a variable has set the faulty option."""
     options = line.options.given.values()
     return any(s.source in str(fault) for s in options if s.source.startswith("PET_"))
 
 
 def _rank_as_typed(meeting: Meeting, options: Options) -> int:
-    """Return the rank of one of several machines that nobody has numbered.
+    """Return the node rank of one of several machines without a scheduler.
 
     Raises:
-        LaunchError: Nothing says which one it is; or they meet where none of them is.
+        LaunchError: The rank is unknown or wrong, or the machines meet by etcd.
     """
     nodes = meeting.nodes
     if meeting.backend.startswith("etcd"):
         raise wrong_line(
-            f"--rdzv_backend={meeting.backend}: the doctor's nodes meet without etcd; "
-            "pass --rdzv_backend=c10d, and a node as the endpoint"
+            f"--rdzv_backend={meeting.backend}: the doctor's nodes meet without etcd. "
+            "Pass --rdzv_backend=c10d, and a node as the endpoint"
         )
     if "node_rank" in options and options.node_rank not in range(nodes):
-        text = f"{options['node_rank']}, but there are nodes 0 to {nodes - 1}"
+        text = f"{options['node_rank']} is no node. Pass a number from 0 to {nodes - 1}"
         raise wrong_line(text)
     if "node_rank" in options:
         return options.node_rank
-    if meeting.report_rank == 0 or nodes == 2:  # noqa: PLR2004 - the other one
+    if meeting.report_rank == 0 or nodes == 2:  # noqa: PLR2004
         return int(meeting.report_rank > 0)
     raise LaunchError(
         "HPC180",
-        f"one of {nodes} machines, and nothing says which one: type on each another "
-        "one: --node_rank=0 where the endpoint is, --node_rank=1, 2, ... on the others",
+        f"this is one of {nodes} machines, and its rank is unknown. Pass --node_rank=0 "
+        "on the endpoint's machine, and --node_rank=1, 2, ... on the others",
     )
 
 
 def _tasks_meeting(mode: Mode, where: Meeting, task: Task, hostname: str) -> Meeting:
-    """Return where the tasks meet: on the host of the job, and on ports of their own.
+    """Return where the tasks meet: on the job's host, but on other ports.
 
-    Meanwhile the job's own port is free for the launch.
+    So the job's own port is free for the launch.
     """
     hosts, is_host = where.hosts, task.rank == 0
     if len(hosts) != task.size:

@@ -1,4 +1,4 @@
-"""The compute test: the product of two matrices, which are the same on all devices."""
+"""The compute test: the product of two matrices, equal on all devices."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torchrun_hpc.host import procfs
 # As in `results.Worker`: flops, digest, norm, and wrong.
 Product: TypeAlias = tuple[float, str, float, int]
 
-# Rows of a matrix, so many that the device is busy, and the type of its elements.
+# Rows of a matrix, enough to keep the device busy; type of its elements.
 _MATRICES = {"cpu": (512, torch.float32), "cuda": (4096, torch.bfloat16)}
 _FACTORS = 0.6180339887498949, 0.4142135623730951  # no simple fractions
 _LONG_ENOUGH, _LEAST = 0.1, 5  # seconds to repeat it; repetitions
-# Of x86, of POWER, and of ARM, whose kernel writes numbers.
+# For x86, POWER, and ARM, whose kernel writes numbers.
 _MODEL = re.compile(r"(?m)^(?:model name|cpu|CPU implementer|CPU part)\s*: (.+)")
 
 
 def kind(device: torch.device) -> tuple[str, str]:
-    """Return the model of a device, which decides how it rounds, and the type.
+    """Return a device's model, which decides how it rounds, and the type of elements.
 
-    The instructions that the library has chosen are not part of it. They may differ on
-    one node, which then rounds differently: the test must find that.
+    The library's choice of instructions does not count: if it differs on one node, the
+    test must find that.
     """
     dtype = str(_MATRICES[device.type][1]).removeprefix("torch.")
     if device.type == "cuda":
@@ -39,15 +39,15 @@ def kind(device: torch.device) -> tuple[str, str]:
 
 
 def multiply(device: torch.device) -> Product:
-    """Multiply two matrices, again and again; they are the same on all devices."""
+    """Multiply the matrices several times."""
     size, dtype = _MATRICES[device.type]
-    # All of this is rounded as IEEE 754 demands.
+    # IEEE 754 defines how all of this is rounded.
     numbers = torch.arange(size * size, dtype=torch.float64).reshape(size, size)
     pair = [(numbers * each % 1 - 0.5).to(device, dtype) for each in _FACTORS]
     threads = torch.get_num_threads()
-    if device.type == "cpu":  # threads that wait for each other also use time
+    if device.type == "cpu":  # waiting threads would also use time
         torch.set_num_threads(1)
-    # What else runs on a shared machine is not the fault of its CPU.
+    # Other programs on a shared machine are not the fault of its CPU.
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     seconds: list[float] = []
     product = torch.matmul(*pair)  # also loads libraries
@@ -67,6 +67,6 @@ def multiply(device: torch.device) -> Product:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all that it was told to do."""
+    """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,8 +1,7 @@
 """The report of an examination, and its parts.
 
-The nodes send each other these parts. `torchrun_hpc.doctor.examine` returns the report,
-and ``--json`` writes it. `torchrun_hpc.wire` encodes them as JSON and checks received
-ones.
+Nodes send each other these parts as JSON, which `torchrun_hpc.wire` writes and checks.
+Node ranks are the job's. docs/write_report.py writes the fields into reference.md.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "torchrun_hpc.doctor/2"
 
-# Variable with the path of the file that the workers of a launch write to.
+# Variable with the path of the file for the workers' results.
 RESULTS = "HPC_DOCTOR_RESULTS"
 
 _T = TypeVar("_T")
@@ -29,14 +28,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem, or advice.
+    """A problem.
 
     Attributes:
-        code: ``HPC`` and three digits; the messages page explains it.
+        code: ``HPC`` and three digits; messages.md explains it.
         text: The problem, with the values.
-        remedy: How to fix it.
-        nodes: Ranks of the nodes at fault; empty if that is unknown, or if all are.
-        is_suspect: Whether a job is likely to be slow or to fail; otherwise the
+        remedy: The solution.
+        nodes: Ranks of the nodes to blame. It is empty if they are not known, or if all
+            nodes have the problem.
+        is_suspect: Whether a job is likely to fail or to be slow. Otherwise, the
             finding is advice.
     """
 
@@ -48,7 +48,7 @@ class Finding:
 
     @property
     def kind(self) -> str:
-        """``suspect`` or ``advice``, for a person."""
+        """``suspect`` or ``advice``."""
         return "suspect" if self.is_suspect else "advice"
 
 
@@ -58,10 +58,10 @@ class Interface:
 
     Attributes:
         name: Its name.
-        addresses: Its addresses, without prefix lengths.
+        addresses: Its addresses, without the prefix length.
         is_up: Whether it is up.
-        mtu: Size of the largest packet, in bytes.
-        speed_mbit: Nominal Mbit/s; 0 if the system does not know.
+        mtu: Bytes of the largest packet.
+        speed_mbit: Nominal speed in Mbit/s; 0 if unknown.
     """
 
     name: str
@@ -78,8 +78,8 @@ class Folder:
     Attributes:
         path: A folder in it.
         free: Bytes that this user can still write.
-        size: Total bytes.
-        problem: Why no file can be written there; empty if one can.
+        size: Bytes in total.
+        problem: Why a file cannot be written there; empty if it can.
     """
 
     path: str
@@ -90,12 +90,12 @@ class Folder:
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch on a node, as a process that imported it sees it.
+    """PyTorch on a node, as seen by a process that has imported it.
 
     Attributes:
-        version: Its release; empty if only the launcher imported it.
-        import_s: Seconds of the launch's first ``import torch`` on this node; near 0
-            if a fork server imported it (``--hpc-preload``).
+        version: Its release; empty if only the launcher has imported it.
+        import_s: Seconds of the launch's first ``import torch`` on this node; near 0 if
+            a fork server has imported it (``--hpc-preload``).
         libraries: Releases of ``cuda``, ``nccl``, ``hip`` and ``cudnn``, if present.
         gpus: Number of visible GPUs.
     """
@@ -106,7 +106,7 @@ class Torch:
     gpus: int = 0
 
     def after(self, earlier: Torch | None) -> Torch:
-        """Return what is known of both: a second import finds the files in memory."""
+        """Merge two records. A second import is faster: the files are in memory."""
         if earlier is None:
             return self
         slowest = max(self.import_s, earlier.import_s)
@@ -115,34 +115,34 @@ class Torch:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node's description of itself.
+    """A node's record of itself.
 
     Attributes:
-        rank: Its node rank.
+        rank: Its rank.
         host: Its name in the job.
         address: Its address for the job; empty if unknown.
-        interface: The interface with this address; empty if none has it.
-        fast_host: Its name on the job's network, as it knows it itself.
-        port: Port on which it listens for the other nodes; 0 if it does not listen.
+        interface: The interface with this address; empty if there is none.
+        fast_host: Its name on the job's network.
+        port: The port at which it listens for the other nodes; 0 if it does not.
         workers: Number of workers that it starts.
         interfaces: All interfaces except loopback.
         names: Addresses by node name, for this node, the head node, and the next node.
-        routes: Source address by the same names; empty without a route.
+        routes: Source addresses of packets to the same names; empty without a route.
         resolver_s: Seconds to resolve ``names``.
         limits: Limits of open ``files``, ``processes``, and bytes of ``locked memory``;
-            -1 means unlimited.
+            -1 means no limit.
         folders: ``/dev/shm``, TMPDIR and HOME.
-        cpus: The CPUs that it may use, as a list of ranges.
+        cpus: CPUs in the affinity mask, as a list of ranges.
         cores: Number of the machine's CPUs.
-        gpus: GPUs that NVML knows.
+        gpus: GPUs that NVML lists.
         driver: Release of the GPU driver; empty without one.
-        versions: Releases of ``python``, ``torchrun_hpc`` and the ``kernel``.
-        variables: Relevant variables that are set.
-        local_ports: First and last ephemeral port (``net.ipv4.ip_local_port_range``);
-            0 and 0 if unknown.
-        reserved_ports: Ports that the kernel gives only to programs that ask for them
+        versions: Versions of ``python``, ``torchrun_hpc`` and the ``kernel``.
+        variables: Relevant environment variables that are set.
+        local_ports: First and last port that the system gives to connections
+            (``net.ipv4.ip_local_port_range``); 0 and 0 if unknown.
+        reserved_ports: Ports that the system gives only on request
             (``net.ipv4.ip_local_reserved_ports``), as a list of ranges.
-        torch: PyTorch, if a launch got that far.
+        torch: PyTorch, if a process of a launch has imported it.
     """
 
     rank: int
@@ -171,21 +171,21 @@ class Node:
 
 @dataclass(frozen=True)
 class Link:
-    """The measured connection between two nodes.
+    """The measured link between two nodes.
 
     Attributes:
-        first: Node rank of one node.
-        second: Node rank of the other one, which is higher.
-        problem: Why there are no measurements; empty if there are.
-        blocked: Ranks of those of the two that cannot connect to the other.
-        latency_s: Round trip of a small message, in seconds: the tenth percentile.
-        forward: Bytes per second from the first to the second, over TCP.
-        backward: Bytes per second from the second to the first.
-        lost: Share of retransmitted segments, by TCP's own count.
-        clock_s: Seconds by which the second node's clock is ahead of the first's.
-        lost_mtu: Size of a packet that the interface allows but that did not arrive,
-            in bytes; 0 if it arrived.
-        looks: How often the pair was measured; the best values count.
+        first: Rank of one node.
+        second: Rank of the other node, which is higher.
+        problem: Why there are no figures; empty if there are some.
+        blocked: Ranks of the nodes of this pair that cannot connect to the other.
+        latency_s: Round-trip time of a small message in seconds: the tenth percentile.
+        forward: Bytes per second from the first node to the second, over TCP.
+        backward: Bytes per second from the second node to the first, over TCP.
+        lost: Share of the segments that were sent again, as TCP counts them.
+        clock_s: Seconds by which the second node's clock is ahead of the first one's.
+        lost_mtu: Bytes of a packet that the interface allows, but that did not arrive;
+            0 if it arrived.
+        looks: Number of measurements. The figures are the best ones.
     """
 
     first: int
@@ -203,17 +203,17 @@ class Link:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective operation on one size; bandwidths as nccl-tests define them.
+    """A collective operation of one size, with bandwidths as in nccl-tests.
 
     Attributes:
-        operation: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``.
+        operation: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``broadcast``.
         scope: Empty for all workers; otherwise the node whose workers took part.
-        size: Bytes; for all_gather and reduce_scatter, the sum over all ranks.
-        count: Number of elements, four bytes each.
+        size: Bytes; for all_gather and reduce_scatter, the bytes of all ranks together.
+        count: Elements, of four bytes each.
         time_s: Seconds of one operation.
         algbw: size / time, in bytes per second.
-        busbw: algbw, corrected for the number of ranks.
-        wrong: Number of wrong elements; -1 if the backend lacks the operation.
+        busbw: algbw, corrected by the number of ranks.
+        wrong: Elements with a wrong result; -1 if the backend lacks the operation.
     """
 
     operation: str
@@ -228,24 +228,24 @@ class Collective:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker of the launch: how its device computes, and when it arrives.
+    """A worker of the launch: results of the compute test, and its lateness.
 
-    The device multiplies the same two matrices before the collectives (first test) and
-    after them (second test).
+    The device multiplies the same two matrices twice: before the collectives (the first
+    test), and after them (the second test).
 
     Attributes:
         rank: Its rank in the launch.
-        node: Its node's rank.
+        node: Rank of its node in the job.
         device: Model of its GPU or CPU.
         dtype: Type of the matrices: ``float32`` or ``bfloat16``.
         flops: Floating point operations per second in each test, the best of several
-            products; for a CPU, per second of CPU time of its threads.
-        digests: First 16 digits of the product's SHA-256, in each test.
-        norm: Frobenius norm of the first test's product; 0 if that is not finite.
+            products. For a CPU, only the time in which its threads computed counts.
+        digests: The first 16 digits of the product's SHA-256, for each test.
+        norm: Frobenius norm of the first test's product; 0 if it is not finite.
         wrong: Number of elements that are not finite, in both tests.
-        late_s: Median seconds that the others waited for it before an operation.
-        transport: NCCL's transport, such as ``IB`` or ``Socket``; empty with gloo, or
-            if unknown.
+        late_s: Seconds that the others waited for it before an operation: the median.
+        transport: NCCL's transport, for example ``IB`` or ``Socket``; empty with gloo,
+            or if unknown.
     """
 
     rank: int
@@ -266,20 +266,20 @@ class Report:
 
     Attributes:
         schema: `SCHEMA`.
-        launch_id: The step's launch id; empty without a scheduler.
+        launch_id: Launch id of the step; empty without a scheduler.
         site: Name of the site; empty if unknown.
-        scheduler: What started the tasks, such as ``Slurm`` or ``Open MPI in PBS``;
-            empty if nothing did.
+        scheduler: What started the tasks, for example ``Slurm`` or ``Open MPI in PBS``;
+            empty without a scheduler.
         started: Start time in UTC, as ISO 8601.
-        seconds: Duration.
+        seconds: Duration in seconds.
         torchrun_hpc: Version of this package.
-        backend: Backend of the collectives, ``nccl`` or ``gloo``; empty without.
+        backend: ``nccl`` or ``gloo``, for the collectives; empty if none ran.
         hosts: Names of all nodes of the job, by rank.
-        nodes: The nodes that answered, by rank.
-        links: The measured pairs of nodes.
-        workers: The workers that finished, by rank.
-        collectives: Measured collective operations of PyTorch.
-        findings: Findings, the worst first.
+        nodes: The nodes that joined, by rank.
+        links: The measured pairs.
+        workers: The workers that reached the end of the launch, by rank.
+        collectives: PyTorch's collective operations.
+        findings: The problems, the worst first.
     """
 
     schema: str
@@ -299,11 +299,11 @@ class Report:
 
 
 class NotMetError(Exception):
-    """This task has not met the others.
+    """This task did not meet the others.
 
     Attributes:
-        message: Why, for a person.
-        report: Of its own node.
+        message: The reason.
+        report: The report of this node alone.
     """
 
     def __init__(self, message: Message, report: Report) -> None:
@@ -313,7 +313,7 @@ class NotMetError(Exception):
 
 
 def printable(value: _T) -> _T:
-    """Return a part of a report, with escapes for what a terminal would act on."""
+    """Return a part of a report with its control characters escaped."""
     return wire.decode(type(value), _escaped(wire.encode(value)))
 
 
@@ -326,19 +326,19 @@ def _escaped(value: Any) -> Any:
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings in the order of a report: what is suspect, then advice."""
+    """Return findings in a report's order: suspect ones, then advice."""
     return tuple(sorted(findings, key=lambda each: not each.is_suspect))
 
 
 def suspects(report: Report) -> list[int]:
-    """Return the ranks of the nodes that are to blame for something."""
+    """Return the ranks of the nodes to blame for a suspect finding."""
     return sorted({r for f in report.findings if f.is_suspect for r in f.nodes})
 
 
 def exclude(report: Report) -> str:
-    """Return the option that leaves the suspect nodes out; empty if there is none.
+    """Return Slurm's option to exclude the suspect nodes; empty if it does not help.
 
-    It is Slurm's. If most nodes are suspect, it is of no use: the cause is another.
+    If most nodes are suspect, they share another cause.
     """
     names = [report.hosts[rank] for rank in suspects(report)]
     is_few = 0 < 2 * len(names) <= len(report.hosts)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 distributed: Any = torch.distributed  # does not export all that it documents
 
-# Gloo's threads let go of the last tensor a moment after its result is there. Up to
-# torch 2.4 a worker may hang if the group is gone by then, in 2.13 abort.
+# Gloo's threads release the last tensor a moment after its result is there. If the
+# group is destroyed by then, a worker can hang (up to torch 2.4) or abort (2.13).
 _GLOO_REST = 0.2  # seconds
 
 # NCCL's src/init.cc writes this, from 2.14 to 2.28. A plugin's name may have spaces.
@@ -41,14 +41,7 @@ _DEBUG, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_FILE"
 def run(
     environ: Mapping[str, str], max_bytes: int, timeout: timedelta, write: Write
 ) -> None:
-    """Run all steps.
-
-    Args:
-        environ: The environment of this process.
-        max_bytes: The largest size of an operation.
-        timeout: How long anything may take.
-        write: Gets the kind of each result, and the result as plain data.
-    """
+    """Run all steps; `write` gets the kind of each result, and its plain data."""
     rank, numbers = int(environ["RANK"]), itertools.count()
 
     def announce(step: str) -> None:
@@ -70,7 +63,7 @@ def run(
     for world in worlds(environ, store, backend, everyone):
         announce(f"the start of {backend} {world.scope}".rstrip())
         with with_variables(variables):
-            # Without new_group(): each would be a barrier of the workers of all nodes.
+            # No new_group(): each would be a barrier for the workers of all nodes.
             own = distributed.PrefixStore(world.scope or "all", store)
             place = {"rank": world.rank, "world_size": world.size}
             distributed.init_process_group(backend, store=own, timeout=timeout, **place)
@@ -90,15 +83,15 @@ def run(
     )
     write("worker", wire.encode(worker))
     _count(store, "ended", everyone.size)
-    if rank == 0:  # which may keep the store of the others
+    if rank == 0:  # which can keep the store of the others
         store.wait(["all ended"])
 
 
 def _meet(
     environ: Mapping[str, str], timeout: timedelta, write: Write
 ) -> tuple[Any, str, World]:
-    """Meet all workers; return their store, and with what they communicate."""
-    # Whoever keeps the store, or comes before it, may already wait here.
+    """Meet all workers; return their store, backend, and world."""
+    # The worker with the store, and earlier ones, can already wait here.
     store, rank, size = next(distributed.rendezvous("env://", timeout=timeout))
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     store.add("GPUs", int(has_gpu(environ, gpus)))
@@ -117,18 +110,16 @@ def _meet(
 
 
 def _count(store: Any, event: str, size: int) -> None:
-    """Count this worker; the last one says that all have been counted."""
+    """Count this worker; the last one sets the key that all wait for."""
     if store.add(event, 1) == size:
         store.set(f"all {event}", "")
 
 
 def has_gpu(environ: Mapping[str, str], gpus: int) -> bool:
-    """Return whether a worker has a GPU of its own.
+    """Return whether a worker has its own GPU, of the `gpus` that it sees.
 
-    Args:
-        environ: Its environment.
-        gpus: How many it sees. All workers of an agent see the same. Without an agent
-            each is a task, to which the scheduler may have bound one.
+    All workers of an agent see the same GPUs. Without an agent, each worker is a task,
+    and the scheduler can have bound one GPU to it.
     """
     is_task = AGENT_STORE not in environ
     return gpus >= int(environ["LOCAL_WORLD_SIZE"]) or (is_task and gpus == 1)
@@ -137,18 +128,18 @@ def has_gpu(environ: Mapping[str, str], gpus: int) -> bool:
 def worlds(
     environ: Mapping[str, str], store: Any, backend: str, everyone: World
 ) -> list[World]:
-    """Return who runs the operations: all workers, and on GPUs those of a node."""
+    """Return the groups for the operations: all workers; on GPUs, also this node's."""
     found = [everyone] if everyone.size > 1 else []
     size = int(environ["LOCAL_WORLD_SIZE"])
-    if backend == "nccl" and everyone.size > size > 1:  # a node has links of its own
+    if backend == "nccl" and everyone.size > size > 1:  # a node has its own links
         scope = f"node {environ['GROUP_RANK']}"
-        rank = store.add(scope, 1) - 1  # LOCAL_RANK can be 0 in all: a virtual one
+        rank = store.add(scope, 1) - 1  # LOCAL_RANK can be 0 in all of them
         found.append(World(scope, rank, size, everyone.device))
     return found
 
 
 def for_nccl(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that NCCL is to have, besides what the user has set."""
+    """Return variables that let NCCL write a log, unless the user has set them."""
     found = {}
     if not (environ.get(_DEBUG) or environ.get(_FILE)):
         log = os.memfd_create("NCCL")
@@ -159,6 +150,6 @@ def for_nccl(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def transport(log: str) -> str:
-    """Return what NCCL sends by, such as ``IB``; empty if its log does not say it."""
+    """Return NCCL's transport from its log, for example ``IB``; empty if unknown."""
     found = _NETWORK.search(log)
     return wire.printable(found[1], _LONGEST) if found else ""

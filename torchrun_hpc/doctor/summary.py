@@ -1,4 +1,4 @@
-"""The report: all that was found, and what is wrong with it."""
+"""The report, made from all records."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import __version__
 from torchrun_hpc.doctor import checks, compute, judgement
 from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, printable, worst_first
+from torchrun_hpc.errors import on_one_line
 from torchrun_hpc.host import network
 from torchrun_hpc.launching.starters import NO_TORCH
 from torchrun_hpc.names import fold_ranks, host, ranges
@@ -22,26 +23,26 @@ if TYPE_CHECKING:
 
 _PROBED = 10  # absent nodes
 _PROBE_TIMEOUT = 2.0  # seconds
-_UNHEARD = "see what it has printed; if nothing, the launcher has not started it there"
+_UNHEARD = "look at its output. If there is none, the launcher did not start it there"
 
 
 @dataclass
 class Found:
-    """The findings of an examination so far.
+    """The records of an examination so far.
 
     Attributes:
-        nodes: What the nodes show of themselves, by rank.
-        links: What is between them.
-        steady: How steady one pair is, see `judgement.steadiness`.
-        workers: The workers of the launch.
-        rows: Torch's collectives.
-        backend: Of these.
-        causes: Why a launch has ended too early: texts, with the nodes to blame.
-        said: What the launcher itself has said, on which nodes: code, text, and whether
-            it has refused to start, with their ranks.
-        missing: Ranks of the tasks that are absent, or not understood.
-        hung: Ranks of nodes that have stopped responding, and when that was.
-        started: When it began.
+        nodes: Records of the nodes, by rank.
+        links: Measured links.
+        steady: See `judgement.steadiness`.
+        workers: Workers of the launch.
+        rows: Collectives.
+        backend: Backend of the collectives.
+        causes: Why a launch ended too early: texts, with the nodes to blame.
+        said: Node ranks by the launcher's message there: code, text, and whether it
+            refused to start.
+        missing: Ranks of the tasks that are absent, or whose reply has another form.
+        hung: When nodes stopped responding, by rank.
+        started: Start time, in seconds since the epoch.
     """
 
     nodes: dict[int, Node] = field(default_factory=dict)
@@ -58,13 +59,7 @@ class Found:
 
 
 def report(found: Found, here: Place, timeout: float) -> Report:
-    """Return the report, which a terminal can print.
-
-    Args:
-        found: What was found.
-        here: Where this task is.
-        timeout: Seconds that the nodes had to come.
-    """
+    """Return the report; `timeout` is the number of seconds for the nodes to join."""
     where, nodes = here.meeting, [found.nodes[rank] for rank in sorted(found.nodes)]
     hosts = [*where.hosts] or [""] * where.nodes
     for node in nodes:
@@ -102,30 +97,30 @@ def report(found: Found, here: Place, timeout: float) -> Report:
 def _absent(
     found: Found, here: Place, hosts: Sequence[str], timeout: float
 ) -> Iterator[Finding]:
-    """Yield which nodes are absent, and which have stopped responding."""
+    """Yield findings about absent nodes, and nodes that stopped responding."""
     absent = [rank for rank in range(len(hosts)) if rank not in found.nodes]
     who: list[tuple[str, tuple[int, ...]]]
-    who = [(f"{host(rank, hosts)} has not", (rank,)) for rank in absent]
+    who = [(f"{host(rank, hosts)} did not join", (rank,)) for rank in absent]
     hint = closed = ""
-    if 1 < len(absent) == len(hosts) - 1:  # they may be well, and not reach this one
+    if 1 < len(absent) == len(hosts) - 1:  # this one is perhaps not reachable
         where, hint = here.meeting.endpoint, here.meeting.network_hint
-        closed = f"; the network of {where} ({here.meeting.interface}) may be closed"
-        who = [("no other node has", ())]
+        closed = f". The network of {where} ({here.meeting.interface}) may be closed"
+        who = [("no other node joined", ())]
     if here.mode.is_direct:
-        who.append((f"a part of the tasks ({ranges(found.missing)}) has not", ()))
+        who.append((f"some tasks ({ranges(found.missing)}) did not join", ()))
     for number, (what, nodes) in enumerate(who if found.missing else ()):
         is_probed = nodes and number < _PROBED
         seen = _seen_from_here(nodes[0], here) if is_probed else closed
-        text = f"{what} come within {timeout:.0f} s{seen}"
-        yield Finding("HPC178", text, hint or _UNHEARD, nodes)
+        text = f"{what} within {timeout:.0f} s{seen}"
+        yield Finding("HPC178", text, on_one_line(hint) or _UNHEARD, nodes)
     for rank, when in found.hung.items():
-        text = f"{host(rank, hosts)} has stopped responding {when}"
-        remedy = "log in and look at its processes, and at the system's log"
+        text = f"{host(rank, hosts)} stopped responding {when}"
+        remedy = "log in, and look at its processes and at the system log"
         yield Finding("HPC179", text, remedy, (rank,))
 
 
 def _seen_from_here(rank: int, here: Place) -> str:
-    """Write whether an absent node is reached, on each network."""
+    """Write whether an absent node is reachable, on each network."""
     world, ports = here.meeting, here.tasks_meeting.ports
     if not (world.hosts and ports):
         return ""
@@ -136,14 +131,13 @@ def _seen_from_here(rank: int, here: Place) -> str:
             texts.append(f"{name} ({known[0]}) {state}")
         else:
             texts.append(f"{name} does not resolve")
-    return f"; from here: {', '.join(texts)}"
+    return f". Node 0 sees: {', '.join(texts)}"
 
 
 def _of_launcher(found: Found, hosts: Sequence[str]) -> Iterator[Finding]:
-    """Yield what the launcher itself has said, with the nodes that it was said on.
+    """Yield the launcher's messages, with their nodes.
 
-    It blames those without torch, if others have it. Another node would not cure what
-    is set.
+    Nodes without torch are to blame if others have it. A setting is no node's fault.
     """
     is_on_others = any(node.torch for node in found.nodes.values())
     for (code, text, is_refusal), ranks in found.said.items():

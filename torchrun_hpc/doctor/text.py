@@ -1,6 +1,6 @@
 """The report on stdout: verdict, findings, and figures.
 
-`torchrun_hpc.doctor.page` has the same lines and tables, with all rows and columns.
+`torchrun_hpc.doctor.page` has the same lines and tables, but all rows and columns.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 Row = dict[str, str]  # a table is its rows: cells by the titles of columns
 
-_WIDTH, _COLUMNS, _ROWS = 100, 9, 10  # of a terminal; of tables on it
+_WIDTH, _COLUMNS, _ROWS = 100, 9, 10  # of a terminal; of its tables
 _INDENT = " " * 17
 
-# How it is written, which one is the worst, and of two middle ones the better: a
-# partner may be at fault itself.
+# The form, the worst value, and the median: the better of two middle values, because a
+# partner can be at fault itself.
 _FIGURES: dict[str, Any] = {
     "latency": (duration, max, median_low),
     "bandwidth": (rate, min, median_high),
@@ -38,12 +38,7 @@ _FIGURES: dict[str, Any] = {
 
 
 def render(report: Report, *, is_quiet: bool = False) -> str:
-    """Write an examination for a terminal of 100 columns.
-
-    Args:
-        report: The report.
-        is_quiet: Whether to write the verdict only.
-    """
+    """Write a report for a terminal of 100 columns, or only its verdict."""
     nodes = [line[:_COLUMNS] for line in cells(node_rows(report))]
     blocks = [
         [verdict(report), *filter(str.strip, [f"    {exclude(report)}"])],
@@ -72,7 +67,7 @@ def verdict(report: Report) -> str:
     blamed, hosts = suspects(report), report.hosts
     every, number = count(len(hosts), "node"), len(report.findings)
     if blamed:
-        cause = " Look for what they share." * (1 < len(hosts) < 2 * len(blamed))
+        cause = " Look for a common cause." * (1 < len(hosts) < 2 * len(blamed))
         where = f"{fold_ranks(blamed, hosts)} ({len(blamed)} of {every})"
         return f"Suspicious: {where}.{cause}"
     if exit_code(report):
@@ -114,7 +109,7 @@ def _usual(what: str, ways: Sequence[Way]) -> str:
 
 
 def node_rows(report: Report) -> list[Row]:
-    """Describe each node, in the order of the findings, which is the worst first."""
+    """Describe each node, the worst first."""
     codes, sent, received = (defaultdict[int, list[Any]](list) for _ in range(3))
     for finding in report.findings:
         for rank in finding.nodes:
@@ -173,7 +168,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def is_numeric(column: Sequence[str]) -> bool:
-    """Return whether a column is of numbers, which stand at its right side."""
+    """Return whether a column has only numbers, which are aligned to the right."""
     known = [cell for cell in column if cell != "-"]
     return known != [] and all(re.fullmatch(r"\d+(\.\d+)?( \S+)?", x) for x in known)
 
@@ -197,13 +192,13 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
     broken.break_on_hyphens = False  # options
     for finding in findings:
         lines += broken.wrap(f"{finding.code:6}  {finding.kind:7}  {finding.text}")
-        if finding.remedy:  # the launcher's own texts have it
+        if finding.remedy:  # the launcher's messages include it
             lines += broken.wrap(f"{_INDENT}remedy: {finding.remedy}")
     return lines
 
 
 def _collectives(report: Report) -> list[str]:
-    """Write the largest size of each operation; of the nodes the slowest one."""
+    """Write the largest size of each operation, on the slowest node."""
     chosen = {
         (bool(row.scope), row.operation): row  # the last one remains
         for row in sorted(report.collectives, key=lambda x: (x.size, -x.busbw))

@@ -1,4 +1,4 @@
-"""Figures for a person, each with its unit."""
+"""Figures with their units."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _MILLI = 1e-3
 
 
 def rate(bandwidth: float) -> str:
-    """Write bytes per second as bits, as networks are sold."""
+    """Write bytes per second in bits, the unit of networks."""
     bits = 8 * bandwidth
     return f"{bits / 1e9:.2f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mbit/s"  # noqa: PLR2004
 

@@ -1,4 +1,4 @@
 """Probes of this node: its network, CPUs and GPUs, name server, and processes.
 
-No other room asks the system for them. They decide nothing.
+Only this folder asks the system for these facts. It decides nothing.
 """

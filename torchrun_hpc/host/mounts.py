@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Types of file systems that nodes share; of FUSE, without "fuse.".
+# Types of shared file systems; FUSE types are without "fuse.".
 SHARED = {
     *("beegfs", "beegfs_nodev", "ceph", "ceph-fuse", "cvfs", "dvs", "fhgfs", "gpfs"),
     *("glusterfs", "juicefs", "lustre", "nfs", "nfs4", "panfs", "pvfs2", "quobyte"),
@@ -16,7 +16,7 @@ SHARED = {
 
 
 def file_system(path: Path, mounts: str) -> str:
-    """Return the type of the file system that a path is on, or ``unknown``.
+    """Return the type of a path's file system, or ``unknown``.
 
     Args:
         path: An absolute path without links.
@@ -26,7 +26,7 @@ def file_system(path: Path, mounts: str) -> str:
     for line in mounts.splitlines():
         mount, _, source = line.partition(" - ")
         folder = mount.split(" ")[4].replace(r"\040", " ")
-        # The last one of a folder hides those before.
+        # A later mount of the same folder hides earlier ones.
         if path.is_relative_to(folder) and len(folder) >= len(nearest):
             nearest, kind = folder, source.split(" ")[0]
     return kind

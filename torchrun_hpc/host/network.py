@@ -1,7 +1,7 @@
 """The network as this node sees it: interfaces, names, routes, ports.
 
-A plan is made from a `Network`. Interfaces, names and routes are functions. So a plan
-asks the machine only for what it needs, and a test describes a node with dictionaries.
+Interfaces, names and routes of a `Network` are functions. So a plan asks the machine
+only for the facts that it needs, and a test describes a node with dictionaries.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ class Interface:
     """A network interface of this node.
 
     Attributes:
-        name: Its exact name (``ib0``), with a label (``eth0:1``) where the system
-            gives one.
-        addresses: Its addresses, each with the length of its network's prefix.
+        name: Its exact name (``ib0``), with a label if it has one (``eth0:1``).
+        addresses: Its addresses, each with the prefix length of its network.
         up: Whether it is up and running.
-        mtu: Bytes of a packet; 0 if that is not known.
-        speed_mbit: Megabits in a second, as its driver says; 0 if that is not known.
+        mtu: Bytes per packet; 0 if unknown.
+        speed_mbit: Megabits per second, from its driver; 0 if unknown.
     """
 
     name: str
@@ -53,8 +52,8 @@ class Network:
     Attributes:
         list_interfaces: Returns all interfaces of this node.
         resolve: Returns the addresses of a host name; none if it does not resolve.
-        source_toward: Returns the address from which the kernel would send to an
-            address; ``None`` if there is no route. Sends nothing.
+        source_toward: Returns the kernel's source address toward an address; ``None``
+            without a route. Sends nothing.
     """
 
     list_interfaces: Callable[[], tuple[Interface, ...]]
@@ -67,11 +66,11 @@ class Network:
         return self.list_interfaces()
 
     def addresses_of(self, host: str) -> tuple[Address, ...]:
-        """Return the addresses under which other nodes could reach a host.
+        """Return the addresses at which other nodes could reach a host.
 
-        Loopback and link-local addresses do not count (``127.0.1.1`` is common in
-        ``/etc/hosts``). The order does not depend on the node that asks, unlike
-        getaddrinfo's: IPv4 first, then by number.
+        Loopback and link-local addresses do not count; ``127.0.1.1`` is common in
+        ``/etc/hosts``. The order is equal on all nodes, unlike getaddrinfo's: IPv4
+        first, then by number.
         """
         usable = set(filter(_is_reachable, self.resolve(host)))
         return tuple(sorted(usable, key=lambda a: (a.version, int(a))))
@@ -88,7 +87,7 @@ class Network:
         return next((a for a in self.addresses_of(host) if self.owner(a)), None)
 
     def local_address(self, host: str) -> Address | None:
-        """Return the address of a host name that is this node's, loopback included."""
+        """Return a host name's address on this node, which may be loopback."""
         known = self.resolve(host)
         return next((a for a in known if a.is_loopback or self.owner(a)), None)
 
@@ -99,7 +98,7 @@ class Network:
         return source if is_usable else None
 
     def address_near(self, host: str) -> Address | None:
-        """Return the address that this node shows to a host, which may be itself."""
+        """Return the address that a host, which may be this one, sees of this node."""
         for far in self.addresses_of(host):
             near = far if self.owner(far) else self.address_toward(far)
             if near is not None:
@@ -107,15 +106,15 @@ class Network:
         return None
 
     def shares(self, address: Address) -> bool:
-        """Return whether an address is in a network that this node is connected to."""
+        """Return whether an address is in a network of this node."""
         return any(address in a.network for i in self.interfaces for a in i.addresses)
 
     def siblings(self, interface: Interface, address: Address) -> tuple[Interface, ...]:
-        """Return the rails of an interface: ``hsn0`` to ``hsn3`` for any one of them.
+        """Return the rails of an interface: ``hsn0`` to ``hsn3`` for one of them.
 
-        They are up, have the same name but for its number, and an address in the same
-        network as ``address``: ``eth0`` and ``eth1`` are often two networks, of which
-        one is closed between nodes.
+        They are up, their names differ only in the number, and they have an address in
+        the network of ``address``. ``eth0`` and ``eth1`` are often two networks, one of
+        them closed between nodes.
         """
         rail = re.escape(re.sub("[0-9]+$", "", interface.name)) + "[0-9]+"
         networks = {own.network for own in interface.addresses if own.ip == address}
@@ -141,10 +140,9 @@ def _is_reachable(address: Address) -> bool:
 
 
 def this_node() -> Network:
-    """Describe the network of the node that this process runs on.
+    """Describe this node's network.
 
-    It is asked for its interfaces, and for each name, once: a second answer could be
-    another one.
+    Interfaces and each name are looked up once, because a second answer could differ.
     """
     interfaces, names = functools.cache(_interfaces), functools.cache(resolve)
     return Network(interfaces, names, source_toward)
@@ -186,7 +184,7 @@ def resolve(host: str) -> tuple[Address, ...]:
 
 
 def source_toward(address: Address) -> Address | None:
-    """Return the address that the kernel would send from; sends nothing."""
+    """Return the kernel's source address toward an address; send nothing."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -197,15 +195,15 @@ def source_toward(address: Address) -> Address | None:
 
 
 def path_problem(address: str | None, host: str) -> tuple[str, bool]:
-    """Return what on this node may be the reason that no other one answers.
+    """Return why this node may get no answer.
 
     Args:
-        address: This node's address for the job; ``None`` if it is not known.
-        host: The node that does not answer, by number or by name.
+        address: This node's address for the job; ``None`` if unknown.
+        host: Address or name of the node that does not answer.
 
     Returns:
-        The reason, empty if there is none to be seen; and whether it is certain,
-        because the interface that has this node's address is down.
+        The reason, or an empty text; and whether it is certain, because the interface
+        of ``address`` is down.
     """
     import psutil  # noqa: PLC0415 - slow to import
 
@@ -217,7 +215,7 @@ def path_problem(address: str | None, host: str) -> tuple[str, bool]:
     owner = here.owner(ipaddress.ip_address(address)) if address else None
     if owner and not owner.up:
         return f"interface {owner.name}, which has {address}, is down", True
-    if is_number(host):  # the route may take another interface than the job
+    if is_number(host):  # the route may use another interface than the job
         source = here.address_toward(ipaddress.ip_address(host))
         owner, address = here.owner(source) or owner, str(source or address)
     if owner is None:
@@ -232,15 +230,15 @@ def path_problem(address: str | None, host: str) -> tuple[str, bool]:
 
 
 def bound_socket(address: str, port: int) -> socket.socket:
-    """Bind a socket to one address, as torch's store would.
+    """Bind a socket to one address, like torch's store.
 
     Args:
-        address: An IPv4 or IPv6 address of this node, as a number.
-        port: Port, 0 for any that is free.
+        address: An IPv4 or IPv6 address of this node.
+        port: Port; 0 for any free one.
 
     Raises:
-        OSError: The port is taken, or not permitted to this user, or the address is
-            not of this node.
+        OSError: The port is taken, or not permitted, or this node does not have the
+            address.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
@@ -254,9 +252,9 @@ def bound_socket(address: str, port: int) -> socket.socket:
 
 
 def reach(address: str, port: int, timeout: float) -> tuple[bool, str]:
-    """Try to open a connection; say whether the node is reached, also in words.
+    """Return whether a connection reaches the node, also in words.
 
-    One that refuses the connection is: nobody listens there.
+    A refused connection reaches it, but nobody listens there.
     """
     try:
         socket.create_connection((address, port), timeout).close()
@@ -270,15 +268,15 @@ def reach(address: str, port: int, timeout: float) -> tuple[bool, str]:
 
 
 def free_port(address: str) -> int:
-    """Return a port that no program listens on now."""
+    """Return a free port."""
     with bound_socket(address, 0) as probe:
         return int(probe.getsockname()[1])
 
 
 def port_problem(address: str, port: int) -> str:
-    """Return why this process could not listen on an address and port; empty if it can.
+    """Return why this process cannot listen on an address and port; empty if it can.
 
-    The socket is bound and does not listen: a waiting client must not connect to it.
+    The socket is bound but does not listen, so that no waiting client connects to it.
     """
     error = _binding_error(address, port)
     if error is not None and error.errno == errno.EADDRINUSE:
@@ -310,7 +308,7 @@ def port_holder(port: int) -> str:
         connections = []
     listening = (c for c in connections if c.status == psutil.CONN_LISTEN)
     pids = (c.pid for c in listening if c.laddr and c.laddr.port == port)
-    for pid in filter(None, pids):  # other users' are not known
+    for pid in filter(None, pids):  # those of other users are unknown
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             return f"{process.name()} (pid {pid}, {process.username()})"
@@ -318,7 +316,7 @@ def port_holder(port: int) -> str:
 
 
 def local_ports() -> tuple[int, int]:
-    """Return the first and last port that Linux gives to connections; 0 if not known.
+    """Return the first and last port of Linux's ephemeral range; 0 if unknown.
 
     See ip_local_port_range in the kernel's ``Documentation/networking/ip-sysctl.rst``.
     """
@@ -329,22 +327,22 @@ def local_ports() -> tuple[int, int]:
 
 
 def reserved_ports() -> str:
-    """Return the ports that Linux gives to nobody who does not ask for them.
+    """Return the ports that Linux assigns only on request: ``20000-20010,25000``.
 
-    It is a list of ranges: ``20000-20010,25000``; empty if there are none, or if that
-    is not known. See ip_local_reserved_ports in the same document.
+    The text is empty if there are none, or if they are unknown. See
+    ip_local_reserved_ports in the same document.
     """
     known = (procfs.read(f"{_SYSCTL}/ip_local_reserved_ports") or "").strip()
     return known if re.fullmatch("[0-9,-]*", known) else ""
 
 
 def join_endpoint(host: str, port: int | str) -> str:
-    """Write ``host:port``, an IPv6 address in brackets."""
+    """Write ``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_number(host: str) -> bool:
-    """Return whether a host is given as an address."""
+    """Return whether a host is an address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The GPUs of this node as NVIDIA's driver describes them, by NVML.
+"""This node's GPUs, from NVIDIA's driver by NVML.
 
-The library is one of the extra ``doctor``. A driver may hang: ask in a thread.
+The extra ``doctor`` installs the library. A driver may hang, so call this in a thread.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, as NVML knows it.
+    """A GPU in NVML.
 
     Attributes:
-        model: Its name; ``unknown`` if the driver does not report it.
+        model: Its name, or ``unknown``.
         ecc_errors: Uncorrected errors since the driver was loaded; -1 if unknown.
-        processes: Process ids that compute on it.
+        processes: Pids of the processes that compute on it.
         memory_used: Used bytes of its memory; 0 if unknown.
         memory: Bytes of its memory; 0 if unknown.
     """
@@ -32,18 +32,18 @@ class Gpu:
 
 
 def gpus() -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs and the release of their driver.
+    """Return the GPUs, and their driver's release.
 
     Raises:
         ImportError: The library is missing.
-        Exception: One of the library's: there is no driver.
+        Exception: The library found no driver.
     """
     import pynvml as nvml  # noqa: PLC0415 - of an extra
 
     def ask(question: Callable[..., Any], *about: Any, instead: Any) -> Any:
         try:
             return question(*about)
-        except nvml.NVMLError:  # this GPU has none, or is lost
+        except nvml.NVMLError:  # the GPU does not support it, or is lost
             return instead
 
     nvml.nvmlInit()

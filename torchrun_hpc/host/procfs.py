@@ -1,4 +1,4 @@
-"""Processes and this machine in Linux's ``/proc``: see proc(5)."""
+"""Processes and this machine, from Linux's ``/proc``: see proc(5)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 
 from torchrun_hpc import files
 
-# Of this machine since it was started.
+# Changes at each boot.
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
-# The namespace that a machine starts with: PROC_UTS_INIT_INO in Linux's proc_ns.h.
+# A machine's first UTS namespace: PROC_UTS_INIT_INO in Linux's proc_ns.h.
 _MACHINES_UTS = 0xEFFFFFFE
 
 _MOST_ANCESTORS = 64
 
-# Characters of a file: many times what the hosts of the largest machine take.
+# Characters of a file, many times more than a list of the largest machine's hosts.
 _LONGEST = 2**24
 
-# Characters that are read at once: Linux refuses to give 4 MiB of a file in /proc/sys,
-# however short it is (proc_sys_call_handler in fs/proc/proc_sysctl.c).
+# Characters per read. Linux refuses reads of 4 MiB in /proc/sys, even from a short file
+# (proc_sys_call_handler in fs/proc/proc_sysctl.c).
 _PIECE = 2**16
 
 
@@ -38,7 +38,7 @@ def read(path: str) -> str | None:
 
 
 def status(pid: int, thread: int | None = None) -> dict[str, str]:
-    """Return the status of a process or of one of its threads; empty if it is gone."""
+    """Return the status of a process or one of its threads; empty if it has ended."""
     folder = f"/proc/{pid}" if thread is None else f"/proc/{pid}/task/{thread}"
     pairs = (
         line.partition(":") for line in (read(f"{folder}/status") or "").splitlines()
@@ -47,17 +47,17 @@ def status(pid: int, thread: int | None = None) -> dict[str, str]:
 
 
 def _stat(pid: int) -> tuple[str, list[str]]:
-    """Return the name of a process, and the fields behind it; empty if it is gone.
+    """Return a process's name and the fields after it; empty if it has ended.
 
-    The first of the fields is its state, the third one of proc(5). The name, in
-    brackets, may hold anything.
+    The first field is the state, which proc(5) numbers 3. The name, in brackets, may
+    have any characters.
     """
     start, _, fields = (read(f"/proc/{pid}/stat") or "").rpartition(")")
     return start.partition("(")[2], fields.split()
 
 
 def age(pid: int) -> float:
-    """Return the age of a process in seconds; 0 if it is gone."""
+    """Return the age of a process in seconds; 0 if it has ended."""
     _, fields = _stat(pid)
     if not fields:
         return 0.0
@@ -66,7 +66,7 @@ def age(pid: int) -> float:
 
 
 def threads(pid: int | str = "self") -> list[int]:
-    """Return the numbers of the threads of a process; empty if it is gone."""
+    """Return the ids of a process's threads; empty if it has ended."""
     try:
         return [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
@@ -74,13 +74,13 @@ def threads(pid: int | str = "self") -> list[int]:
 
 
 def open_files() -> set[int]:
-    """Return the numbers of all open files of this process."""
+    """Return the numbers of this process's open files."""
     found = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
-    return {number for number in found if target(number)}  # the folder is not, now
+    return {number for number in found if target(number)}  # not the folder, closed now
 
 
 def target(number: int) -> str:
-    """Return what an open file of this process is; empty if it is not open."""
+    """Return the path of an open file of this process; empty if it is not open."""
     try:
         return str(Path(f"/proc/self/fd/{number}").readlink())
     except OSError:
@@ -88,7 +88,7 @@ def target(number: int) -> str:
 
 
 def ancestors(pid: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return names and numbers of a process and of those above."""
+    """Return names and pids of a process and its ancestors, nearest first."""
     names, pids = [], [pid]
     for _ in range(_MOST_ANCESTORS):
         name, fields = _stat(pids[-1])
@@ -100,7 +100,7 @@ def ancestors(pid: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def may_be_renamed() -> bool:
-    """Return whether this is a namespace of host names beside the machine's own."""
+    """Return whether this process may be in a UTS namespace with its own host name."""
     try:
         return Path("/proc/self/ns/uts").stat().st_ino != _MACHINES_UTS
     except OSError:

@@ -1,7 +1,7 @@
-"""Whether the resolver of this node answers: found out while torch is imported.
+"""A check of this node's resolver, which runs while torch is imported.
 
-Torch asks for the names of addresses, ``::ffff:10.20.0.1``, which no hosts file has. If
-no name server answers, each worker waits for it, and prints a warning.
+Torch asks for the names of addresses such as ``::ffff:10.20.0.1``, which no hosts file
+has. If no name server answers, each worker waits for it, and prints a warning.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 class Resolver(Enum):
-    """Whether the resolver of this node answers."""
+    """The state of this node's resolver."""
 
-    UNKNOWN = "unknown"  # nobody has asked, or not for long
+    UNKNOWN = "unknown"  # not asked, or asked only a moment ago
     ANSWERS = "answers"
-    SILENT = "silent"  # it has not answered, or says that it cannot
-    DOWN = "down"  # no name server can be reached
+    SILENT = "silent"  # no answer in time, or a temporary failure
+    DOWN = "down"  # no name server is reached
 
 
-_SLOW = 0.5  # seconds: before these it is not known whether an answer is late
-_RESULTS = {0: Resolver.ANSWERS, 3: Resolver.DOWN, 4: Resolver.SILENT}  # of the program
+_SLOW = 0.5  # seconds after which an answer counts as late
+_RESULTS = {0: Resolver.ANSWERS, 3: Resolver.DOWN, 4: Resolver.SILENT}  # exit codes
 
 
 class ResolverCheck:
-    """Asks what torch will ask, in a process of its own.
+    """A query like torch's, in a process of its own.
 
     Args:
-        network: Has the address to ask for.
+        network: This node's network, whose first IPv4 address is looked up.
     """
 
     def __init__(self, network: Network) -> None:
@@ -55,11 +55,11 @@ class ResolverCheck:
             return
         try:
             self._process = programs.start("ask_resolver", f"::ffff:{address}")
-        except OSError:  # no more processes: it is not worth a message
+        except OSError:  # no more processes: not worth a message
             return
 
     def result(self) -> Resolver:
-        """Return what is known by now, and ask no longer."""
+        """Return the result so far, and end the query."""
         if self._process is None:
             return Resolver.UNKNOWN
         with self._process as process:

@@ -1,8 +1,8 @@
-"""The CPUs and GPUs of this node, from Linux's ``/sys`` and ``/proc``.
+"""This node's CPUs and GPUs, from Linux's ``/sys`` and ``/proc``, without drivers.
 
-No driver is asked. Sources: the kernel's ``Documentation/ABI/stable/sysfs-devices-
-system-cpu``, ``.../sysfs-devices-node`` and ``.../testing/sysfs-bus-pci``; for NVIDIA's
-GPUs the appendix "The /proc Filesystem Interface" of the driver's README, for AMD's
+Sources: the kernel's ``Documentation/ABI/stable/sysfs-devices-system-cpu``,
+``.../sysfs-devices-node`` and ``.../testing/sysfs-bus-pci``. For NVIDIA GPUs: the
+appendix "The /proc Filesystem Interface" of the driver's README. For AMD GPUs:
 ``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``.
 """
 
@@ -29,13 +29,13 @@ _L3 = "3"
 
 @dataclass(frozen=True)
 class Core:
-    """A core, as far as this process may run on it.
+    """A core with the CPUs that this process may use.
 
     Attributes:
         cpus: Numbers of its CPUs (hardware threads), in ascending order.
-        node: Number of its NUMA node; 0 if that is not known.
-        cache: CPUs that share its L3 cache, as Linux writes them: ``0-7,64-71``; empty
-            if that is not known.
+        node: Number of its NUMA node; 0 if unknown.
+        cache: CPUs that share its L3 cache, in Linux's form: ``0-7,64-71``; empty if
+            unknown.
     """
 
     cpus: tuple[int, ...]
@@ -44,7 +44,7 @@ class Core:
 
     @property
     def domain(self) -> tuple[int, str]:
-        """The L3 cache, or what one NUMA node has of it."""
+        """The L3 cache, or its part in one NUMA node."""
         return self.node, self.cache
 
 
@@ -54,11 +54,11 @@ class Gpu:
 
     Attributes:
         address: Its PCI address: ``0000:c1:00.0``.
-        cpus: Numbers of the CPUs that are local to it; empty if that is not known.
-        uuid: Its name in a list of visible devices: ``GPU-...``; empty if not known.
+        cpus: Numbers of its local CPUs; empty if unknown.
+        uuid: Its name in a list of visible devices: ``GPU-...``; empty if unknown.
         is_usable: Whether this process may open it.
         is_amd: Whether it is AMD's; otherwise it is NVIDIA's.
-        model: Its name, if the driver says.
+        model: Its name; empty if unknown.
     """
 
     address: str
@@ -74,9 +74,9 @@ class Topology:
     """The node, as this process sees it.
 
     Attributes:
-        cores: Those of the affinity mask.
-        gpus: All GPUs of the node, in the order in which CUDA or ROCm numbers them.
-        cpus: Number of CPUs of the node that are online; 0 if that is not known.
+        cores: The cores of the affinity mask.
+        gpus: All GPUs of the node, in CUDA's or ROCm's order.
+        cpus: Number of the node's online CPUs; 0 if unknown.
     """
 
     cores: tuple[Core, ...] = ()
@@ -90,12 +90,12 @@ class Topology:
 
     @property
     def online(self) -> int:
-        """Number of CPUs of the node; if that is not known, of the mask."""
+        """Number of the node's CPUs; if unknown, of the mask."""
         return max(self.cpus, len(self.mask))
 
 
 def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topology:
-    """Look at this node.
+    """Describe this node.
 
     Args:
         root: The folder that has ``sys``, ``proc`` and ``dev``.
@@ -112,20 +112,20 @@ def own_cpus() -> set[int]:
 
 
 def is_bound() -> bool:
-    """Return whether these are not all CPUs of the node."""
+    """Return whether the affinity mask lacks some of the node's CPUs."""
     return len(own_cpus()) != os.cpu_count()
 
 
 def gpu_files() -> int:
-    """Return for how many GPUs of NVIDIA's the system has files; no driver is used."""
+    """Return the number of NVIDIA's device files; no driver is used."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Read a list of CPUs as Linux writes it: ``0-3,8``.
+    """Read a list of CPUs in Linux's form: ``0-3,8``.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text has another form.
     """
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
@@ -145,7 +145,7 @@ def _cores(root: Path, mask: Iterable[int]) -> Iterator[Core]:
     rest = dict.fromkeys(mask)
     for cpu in [*rest]:
         if cpu not in rest:
-            continue  # a sibling of one that was before
+            continue  # a sibling of an earlier CPU
         folder = root / _CPUS / f"cpu{cpu}"
         siblings = _cpus(folder / "topology/thread_siblings_list") & rest.keys()
         own = tuple(sorted(siblings | {cpu}))
@@ -166,7 +166,7 @@ def _cache(folder: Path) -> frozenset[int]:
 
 
 def _nvidia(root: Path) -> Iterator[Gpu]:
-    """Yield NVIDIA's GPUs in the order of their PCI addresses."""
+    """Yield NVIDIA GPUs in the order of their PCI addresses."""
     for folder in sorted((root / _NVIDIA).glob("*:*")):
         lines = (
             line.split(":", 1) for line in _text(folder / "information").split("\n")
@@ -184,14 +184,14 @@ def _nvidia(root: Path) -> Iterator[Gpu]:
 
 
 def _amd(root: Path) -> Iterator[Gpu]:
-    """Yield AMD's GPUs in the order of the driver, without those of others."""
+    """Yield the AMD GPUs that this process may use, in the driver's order."""
     folders = [f for f in (root / _AMD).glob("*") if f.name.isdecimal()]
     for folder in sorted(folders, key=lambda folder: int(folder.name)):
         pairs = (line.split() for line in _text(folder / "properties").splitlines())
         facts = {p[0]: int(p[1]) for p in pairs if p[1:] and p[1].isdecimal()}
         if not facts.get("simd_count"):
             continue  # a CPU, or a GPU that this process must not use
-        # Its function may be the number of a partition.
+        # The PCI function may be the number of a partition.
         bus, device = divmod(facts.get("location_id", 0) & 0xFFFF, 256)
         address = f"{facts.get('domain', 0):04x}:{bus:02x}:{device >> 3:02x}.0"
         minor = facts.get("drm_render_minor")
@@ -205,7 +205,7 @@ def _amd(root: Path) -> Iterator[Gpu]:
 
 
 def _may_open(device: Path) -> bool:
-    """Return whether this process can; the kernel also asks the cgroup of devices."""
+    """Return whether this process may open a device; the device cgroup also counts."""
     return os.access(device, os.R_OK | os.W_OK)
 
 

@@ -1,4 +1,4 @@
-"""The arguments of argparse: torchrun's, and our own group, ``--hpc-*``.
+"""The arguments of argparse: torchrun's, and our group, ``--hpc-*``.
 
 Each option has a variable by torchrun's own rule: ``--hpc-site`` is ``PET_HPC_SITE``.
 """
@@ -45,7 +45,7 @@ WITHOUT_VARIABLE = (
     *("logs_specs", "numa_binding", "print_completion", SCRIPT, SCRIPT_ARGS),
 )
 
-# Those of which the variable counts in a script that calls setup_environment().
+# Options whose variables count in a script that calls setup_environment().
 _OF_SETUP = ("hpc_site", "hpc_omp_threads", "hpc_bind", "hpc_auth", "hpc_key_file")
 
 _OURS = tuple(each for each in fields(Options) if "about" in each.metadata)
@@ -53,6 +53,7 @@ OURS = (*(each.name for each in _OURS), "hpc_dry_run")
 
 USAGE = "torchrun_hpc [options] script.py [arguments]"
 NO_SCRIPT = f"no script given. Usage: {USAGE}"
+_ALL_OPTIONS = "--help lists all options"
 EXAMPLES = """torchrun for HPC clusters. Start it once per node.
 
 examples:
@@ -65,7 +66,7 @@ tools:
   python -m torchrun_hpc.stacks   show what the workers of a running job are doing
   python -m torchrun_hpc.sites    list the known computing centres"""
 
-# Bytes of --rdzv-id: torch names a folder by it, with nine more, and 255 are allowed.
+# Bytes of --rdzv-id. Torch adds nine and names a folder, whose name can have 255.
 LONGEST_ID = 246
 
 
@@ -83,10 +84,10 @@ def variable_of(dest: str) -> str:
 def by_variable(
     values: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, Setting]:
-    """Return the options that variables set, but ours that these switch off.
+    """Return the options set by variables, without those of ours that are off.
 
     Args:
-        values: What a parser returns, by the names of the options.
+        values: Parsed values, by the names of the options.
         environ: Environment of this process.
     """
     return {
@@ -99,7 +100,7 @@ def by_variable(
 
 
 def of_setup(environ: Mapping[str, str]) -> Options:
-    """Return the options that a script has that calls ``setup_environment()``."""
+    """Return the options of a script that calls ``setup_environment()``."""
     values = {dest: environ.get(variable_of(dest)) for dest in _OF_SETUP}
     return read(by_variable(values, environ))
 
@@ -107,7 +108,7 @@ def of_setup(environ: Mapping[str, str]) -> Options:
 def add_option(
     group: Any, dest: str, kind: Any, environ: Mapping[str, str], **about: Any
 ) -> None:
-    """Add an option. Its default is in its variable, if it has one.
+    """Add an option. Its variable, if it has one, gives the default.
 
     Args:
         group: A group of a parser.
@@ -127,7 +128,7 @@ def add_option(
 
 
 def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
-    """Add our group to a parser; see `add_option`."""
+    """Add our group to a parser."""
     group = parser.add_argument_group("options for clusters")
     for each in _OURS:
         about = each.metadata["about"]
@@ -159,10 +160,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def with_ours(
     make: Callable[[], argparse.ArgumentParser], environ: Mapping[str, str]
 ) -> argparse.ArgumentParser:
-    """Return a parser of torchrun's command line with our options added, and first.
+    """Return torchrun's parser with our options added, and first.
 
     Args:
-        make: Makes the parser.
+        make: Returns torchrun's parser.
         environ: Environment of this process.
 
     Raises:
@@ -175,7 +176,7 @@ def with_ours(
         raise wrong_variable(error, environ) from None
     groups = parser._action_groups  # noqa: SLF001 - argparse has no other way
     groups.insert(0, groups.pop())
-    # --h was an abbreviation of --help before there were two options with an h.
+    # Without our options, --h is an abbreviation of --help.
     group = parser.add_argument_group()
     group.add_argument("--h", action="help", help=argparse.SUPPRESS)
     parser.prog, parser.usage, parser.description = "torchrun_hpc", USAGE, EXAMPLES
@@ -185,7 +186,7 @@ def with_ours(
 
 
 def names_folder(run_id: str) -> bool:
-    """Return whether torch can name its folder for logs by an id."""
+    """Return whether an id can be the name of torch's folder for logs."""
     return "/" not in run_id and len(os.fsencode(run_id)) <= LONGEST_ID
 
 
@@ -200,10 +201,11 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     if unknown:
         name = unknown[0].partition("=")[0]
         known = parser._option_string_actions  # noqa: SLF001 - the names of all options
-        guess = near(name, known) or "--help lists all options"
-        message = f"unknown option {name}. {guess}"
+        message = f"unknown option {name}. {near(name, known) or _ALL_OPTIONS}"
     elif message.startswith("the following arguments are required: "):
         message = NO_SCRIPT
+    else:
+        message += f". {_ALL_OPTIONS}"
     raise wrong_line(message)
 
 

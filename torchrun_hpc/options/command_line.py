@@ -1,8 +1,7 @@
 """The command line, parsed without torch.
 
-The parser knows the options of all releases of torchrun, and reads them as torchrun's
-own does, with the same library. Which of them the installed release has, and which
-values it takes, is for that one to say, where there is a torch: `torchrun_parser`.
+The parser knows the options of all torchrun releases, and reads them with the same
+library as torchrun. `torchrun_parser` then checks them with the installed release.
 """
 
 from __future__ import annotations
@@ -63,12 +62,12 @@ class CommandLine:
 def parse(
     argv: Sequence[str], environ: Mapping[str, str], *, has_job: bool = True
 ) -> CommandLine:
-    """Parse a command line, which has no name of a program in front.
+    """Parse a command line.
 
     Args:
         argv: Arguments, without the program's name.
         environ: Environment of this process.
-        has_job: As for `Options`.
+        has_job: Whether a scheduler knows the number of nodes.
     """
     try:
         parser = _parser(environ)
@@ -103,7 +102,7 @@ def explicit(
         LaunchError: An option has no value.
     """
     given = by_variable(vars(args), environ)
-    # A default does not replace what a namespace has already.
+    # argparse does not replace existing values of a namespace with defaults.
     unset = object()
     namespace = argparse.Namespace(**dict.fromkeys(vars(args), unset))
     for dest, value in vars(parser.parse_known_args(own, namespace)[0]).items():
@@ -118,17 +117,17 @@ def explicit(
 def split(
     parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Split a command line behind the script: the shortest part that has one.
+    """Split a command line after the script.
 
-    The script's own arguments are not ours to look at: argparse would find ambiguous
-    abbreviations among them.
+    The parser must not see the script's arguments, because argparse would find
+    ambiguous abbreviations among them.
 
     Args:
         parser: Raises LaunchError if a command line is wrong.
         argv: Arguments, without the program's name.
 
     Returns:
-        The words of the parser, and the arguments of the script as argparse reads them.
+        The words before, with the script, and the script's arguments.
     """
     for end in range(1, min(len(argv), _LONGEST) + 1):
         try:
@@ -141,7 +140,7 @@ def split(
 
 
 def _script_args(words: Sequence[str], own: Sequence[str]) -> list[str]:
-    """Treat ``--`` among the script's arguments as argparse does."""
+    """Return the script's arguments, with argparse's meaning of ``--``."""
     if "--" not in words:
         return list(words)
     neutral = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -152,7 +151,7 @@ def _script_args(words: Sequence[str], own: Sequence[str]) -> list[str]:
 
 
 class _HelpWanted(Exception):  # noqa: N818 - never leaves this module
-    """The parser of torchrun would print something, and end."""
+    """A request for help, after which torchrun ends."""
 
 
 def _want_help(*_: Any) -> NoReturn:

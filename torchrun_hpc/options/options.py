@@ -165,7 +165,7 @@ class Options:
         "",
         "COMMAND",
         "Run this shell command on each node before its workers start, also after a "
-        "restart. If it fails, a spare replaces the node.",
+        "restart. If it fails, a spare replaces the node. Default: none.",
     )
     hpc_health_check_timeout: int = _ours(
         60,
@@ -178,7 +178,7 @@ class Options:
         "",
         "FILE",
         "Write to this file, as JSON, how the job ended: done, script failed, or "
-        "nodes failed, and which nodes.",
+        "nodes failed, and which nodes. Default: none.",
     )
     hpc_without_patches: tuple[str, ...] = _ours(
         (),
@@ -189,7 +189,7 @@ class Options:
     )
     hpc_debug: bool = _our_flag(
         "Log what PyTorch and the launcher do, on every node. Each line begins with "
-        "the host name and the rank."
+        "the host name and the rank. Default: off."
     )
     # Two flags. One flag with a value would take the script as its value.
     hpc_dry_run: str = _torchruns("", values.dry_run)

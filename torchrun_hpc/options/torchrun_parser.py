@@ -1,7 +1,6 @@
-"""The command line: torch's own parser plus the ``--hpc-*`` group.
+"""The installed torchrun's parser plus the ``--hpc-*`` group.
 
-The parser is that of the installed torch, so that every option, spelling, default and
-``PET_*`` variable is what torchrun has.
+So every option, spelling, default and ``PET_*`` variable is the same as with torchrun.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """Parse a command line, which has no name of a program in front.
+    """Parse a command line, without the program's name.
 
     Raises:
-        LaunchError: The command line is wrong, or a ``PET_*`` variable cannot be read.
-        SystemExit: The command line asks for help (0).
+        LaunchError: The command line, or a ``PET_*`` variable, is wrong.
+        SystemExit: The user asks for help (0).
     """
     torchrun = parser(environ)
     own, script_args = command_line.split(torchrun, argv)
@@ -60,7 +59,7 @@ def explicit(
     """Return the options that the user set, each with the option or variable.
 
     Args:
-        args: What ``argv`` was parsed to.
+        args: The parsed ``argv``.
         argv: Arguments, without the program's name.
         environ: Environment of this process.
 
@@ -87,7 +86,7 @@ def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, S
         if value in ("", None, default) or dest in ("node_rank", SCRIPT, SCRIPT_ARGS):
             continue
         try:
-            # Accelerate's port is a text; others set numbers of nodes as numbers.
+            # Accelerate's port is text. Others set the number of nodes as a number.
             if isinstance(value, str) or (kinds[dest] is str and type(value) is int):
                 value = kinds[dest](value)
         except ValueError as error:
@@ -101,7 +100,7 @@ def plain_command(
     settings: Mapping[str, Setting],
     environ: Mapping[str, str],
 ) -> list[str]:
-    """Write a command line of torchrun: these options without ours, and the script."""
+    """Return the line for plain torchrun: the options without ours, and the script."""
     words = ["torchrun"]
     for dest in vars(parser(environ).parse_args(["script"])):
         if dest not in settings or dest in OURS:
@@ -114,7 +113,7 @@ def plain_command(
         elif value:
             words.append(f"--{dest}")
     script = [args.training_script, *getattr(args, SCRIPT_ARGS)]
-    # argparse would take these for its own.
+    # argparse would take these for its own options.
     if script[0][:1] == "-" or script[1:2] == ["--"]:
         words.append("--")
     return [*words, *script]

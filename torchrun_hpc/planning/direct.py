@@ -60,11 +60,8 @@ def meet_on_several(inputs: Inputs) -> Meeting:
     if not here.connect_host:
         raise local_endpoint.unreachable(inputs, job, endpoint, here)
     if job.task.rank == 0 and messages.is_foreign(inputs, here.connect_host):
-        fault = messages.foreign(
-            inputs,
-            here.connect_host,
-            "The other tasks cannot reach rank 0 at that address. In a container",
-        )
+        but = "The other tasks would look for rank 0 there. To correct this"
+        fault = messages.foreign(inputs, here.host, but)
         raise LaunchError(fault.code, fault.text)
     name = endpoints.hosts_of(job)[node_rank]
     where = Meeting(

@@ -158,8 +158,8 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
             raise LaunchError(
                 "HPC054",
                 f"{GLOO}={value}: this node has no interface {part!r}. gloo takes "
-                "exact names. Prefixes, ^, = and blanks are for NCCL. Unset it, "
-                f"or name an interface of this node. {hint}",
+                "exact names. Prefixes, ^, = and blanks are for NCCL. Unset the "
+                f"variable, or name an interface of this node. {hint}",
                 everywhere=part.startswith(("^", "=")),
             )
 

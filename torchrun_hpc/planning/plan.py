@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message, on_one_line
+from torchrun_hpc.errors import Message
 from torchrun_hpc.options.values import C10D, STATIC
 from torchrun_hpc.planning import (
     binding,
@@ -62,14 +62,6 @@ class Messages:
     notes: tuple[Message, ...] = ()
     advice: tuple[Message, ...] = ()
     warnings: tuple[Message, ...] = ()
-
-    def on_one_line(self) -> Messages:
-        """Return the same messages, each on one line."""
-        notes, advice, warnings = (
-            tuple(Message(each.code, on_one_line(each.text)) for each in found)
-            for found in (self.notes, self.advice, self.warnings)
-        )
-        return Messages(self.title, notes, advice, warnings)
 
 
 @dataclass(frozen=True)

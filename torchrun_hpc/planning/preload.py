@@ -79,5 +79,5 @@ def advice(inputs: Inputs) -> tuple[Message, ...]:
 
 def not_used(preload: Preload, reason: str) -> Message:
     """Return why the workers are started by exec."""
-    text = f"{preload.setting} is not used: {reason}. Each worker imports by itself"
+    text = f"{preload.setting} is not used, so each worker imports by itself: {reason}"
     return Message("HPC169", text)

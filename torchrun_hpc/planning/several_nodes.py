@@ -152,19 +152,16 @@ def _local_endpoint(
     if (options.is_static or options.is_c10d) and not here.connect_host:
         raise local_endpoint.unreachable(inputs, job, endpoint, here)
     if options.is_static and here.is_host != (job.node_rank == 0):
-        first = endpoints.hosts_of(job)[0]
-        where = f"not an address of node 0{', ' if first else ''}{first}"
-        raise _not_at_node_0(endpoint, where)
+        raise _not_on_node_0(job, f"{endpoint.setting} is not an address of node 0")
     return here
 
 
-def _not_at_node_0(
-    endpoint: Endpoint, where: str, *, everywhere: bool = False
-) -> LaunchError:
+def _not_on_node_0(job: Job, fault: str, *, everywhere: bool = False) -> LaunchError:
+    first = endpoints.hosts_of(job)[0]
     return LaunchError(
         "HPC069",
-        f"{endpoint.setting} is {where}, which hosts the static rendezvous. Remove the "
-        "option, or pass --rdzv_backend=c10d",
+        f"{fault}, but the static rendezvous is on node 0{', ' * bool(first)}{first}. "
+        "Remove the option, or pass --rdzv_backend=c10d",
         everywhere=everywhere,
     )
 
@@ -284,8 +281,8 @@ def _check_static(inputs: Inputs, job: Job, rank: int, endpoint: Endpoint) -> No
             f"forever. {was if variable else ''}Remove the option",
         )
     if job.is_ranked and endpoint.node not in (None, 0):
-        where = f"node {endpoint.node} of the step, not node 0, {job.nodes[0]}"
-        raise _not_at_node_0(endpoint, where, everywhere=True)
+        fault = f"{endpoint.setting} is node {endpoint.node} of the step"
+        raise _not_on_node_0(job, fault, everywhere=True)
 
 
 def _notes(

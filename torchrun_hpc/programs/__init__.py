@@ -1,6 +1,6 @@
-"""Small programs that run beside the launcher, each in a Python of its own.
+"""Small programs that run beside the launcher, each in its own Python process.
 
-They start fast: they import a few modules of Python, and none of this package.
+They start fast: they import few standard modules, and nothing of this package.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _STREAMS = ("stdin", "stdout", "stderr")
 
 
 def start(name: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own: Ctrl-C is not for it.
+    """Start a program in a session of its own, so that Ctrl-C does not reach it.
 
     Args:
-        name: Of its file in this folder.
-        arguments: For the program.
-        options: For `subprocess.Popen`. Without, its standard streams lead nowhere.
+        name: Name of its file in this folder, without ``.py``.
+        arguments: The program's arguments.
+        options: For `subprocess.Popen`. By default, the standard streams are null.
 
     Raises:
-        OSError: There can be no more processes.
+        OSError: The process cannot be started.
     """
     streams: dict[str, Any] = dict.fromkeys(_STREAMS, subprocess.DEVNULL)
     return subprocess.Popen(  # noqa: S603

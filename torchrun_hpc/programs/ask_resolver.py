@@ -1,6 +1,6 @@
-"""Asks for the name of an address, as torch does; the exit code says what came of it.
+"""A query for the name of an address, like torch's; the exit code is the result.
 
-It is 0 for an answer, 3 if no name server is reached, 4 if there is no answer.
+It is 0 for an answer, 3 if no name server is reached, and 4 if none answers.
 """
 
 import socket
@@ -8,13 +8,13 @@ import sys
 
 
 def is_reached(server: str) -> bool:
-    """Return whether a name server is reached, which may be slow."""
+    """Return whether a name server is reached, even if it is slow."""
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as asking:
         asking.settimeout(1)
         try:
             asking.connect((server, 53))
-            # Asks for the name servers of the root: RFC 1035, 4.1.
+            # A query for the root's name servers: RFC 1035, 4.1.
             asking.send(b"\0\1\1\0\0\1" + bytes(6) + b"\0\0\2\0\1")
             asking.recv(512)
         except TimeoutError:

@@ -1,7 +1,7 @@
-"""Ends the exchange with a process manager (PMI-1) when a process has ended.
+"""The end of an exchange with a process manager (PMI-1), after a process has ended.
 
-The arguments are descriptors: of the connection to the manager, and of the process
-(`os.pidfd_open`). The manager hangs up when the process has called MPI_Finalize.
+The arguments are two descriptors: the connection to the manager, and the process
+(`os.pidfd_open`). After MPI_Finalize in the process, the manager closes the connection.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Copies stdin to stdout, until the last process that writes to it has ended."""
+"""A copy of stdin to stdout, until all writers have ended."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""Copies stdin to stdout, with the argument before each line."""
+"""A copy of stdin to stdout, with the argument before each line."""
 
 import os
 import sys
@@ -7,4 +7,4 @@ for line in sys.stdin.buffer:
     try:
         os.write(1, os.fsencode(sys.argv[1]) + line)
     except OSError:
-        pass  # a writer must not die of SIGPIPE
+        pass  # keep reading, so that no writer dies of SIGPIPE

@@ -11,11 +11,12 @@ import platform
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import torchrun_hpc
 from torchrun_hpc import wire
+from torchrun_hpc.errors import on_one_line
 from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.plan import Messages
 from torchrun_hpc.planning.workers import Workers
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from torchrun_hpc.planning.plan import LaunchPlan
+
+_Part = TypeVar("_Part", Meeting, Messages)
 
 VERSION = 1  # of the format
 
@@ -94,15 +97,24 @@ def description(
         torch=torch,
         python=platform.python_version(),
         job=job,
-        meeting=plan.meeting,
+        meeting=_on_one_line(plan.meeting),
         workers=plan.workers,
         options=options,
         environment=plan.environment,
-        messages=plan.messages.on_one_line(),
+        messages=_on_one_line(plan.messages),
         patches=tuple(patches),
         exports={name: str(value.value) for name, value in plan.environment.items()},
         command=tuple(command),
     )
+
+
+def _on_one_line(part: _Part) -> _Part:
+    """Put each message on one line: other nodes accept no line breaks."""
+    notes, advice, warnings = (
+        tuple(replace(each, text=on_one_line(each.text)) for each in found)
+        for found in (part.notes, part.advice, part.warnings)
+    )
+    return replace(part, notes=notes, advice=advice, warnings=warnings)
 
 
 def received(data: object, rank: int, meeting: Meeting) -> Description | None:

@@ -1,8 +1,7 @@
-"""Who started this process: one file, with one `Detector`, per launcher or scheduler.
+"""Recognition of the job: one file and one `Detector` per launcher or scheduler.
 
-`weigh` takes out the variables that are left over; all others here take what it
-returns. They are pure functions: no network, no printing, no torch. Only a `Process`
-reads files, and talks to a process manager.
+`weigh` removes stale variables. All other functions take its result. They are pure: no
+network, no output, no torch. Only a `Process` reads files and asks a process manager.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
 
-# Asked in this order, and the first that has started this process wins. So what runs
-# inside a job stands before the job's scheduler, and what also sets another's variables
-# before that other. The nodes of a job are from the first scheduler that knows them.
+# In this order, the first that started this process wins. So a launcher comes before
+# the scheduler in whose jobs it runs. One that also sets another's variables comes
+# before that other. The first scheduler that knows the job's nodes supplies them.
 DETECTORS: tuple[Detector, ...] = (
-    jsrun.DETECTOR,  # also sets the variables of Open MPI
-    openmpi.DETECTOR,  # runs inside a job of Slurm, PBS or LSF
+    jsrun.DETECTOR,  # also sets Open MPI's variables
+    openmpi.DETECTOR,  # runs inside a Slurm, PBS or LSF job
     hydra.DETECTOR,  # the same
-    flux.DETECTOR,  # the same; also sets the variables of PALS
-    slurm.DETECTOR,  # srun with Cray's plugin also sets the variables of PALS
-    pals.DETECTOR,  # runs inside a job of PBS
+    flux.DETECTOR,  # the same; also sets PALS's variables
+    slurm.DETECTOR,  # srun with Cray's plugin also sets PALS's variables
+    pals.DETECTOR,  # runs inside a PBS job
     pbs.DETECTOR,
     lsf.DETECTOR,
 )
 
 
 def weigh(process: Process) -> WeighedProcess:
-    """Return the process without the variables that are left over.
+    """Return the process without stale variables.
 
     Raises:
-        LaunchError: There are those of several, and nothing shows whose count.
+        LaunchError: Several have set variables, and nothing shows which job this is.
     """
     return WeighedProcess(without_leftovers(process, DETECTORS))
 
@@ -86,7 +85,7 @@ def nodes_of_job(process: WeighedProcess) -> tuple[str, ...]:
 
 
 def promise(process: WeighedProcess) -> Promise:
-    """Return what the scheduler promises, whoever started this process."""
+    """Return the scheduler's promises, whoever started this process."""
     environ = process.environ
     found = (d.promise(environ) for d in DETECTORS if d.promise and d.is_set(environ))
     return next(found, Promise())
@@ -99,10 +98,10 @@ def job_number(environ: Mapping[str, str]) -> str:
 
 
 def task_rank(environ: Mapping[str, str]) -> int | None:
-    """Return the rank of this task; ``None`` without one, and where it is unclear.
+    """Return the rank of this task; ``None`` if there is none, or it is unclear.
 
     Args:
-        environ: Variables of which none is left over.
+        environ: Variables, none of them stale.
     """
     variable = next((d.rank[0] for d in DETECTORS if d.has_rank(environ)), "")
     rank = environ.get(variable, "")

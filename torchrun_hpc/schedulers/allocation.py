@@ -1,4 +1,4 @@
-"""The nodes of a job, as its scheduler lists them, whoever starts the tasks there."""
+"""The nodes of a job, as its scheduler lists them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 _HOST = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 
-# A host has a line for each of its slots.
+# A host can have one line per slot.
 _MOST_LINES = 2**20
 
-# How much of a line a message quotes.
-_SHOWN = 40
+_SHOWN = 40  # characters of a line that a message quotes
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,12 @@ class Allocation:
     """The nodes of a job, whoever starts the tasks there.
 
     Attributes:
-        scheduler: Its name, as a person writes it.
-        launch_id: Names the job: number, array element, restart.
-        nodes: Names of its nodes in the order in which launchers use them; empty if
-            they are not known here.
-        provenance: For ``nodes`` and ``launch_id`` the variable that they came from.
-        host_file: File of hosts for a launcher that does not ask this scheduler; empty
-            if each does.
+        scheduler: Its name, for messages.
+        launch_id: Number, array element and restart of the job.
+        nodes: Node names in the order in which launchers use them; empty if unknown.
+        provenance: For ``nodes`` and ``launch_id``, the variable that they came from.
+        host_file: Host file for a launcher that does not ask this scheduler; empty if
+            all do.
     """
 
     scheduler: str
@@ -42,12 +40,12 @@ class Allocation:
     host_file: str = ""
 
     def job_of_script(self, hostname: str, launcher: Launcher) -> Job:
-        """Describe the job of a script that nothing but the scheduler has started.
+        """Describe the job of a script that only the scheduler started.
 
-        This machine may be outside of the nodes.
+        This machine may be outside the job's nodes.
 
         Raises:
-            LaunchError: The nodes are not known.
+            LaunchError: The nodes are unknown.
         """
         if not self.nodes:
             raise LaunchError(
@@ -76,20 +74,20 @@ class Allocation:
 
 
 def as_launch_id(text: str) -> str:
-    """Replace the characters that a launch id must not have."""
+    """Replace characters that are not allowed in a launch id."""
     return re.sub("[^A-Za-z0-9._-]", "-", text)
 
 
 def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list[str]:
-    """Read a list of hosts: one on each line; blank lines and ``# ...`` do not count.
+    """Read hosts, one per line; blank lines and comments (``# ...``) are skipped.
 
     Args:
-        lines: The lines of a file, or what stands for them.
-        source: What names the list, for the message.
+        lines: Lines or words.
+        source: The file or variable, for the message.
         counts: Whether a number of slots may follow the name.
 
     Raises:
-        LaunchError: A line is something else, or there are too many.
+        LaunchError: A line has another form, or there are too many.
     """
     hosts: list[str] = []
     for number, line in enumerate(lines, start=1):

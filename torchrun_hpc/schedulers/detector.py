@@ -1,4 +1,4 @@
-"""The record that describes a launcher or a scheduler, one per file."""
+"""The description of a launcher or scheduler."""
 
 from __future__ import annotations
 
@@ -13,43 +13,40 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
     from torchrun_hpc.schedulers.task_layout import TaskLayout
 
-# How much of a value a message quotes.
-_SHOWN = 40
+_SHOWN = 40  # characters of a value that a message quotes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Detector:
     """A launcher or a scheduler that may have started this process.
 
-    A launcher (mpirun and its like) gives ``task_layout``; the nodes and the number of
-    the job come from a scheduler. A scheduler gives ``detect``, for what it starts
-    itself, and ``allocation``, for what a launcher starts in its job. All three are
-    pure functions of a `Process`, and raise `LaunchError` where the variables
-    contradict each other or cannot be read.
+    A launcher, such as mpirun, supplies ``task_layout``. The nodes and the job's number
+    come from a scheduler. A scheduler supplies ``detect`` for what it starts itself,
+    and ``allocation`` for what a launcher starts in its job. All three are pure
+    functions of a `Process`. They raise `LaunchError` if variables contradict each
+    other or cannot be read.
 
     Attributes:
-        name: Its name, as a person writes it.
-        signs: Variables of which it sets one at least. Of a scheduler, the first that
-            is set is the job's number, by which `evidence` compares jobs.
-        rank: Variable of a task's rank, and those that have to be set with it: it has
-            started a task that has all of them. A launcher must have it; a scheduler
-            has it only if it numbers its tasks.
-        prefixes: Beginnings of the names of the variables to remove where they are
-            left over. Each of ``signs`` begins with one of them. Only a
-            launcher may have none, and no ``daemons``: then its variables are never
-            taken for left over.
+        name: Its name, for messages.
+        signs: Variables, at least one of which it sets. A scheduler's first set one is
+            the job's number, by which `evidence` compares jobs.
+        rank: Variable of a task's rank, then others that its tasks also have. A
+            launcher must have it; a scheduler has it only if it numbers its tasks.
+        prefixes: Prefixes of the variables to remove if they are stale. Each of
+            ``signs`` begins with one. A launcher may have neither ``prefixes`` nor
+            ``daemons``: then its variables never count as stale.
         daemons: Names of the processes with which it starts others.
-        node_name: Variable with its name of this node; empty if there is none.
-        task_pid: Variable with the number of the process that it started itself, if
-            ``node_name`` is this machine; empty if there is none.
-        launcher: What a person types to start tasks.
-        task_layout: Says which task this is, among how many. Called if ``rank`` is set.
-        detect: Describes the job; ``None`` if it did not start this. Called if one of
-            ``signs`` is set.
+        node_name: Variable with its name for this node, or empty.
+        task_pid: Variable with the pid of the process that it started itself, if
+            ``node_name`` is this machine; or empty.
+        launcher: The program that users start tasks with.
+        task_layout: Returns which task this is. Called if ``rank`` is set.
+        detect: Describes the job; ``None`` if it did not start this process. Called if
+            one of ``signs`` is set.
         allocation: Returns the job's nodes; ``None`` if there is no job. Called if one
             of ``signs`` is set.
-        promise: Returns what the job has of CPUs, GPUs and threads. Called if one of
-            ``signs`` is set, whoever started this process.
+        promise: Returns the job's CPUs, GPUs and threads. Called if one of ``signs`` is
+            set, whoever started this process.
     """
 
     name: str
@@ -66,18 +63,18 @@ class Detector:
     promise: Callable[[Mapping[str, str]], Promise] | None = None
 
     def is_set(self, environ: Mapping[str, str]) -> bool:
-        """Return whether its variables are there."""
+        """Return whether one of its variables is set."""
         return any(environ.get(name) for name in self.signs)
 
     def has_rank(self, environ: Mapping[str, str]) -> bool:
-        """Return whether it tells this task a rank."""
+        """Return whether its variables give this task a rank."""
         return bool(self.rank) and all(environ.get(name) for name in self.rank)
 
     def number(self, environ: Mapping[str, str]) -> str:
-        """Return the number of its job: the first of its variables that is set."""
+        """Return its job's number: the first set variable of ``signs``."""
         return next(filter(None, map(environ.get, self.signs)), "")
 
     def shown(self, environ: Mapping[str, str]) -> str:
-        """Write its name, and the first of its variables."""
+        """Write its name and its first set variable."""
         name = next(filter(environ.get, self.signs))
         return f"{self.name} ({name}={environ[name][:_SHOWN]!r})"

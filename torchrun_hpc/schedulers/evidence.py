@@ -1,10 +1,9 @@
-"""Whose variables count, where there are those of several schedulers or launchers.
+"""The choice between variables of several schedulers or launchers.
 
-An environment is passed on: ``qsub -V`` or ``sbatch`` in a shell inside another job,
-or inside a task of mpirun, leaves that job's variables in the new one. They are
-compared with what can be seen: which daemon is above this process, and whether this
-host is one of the job's. In a container with process numbers of its own, or where the
-processes of others are hidden, mostly only the host can be seen.
+``qsub -V`` or ``sbatch``, run inside another job or an mpirun task, passes that job's
+variables to the new job. Two facts decide: which daemon is above this process, and
+whether this host is one of the job's. If a container or the system hides processes,
+usually only the host is left.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def without_leftovers(process: Process, detectors: Sequence[Detector]) -> Process:
-    """Return the process without the variables that are left over.
+    """Return the process without stale variables.
 
     Raises:
-        LaunchError: There are those of several, and nothing shows whose count.
+        LaunchError: Several have set variables, and nothing shows which job this is.
     """
     present = [d for d in detectors if d.daemons and d.is_set(process.environ)]
     launchers = [detector for detector in present if detector.task_layout]
@@ -36,7 +35,7 @@ def without_leftovers(process: Process, detectors: Sequence[Detector]) -> Proces
         scheduler = _scheduler(schedulers, process)
         process = _without([s for s in schedulers if s is not scheduler], process)
         schedulers = [scheduler]
-    # mpirun inside a job is no contradiction, unless the scheduler is the nearer one.
+    # mpirun inside a job is no contradiction, unless the scheduler is nearer.
     if nearest := _nearest([*launchers, *schedulers], process):
         return _without([each for each in launchers if each is not nearest], process)
     if len(launchers) > 1:
@@ -53,7 +52,7 @@ def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
     if len({s.number(process.environ).partition(".")[0] for s in here}) == 1:
         return here[0]  # one job: a site's prolog sets the others' variables
     if not here and not process.may_be_renamed:
-        # PBS writes the node file for the first host only.
+        # PBS writes the node file only on the head node.
         here = [scheduler for scheduler, is_here in has_host if is_here is None]
     if len(here) != 1:
         text = f"{process.hostname} is seen to be a node of {where} of them"
@@ -62,8 +61,8 @@ def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
 
 
 def _nearest(detectors: Sequence[Detector], process: Process) -> Detector | None:
-    """Return the one whose process is the nearest above this one, if any shows."""
-    # Tasks that it has started itself, where its daemon, which is root's, is hidden.
+    """Return the one whose process is nearest above this one, if any is visible."""
+    # A started task is proof even if the daemon, which is root's, is hidden.
     started = {d: _started_here(d, process) for d in detectors}
     above = zip_longest(process.ancestors, process.ancestor_pids, fillvalue="")
     for name, pid in [("", process.pid), *above]:
@@ -80,13 +79,13 @@ def _is_on_its_node(detector: Detector, process: Process) -> bool:
 
 
 def _started_here(detector: Detector, process: Process) -> str:
-    """Return the number of the process that it started on this node, if it tells."""
+    """Return the pid of the process that it started on this node, if known."""
     is_here = _is_on_its_node(detector, process)
     return process.environ.get(detector.task_pid, "") if is_here else ""
 
 
 def _has_host(scheduler: Detector, process: Process) -> bool | None:
-    """Return whether this host is one of the job's; ``None`` if these are not known."""
+    """Return whether this host is one of the job's; ``None`` if unknown."""
     if _is_on_its_node(scheduler, process):
         return True
     try:

@@ -1,8 +1,8 @@
-"""Flux. Not tried on a real one: from its documentation.
+"""Flux: written from its documentation, not tried with a real one.
 
-It sets ranks and sizes, and no names of nodes; the tasks exchange these by PMI.
-In the script of ``flux batch`` and the shell of ``flux alloc`` none of these variables
-is set. Source: flux-environment(7).
+Flux sets ranks and sizes, but no node names. The tasks exchange those by PMI. A ``flux
+batch`` script and a ``flux alloc`` shell have none of these variables. Source:
+flux-environment(7).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ RUN = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Return where Flux has put this task."""
+    """Return Flux's layout of the tasks."""
     flux = Variables(process.environ, "Flux", "FLUX_*")
     rank, size, nodes = (flux.integer(name) for name in (RANK, SIZE, NODES))
-    local_rank = flux.integer(LOCAL_RANK)  # how many there are, only PMI knows
+    local_rank = flux.integer(LOCAL_RANK)  # only PMI knows how many there are
     layout = TaskLayout(
         task=Task(rank, size, local_rank, -(-size // max(nodes, 1))),
         provenance={
@@ -48,7 +48,7 @@ def task_layout(process: Process) -> TaskLayout:
             "launch_id": JOB_ID,
         },
         nodes=nodes,
-        # Job ids begin with a letter that is not ASCII: ƒD2e73NP.
+        # Job ids begin with a non-ASCII letter: ƒD2e73NP.
         instance=flux.first(JOB_ID).replace("\u0192", "f"),
     )
     return with_exchanged(layout, process)

@@ -1,9 +1,8 @@
 """Slurm's short forms: host lists (``n[08-11,20]``) and counts (``2(x3),1``).
 
-A node's rank is its index in the expanded list, so the order is Slurm's own, to the
-last quirk. Source: Slurm's ``src/common/hostlist.c``, and what ``scontrol show
-hostnames`` prints. Where scontrol guesses at a broken list (``n[1-``), this module
-refuses it.
+A node's rank is its index in the expanded list, so the order must be exactly Slurm's.
+Sources: Slurm's ``src/common/hostlist.c``, and the output of ``scontrol show
+hostnames``. scontrol guesses at a broken list (``n[1-``); this module refuses it.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import re
 from itertools import product
 
 MAX_HOSTS = 65_536
-"""The most hosts in one list. Slurm's MAX_RANGE, which it applies to one range."""
+"""The maximum number of hosts in a list. It is Slurm's MAX_RANGE, for one range."""
 
 _MAX_NAME = 253
-"""The most characters in a host name, with its domain (RFC 1035)."""
+"""The maximum length of a host name with its domain (RFC 1035)."""
 
 _MAX_QUOTE = 40
 
@@ -28,22 +27,18 @@ _COUNT = re.compile(r"([1-9][0-9]{0,8})(?:\(x([1-9][0-9]{0,8})\))?")
 
 
 class HostlistError(ValueError):
-    """A host list or a list of counts is malformed; the message says what and where."""
+    """A malformed list of hosts or counts; the message names fault and position."""
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
-    """Return the names in a Slurm host list; order and duplicates are kept.
+    """Return the 1 to `MAX_HOSTS` names in a Slurm host list, in its order.
 
     Args:
-        text: Elements between commas, blanks, tabs or newlines. An element is a host
-            name (ASCII letters, digits, ``-``, ``_``, ``.``) in which any part may be
-            a bracket of numbers and ranges. The low end of a range sets the width to
-            which its numbers are padded: ``n[08-11]`` is n08, n09, n10, n11, and
-            ``n[8-011]`` is n8, n9, n10, n11. Text after a bracket (``n[1-2]i``), which
-            Slurm knows from 23.02.5 on, is understood whatever the version.
-
-    Returns:
-        At least one name, at most `MAX_HOSTS`.
+        text: Elements, separated by commas, blanks, tabs or newlines. An element is a
+            host name (ASCII letters, digits, ``-``, ``_``, ``.``). Any part may be a
+            bracket of numbers and ranges. The low end of a range sets the padded
+            width: ``n[08-11]`` is n08, n09, n10, n11, and ``n[8-011]`` is n8, n9, n10,
+            n11. Slurm accepts text after a bracket (``n[1-2]i``) since 23.02.5.
 
     Raises:
         HostlistError: The list is empty, malformed or too long.
@@ -63,17 +58,13 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """Return the counts, one per node, in Slurm's short form.
+    """Return 1 to `MAX_HOSTS` positive counts, one per node.
 
     Args:
-        text: As in SLURM_TASKS_PER_NODE, srun(1): counts between commas, each
-            optionally with a number of nodes, as ``2(x3),1`` for 2, 2, 2, 1.
-
-    Returns:
-        Positive numbers, at least one, at most `MAX_HOSTS`.
+        text: A list as in SLURM_TASKS_PER_NODE, srun(1): ``2(x3),1`` for 2, 2, 2, 1.
 
     Raises:
-        HostlistError: The text is not of this form, or has too many counts.
+        HostlistError: The text has another form, or too many counts.
     """
     counts: list[int] = []
     at = 0
@@ -90,16 +81,15 @@ def expand_counts(text: str) -> tuple[int, ...]:
 
 
 def _expand_element(element: str, at: int, room: int) -> list[str]:
-    """Return the names that one element stands for, ``room`` at most, in Slurm's order.
+    """Return the names of one element, ``room`` at most, in Slurm's order.
 
-    Slurm takes the last bracket as the run of hosts, and unfolds the prefix from its
-    right end to its left. So the last bracket varies fastest, then the first, the
-    second, and so on: ``a[0-1]b[0-1]c[0-1]`` begins a0b0c0, a0b0c1, a1b0c0.
+    The last bracket varies fastest, then the first, the second, and so on, because
+    Slurm expands the prefix from right to left: ``a[0-1]b[0-1]c[0-1]`` begins a0b0c0,
+    a0b0c1, a1b0c0.
     """
     if room == 0:
         raise _fault(element, at, f"is a host too many: over {MAX_HOSTS:,}")
-    # The numbers of every bracket, with the text that follows them; before the first
-    # bracket there is only text.
+    # Pairs of a bracket's numbers and the text after it. The first has only text.
     parts = [([""], element.partition("[")[0])]
     for bracket in _BRACKET.finditer(element):
         numbers = _expand_ranges(bracket["ranges"], at + bracket.start("ranges"), room)
@@ -115,7 +105,7 @@ def _expand_element(element: str, at: int, room: int) -> list[str]:
 
 
 def _expand_ranges(text: str, at: int, room: int) -> list[str]:
-    """Return the padded numbers, ``room`` at most, that a bracket holds as ``text``."""
+    """Return the padded numbers in a bracket, ``room`` at most."""
     numbers: list[str] = []
     for piece in text.split(","):
         match = _RANGE.fullmatch(piece)
@@ -133,7 +123,7 @@ def _expand_ranges(text: str, at: int, room: int) -> list[str]:
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Return where ``pattern``, matched at ``at``, ends; ``at`` if it matches not."""
+    """Return where a match of ``pattern`` at ``at`` ends; ``at`` without a match."""
     match = pattern.match(text, at)
     return match.end() if match else at
 

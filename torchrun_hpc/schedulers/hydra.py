@@ -1,8 +1,8 @@
-"""Hydra: mpiexec and mpirun of MPICH and of Intel MPI.
+"""Hydra: MPICH's and Intel MPI's mpiexec and mpirun.
 
-It passes the whole environment of the machine where it runs to all tasks. Nothing there
-tells two launches in one job apart, so the tasks talk to each other in any case.
-Source: MPICH's ``src/pm/hydra``, and the environments of both.
+Hydra passes the whole environment of its machine to all tasks. No variable tells two
+launches in one job apart, so the tasks always exchange an id. Sources: MPICH's
+``src/pm/hydra``, and the environments of both.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LOCAL_RANK = "MPI_LOCALRANKID"
 LOCAL_SIZE = "MPI_LOCALNRANKS"
 _TASK = (pmi.RANK, pmi.SIZE, LOCAL_RANK, LOCAL_SIZE)
 
-# Intel MPI takes the option and goes by its I_MPI_PIN*, by which one task on a node has
-# all CPUs if nothing else is set.
+# Intel MPI accepts the option, but follows its I_MPI_PIN*. By default, these give all
+# CPUs to a single task.
 MPIEXEC = Launcher(
     name="mpiexec",
     template="mpiexec -n {nodes} -ppn 1 {command}",
@@ -37,7 +37,7 @@ MPIEXEC = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Return where Hydra has put this task."""
+    """Return Hydra's layout of the tasks."""
     hydra = Variables(process.environ, "Hydra", "PMI_* and MPI_*")
     return with_exchanged(read_layout(hydra, _TASK, {}), process)
 

@@ -1,7 +1,4 @@
-"""IBM's jsrun, inside a job of LSF. Not tried on the real thing: from documentation.
-
-Source: IBM's "jsrun" page.
-"""
+"""IBM's jsrun in an LSF job: written from IBM's "jsrun" page, not tried."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ LOCAL_SIZE = "JSM_NAMESPACE_LOCAL_SIZE"
 _TASK = (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
 INSTANCE = "PMIX_NAMESPACE"
 
-# Of systems with jsrun. There the first host is that of the script, and no task runs
-# on it.
+# Systems with jsrun set it. There, the script runs on the first host, and no task does.
 ALLOCATION_ID = "CSM_ALLOCATION_ID"
 
 JSRUN = Launcher(
@@ -38,7 +34,7 @@ JSRUN = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Return where jsrun has put this task."""
+    """Return jsrun's layout of the tasks."""
     jsm = Variables(process.environ, "jsrun", "JSM_* and LSB_*")
     name = jsm.first(INSTANCE)
     return read_layout(jsm, _TASK, {"launch_id": INSTANCE}, instance=name)

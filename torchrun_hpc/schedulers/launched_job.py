@@ -1,7 +1,7 @@
-"""The job of a task that mpirun or its like has started.
+"""The job of a task that mpirun or a similar launcher started.
 
-The launcher knows which process is which. It runs inside a job of Slurm, PBS or LSF, or
-in none; where the nodes are, the scheduler knows better.
+The launcher numbers the tasks. If it runs inside a Slurm, PBS or LSF job, the scheduler
+names the nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
     from torchrun_hpc.schedulers.task_layout import TaskLayout
 
-# There, only the user knows the file of hosts.
+# Without a scheduler, only the user knows the host file.
 NO_SCHEDULER = Allocation("", "", (), {}, host_file="HOSTFILE")
 
 
@@ -30,17 +30,16 @@ def launched_job(
     allocation: Allocation,
     process: Process,
 ) -> job.Job:
-    """Describe the job of a task, as its launcher and its scheduler say.
+    """Describe the job of a task.
 
     Args:
         detector: The launcher.
-        layout: What it says of this task.
-        allocation: What the scheduler says; `NO_SCHEDULER` without one.
+        layout: The launcher's view of this task.
+        allocation: The scheduler's nodes, or `NO_SCHEDULER`.
         process: This process.
 
     Raises:
-        LaunchError: The ranks contradict each other, or leave open how many nodes
-            there are.
+        LaunchError: The ranks contradict each other, or the number of nodes is unclear.
     """
     launcher, listed = detector.launcher, allocation.nodes
     index = job.node_index(process.hostname, listed)
@@ -88,10 +87,10 @@ def launched_job(
 
 
 def _names(layout: TaskLayout, listed: Sequence[str], nodes: int) -> tuple[str, ...]:
-    """Return the names of the nodes in rank order, empty where they are not known.
+    """Return the names of the nodes in rank order; an unknown name is empty.
 
-    The launcher may know the hosts' own names; the scheduler may list more of them, or
-    in another order.
+    The launcher may know the host names. The scheduler's list may be longer, or in
+    another order.
     """
     labels = {node.partition(".")[0]: node for node in listed}
     names = tuple(labels.get(host.partition(".")[0], "") for host in layout.hosts)
@@ -100,7 +99,7 @@ def _names(layout: TaskLayout, listed: Sequence[str], nodes: int) -> tuple[str, 
         names = tuple(listed[:nodes]) if len(listed) >= nodes else ("",) * nodes
     if layout.pmi_is_open and names[0]:
         (head,) = layout.head_candidates
-        if not job.same_host(names[0], head):  # this launch is on a part of the job
+        if not job.same_host(names[0], head):  # this launch uses a part of the job
             return (head, *("",) * (nodes - 1))
     return names
 
@@ -129,8 +128,12 @@ def _number_of_nodes(
 ) -> int:
     """Return the number of nodes, the same on each of them.
 
-    ``index`` is that of this node among those that the scheduler lists; a launch takes
-    the first ones. ``line`` starts one task on each node.
+    Args:
+        detector: The launcher.
+        layout: Its view of this task.
+        listed: Number of nodes that the scheduler lists; a launch uses the first ones.
+        index: This node's index in that list.
+        line: A command that starts one task per node, for the message.
     """
     task = layout.task
     if layout.nodes is not None:
@@ -155,7 +158,7 @@ def _number_of_nodes(
 
 
 def _usual_node_rank(layout: TaskLayout, nodes: int) -> int:
-    """Return the rank of a node as launchers place tasks: in blocks, or in turn."""
+    """Return the node rank if the tasks are placed in blocks, or in turn."""
     task = layout.task
     if task.size == nodes:
         return task.rank
@@ -172,7 +175,7 @@ def _usual_node_rank(layout: TaskLayout, nodes: int) -> int:
 def _launch_id(
     detector: Detector, layout: TaskLayout, allocation: Allocation
 ) -> tuple[str, str]:
-    """Return what names this launch, and the variables that it came from."""
+    """Return the launch id, and the variables that it came from."""
     parts = [(layout.instance, layout.provenance.get("launch_id", ""))]
     if allocation.launch_id and layout.nodelist_is_shared:
         parts.insert(0, (allocation.launch_id, allocation.provenance["launch_id"]))

@@ -1,4 +1,4 @@
-"""IBM Spectrum LSF. Not tried on the real thing: from documentation.
+"""IBM Spectrum LSF: written from documentation, not tried with a real one.
 
 Source: IBM's "Environment variables set for job execution".
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
 
 JOB_ID = "LSB_JOBID"
-ARRAY_INDEX = "LSB_JOBINDEX"  # 0 if the job is no array
-# One host on a line for each slot, or host and number of slots. LSB_HOSTS is empty
-# where it would be too long.
+ARRAY_INDEX = "LSB_JOBINDEX"  # 0 without an array
+# Each line is a host per slot, or a host and its number of slots. LSB_HOSTS is empty if
+# it would be too long.
 HOST_FILES = ("LSB_DJOB_RANKFILE", "LSB_DJOB_HOSTFILE")
 HOST_COUNTS = "LSB_MCPU_HOSTS"
 HOSTS = "LSB_HOSTS"
@@ -52,7 +52,7 @@ def detect(process: Process) -> Job:
 
 
 def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
-    """Return the hosts of the job, each once, and what names them."""
+    """Return the job's hosts, each once, and their source."""
     for name in HOST_FILES:
         text = process.read(lsf.first(name)) if lsf.first(name) else None
         hosts = hosts_in((text or "").splitlines(), name, counts=True)

@@ -25,20 +25,19 @@ LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
 _TASK = (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
 
-# Of this mpirun and no other: a number (4), or prterun-HOST-PID@1 (5).
+# Unique to this mpirun: a number (4), or prterun-HOST-PID@1 (5).
 INSTANCE = "PMIX_NAMESPACE"
 
-# Open MPI 4: the addresses of the machine where mpirun runs, as in
+# Open MPI 4: the addresses of the machine where mpirun runs, for example
 # 803405824.0;tcp://192.0.2.2,10.10.0.254:54513;tcp6://[fd00::2]:59375
 MACHINE = "OMPI_MCA_orte_hnp_uri"
 NODES = "OMPI_MCA_orte_num_nodes"
 
-# Ends in the number of this node's daemon: 0 where mpirun runs, others from 1, in the
-# order of the hosts. As in 959053824.1;... (4) and prterun-jwb0001-8511@0.1;... (5).
+# Ends in the number of this node's daemon: 0 is mpirun's, others count from 1 in the
+# hosts' order. Examples: 959053824.1;... (4) and prterun-jwb0001-8511@0.1;... (5).
 DAEMON = "PMIX_SERVER_URI2"
 
-# Over ssh, a command that is found by PATH only, as in a virtual environment, is not
-# found without -x PATH.
+# Without -x PATH, a command in a virtual environment is not found over ssh.
 MPIRUN = Launcher(
     name="mpirun",
     template="mpirun -x PATH -np {nodes} --map-by ppr:1:node {command}",
@@ -54,7 +53,7 @@ MPIRUN = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Return where Open MPI has put this task."""
+    """Return Open MPI's layout of the tasks."""
     ompi = Variables(process.environ, "Open MPI", "OMPI_* and PMIX_*")
     machine, source = _machine(ompi)
     daemon = re.match(r"[^;]*\.([0-9]{1,6});", ompi.first(DAEMON))
@@ -68,17 +67,17 @@ def task_layout(process: Process) -> TaskLayout:
         most_nodes=nodes or None,
         instance=ompi.first(INSTANCE),
         head_candidates=machine,
-        nodelist_is_shared=False,  # ssh passes no variables of a scheduler on
+        nodelist_is_shared=False,  # ssh does not forward the scheduler's variables
     )
     task = layout.task
-    # It also counts nodes without a task, if mpirun has started a daemon there.
+    # It also counts nodes that have a daemon of mpirun, but no task.
     one_each = task.local_size == 1 and (before is None or task.rank <= before)
     counts = nodes and (nodes < task.size or (nodes == task.size and one_each))
     return replace(layout, nodes=nodes) if counts else layout
 
 
 def _machine(ompi: Variables) -> tuple[tuple[str, ...], str]:
-    """Return the machine where mpirun runs, by addresses or by name."""
+    """Return the addresses or the name of mpirun's machine, and their source."""
     uris = re.findall(r"tcp6?://([^;]+):[0-9]+", ompi.first(MACHINE))
     if uris:
         parts = (part.strip("[]") for uri in uris for part in uri.split(","))

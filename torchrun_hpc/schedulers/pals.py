@@ -1,9 +1,8 @@
-"""HPE Cray PALS: mpiexec on the systems that run PBS.
+"""HPE Cray PALS: mpiexec on Cray systems with PBS.
 
-Slurm (``--mpi=cray_shasta``) and Flux set the same variables, so that these prove
-nothing about the scheduler: they are asked after those two. PALS_NRANKS, PALS_PPN and
-PALS_DEPTH are what a user tells mpiexec, not what it tells a task. Sources: Slurm's
-``src/plugins/mpi/cray_shasta``, ALCF's and NCAR's documentation.
+Slurm (``--mpi=cray_shasta``) and Flux set the same variables, so PALS comes after them.
+PALS_NRANKS, PALS_PPN and PALS_DEPTH are for mpiexec, which does not set them for tasks.
+Sources: Slurm's ``src/plugins/mpi/cray_shasta``, ALCF's and NCAR's documentation.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ LOCAL_SIZE = ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE")
 _TASK = (RANK, pmi.SIZE, LOCAL_RANK, *LOCAL_SIZE)
 APPLICATION = "PALS_APID"  # a UUID
 
-# How much of the UUID names a launch among the others of its job.
-_SHORT = 8
+_SHORT = 8  # characters of the UUID that distinguish the launches of a job
 
 MPIEXEC = Launcher(
     name="mpiexec",
@@ -40,7 +38,7 @@ MPIEXEC = Launcher(
 
 
 def task_layout(process: Process) -> TaskLayout:
-    """Return where PALS has put this task."""
+    """Return PALS's layout of the tasks."""
     pals = Variables(process.environ, "PALS", "PALS_* and PMI_*")
     return read_layout(
         pals,
@@ -55,7 +53,7 @@ DETECTOR = Detector(
     name="PALS",
     signs=(RANK,),
     rank=(RANK,),
-    prefixes=(),  # its daemons are not known
+    prefixes=(),  # its daemons are unknown
     daemons=(),
     launcher=MPIEXEC,
     task_layout=task_layout,

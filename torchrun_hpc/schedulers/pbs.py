@@ -1,7 +1,7 @@
-"""PBS Pro and OpenPBS: the node file, and tasks that pbsdsh and pbs_tmrsh start.
+"""PBS Pro and OpenPBS: the node file, and tasks of pbsdsh and pbs_tmrsh.
 
-Sources: qsub(1B), pbsdsh(1B), OpenPBS's ``src/resmom/start_exec.c``, and what jobs of
-a real OpenPBS 23.06 have seen.
+Sources: qsub(1B), pbsdsh(1B), OpenPBS's ``src/resmom/start_exec.c``, and jobs of a real
+OpenPBS 23.06.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ NODE_FILE = "PBS_NODEFILE"
 ENVIRONMENT = "PBS_ENVIRONMENT"
 INTERACTIVE = "PBS_INTERACTIVE"
 
-# 1 in the script, eight hexadecimal digits in what pbsdsh and pbs_tmrsh start.
+# 1 in the script, eight hexadecimal digits in tasks of pbsdsh and pbs_tmrsh.
 TASK_NUMBER = "PBS_TASKNUM"
-# Number of this host, in tasks of pbsdsh and pbs_tmrsh only: whoever forwards the
-# script's environment forwards its 0.
+# This host's number, right only in tasks of pbsdsh and pbs_tmrsh. The script has 0, and
+# other launchers forward that.
 NODE_NUMBER = "PBS_NODENUM"
 
 PBSDSH = Launcher(
@@ -45,23 +45,24 @@ PBSDSH = Launcher(
     may_wait=True,
 )
 
-# PBS sets both to the chunk's ompthreads, otherwise to its ncpus, whatever mpiprocs is.
+# PBS sets both to the chunk's ompthreads, otherwise to its ncpus; mpiprocs is ignored.
 # Source: OpenPBS's src/resmom/start_exec.c; seen with 23.06.
 THREADS = "NCPUS"  # and OMP_NUM_THREADS
 
-# Where PBS writes it. pbsdsh does not set the variable on the first node.
+# Where PBS writes it. On the head node, pbsdsh does not set the variable.
 USUAL_FILE = "/var/spool/pbs/aux/{}"
-_NUMBER = r"[0-9]+(\[[0-9]*\])?"  # of a job: its file has the name NUMBER.SERVER
+_NUMBER = r"[0-9]+(\[[0-9]*\])?"  # a job's; its file is called NUMBER.SERVER
 
-# A script does not show which one it will use. Hydra (MPICH, Intel MPI) takes PALS's
-# options, Open MPI does not; without tm it does not ask PBS either. To bind to no CPU,
-# PALS and Hydra have different options, and neither takes the other's.
-# -x passes the job's number on, by which the other nodes find the node file.
+# It is unknown which mpiexec a script will use. Hydra (MPICH, Intel MPI) accepts PALS's
+# options. Open MPI does not, and without tm it does not ask PBS for the hosts. PALS and
+# Hydra have different options against binding, and reject each other's. -x forwards
+# the job's number, by which the other nodes find the node file.
 _WITH_NUMBER = f"${NODE_FILE} {MPIRUN.forward_option} {JOB_ID}"
 _TO_MPIRUN = MPIRUN.once_per_node("{nodes}", "{command}", _WITH_NUMBER)
 ANY_MPIEXEC = Launcher(
     name="mpiexec",
-    template=f"{MPIEXEC.template}   # with Open MPI: {_TO_MPIRUN}",
+    template=MPIEXEC.template,
+    other_template=f"{_TO_MPIRUN}   # with Open MPI",
     cpu_option="",
     block_option="",
 )
@@ -74,10 +75,9 @@ def allocation(process: Process) -> Allocation:
 
 
 def _allocation(pbs: Variables, lines: list[str], source: str) -> Allocation:
-    """Return the nodes that a file lists.
+    """Return the nodes in a file with one line per slot.
 
-    It has one line for each slot: a host may be there several times, also with others
-    between. On the other nodes it is not always readable.
+    A host can have several lines, not always together.
     """
     number, _, _ = pbs.first(JOB_ID).partition(".")
     return Allocation(
@@ -90,7 +90,7 @@ def _allocation(pbs: Variables, lines: list[str], source: str) -> Allocation:
 
 
 def detect(process: Process) -> Job:
-    """Describe the job of a script, or of a task that PBS itself has started."""
+    """Describe the job of a script, or of a task that PBS itself started."""
     pbs = Variables(process.environ, "PBS", "PBS_*")
     is_task = bool(re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)))
     lines, source = _node_file(pbs, process, own_first=is_task)
@@ -105,12 +105,12 @@ def detect(process: Process) -> Job:
 
 
 def promise(environ: Mapping[str, str]) -> Promise:
-    """Return what PBS promises."""
+    """Return PBS's promises."""
     return Promise(threads=Setting(environ.get(THREADS, ""), f"{THREADS} is PBS's"))
 
 
 def _task(pbs: Variables, process: Process, job: Job, lines: list[str]) -> Job:
-    """Describe a task of pbsdsh or pbs_tmrsh, which gets no rank and no size."""
+    """Describe a task of pbsdsh or pbs_tmrsh, which set neither rank nor size."""
     nodes, source = job.nodes, job.provenance["nodes"]
     most = max(lines.count(node) for node in nodes)
     if most > 1:
@@ -123,7 +123,7 @@ def _task(pbs: Variables, process: Process, job: Job, lines: list[str]) -> Job:
         )
     rank = pbs.integer(NODE_NUMBER) if pbs.first(NODE_NUMBER) else len(nodes)
     rank_source = NODE_NUMBER
-    # The name goes first: numbers also count hosts that have no line in the file.
+    # The name comes first: numbers also count hosts without a line in the file.
     if job.node_rank is not None:
         rank, rank_source = job.node_rank, BY_NAME
     if rank >= len(nodes):
@@ -152,14 +152,14 @@ def _task(pbs: Variables, process: Process, job: Job, lines: list[str]) -> Job:
 def _node_file(
     pbs: Variables, process: Process, *, own_first: bool
 ) -> tuple[list[str], str]:
-    """Return the lines of the node file, and which it is.
+    """Return the lines of the node file, and its source.
 
-    ``qsub -V`` inside another job passes that job's variable on. PBS does not replace
-    it in the first task of pbsdsh. So the job's own file goes first there. A file that
-    is named after another job never counts.
+    ``qsub -V`` inside another job forwards that job's variable. In pbsdsh's first task,
+    PBS does not replace it. There, the job's own file comes first. A file that is named
+    after another job never counts.
 
     Raises:
-        LaunchError: It lists something else.
+        LaunchError: The file does not list hosts.
     """
     named, job = pbs.first(NODE_FILE), pbs.first(JOB_ID)
     folder, _, name = named.rpartition("/")

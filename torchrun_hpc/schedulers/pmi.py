@@ -1,18 +1,18 @@
-"""PMI-1: what the tasks of Hydra (MPICH, Intel MPI) and Flux can tell each other.
+"""PMI-1: the exchange of host names between tasks of Hydra (MPICH, Intel MPI) and Flux.
 
-These launchers give ranks and sizes, and no names. But each task has a connection to
-its process manager, on which MPI_Init would exchange addresses. Here the first task of
-each node writes its host's name, and rank 0 reads them and writes the whole list for
-all: as many requests as nodes for one task, and few for each of the others. Sources:
-MPICH's ``src/pmi/src/pmi_wire.c``, ``pmi_v1.c``; seen with MPICH 4, 5, Intel MPI 2021.
+These launchers set ranks and sizes, but no names. Each task has a connection to its
+process manager, over which MPI_Init exchanges addresses. Here, the first task of each
+node writes its host name. Rank 0 reads them and writes the whole list. So rank 0 sends
+one request per node, and other tasks send few. Sources: MPICH's
+``src/pmi/src/pmi_wire.c`` and ``pmi_v1.c``; seen with MPICH 4, 5 and Intel MPI 2021.
 
-For Hydra, a node is a run of one host in its list: ``-hosts a,b,a`` are three
-nodes to MPICH 4 and 5, two to Intel MPI. So the tasks of a host are found by its name.
+For Hydra, ``-hosts a,b,a`` are three nodes (MPICH 4 and 5) or two (Intel MPI). So tasks
+of one host are found by its name.
 
-A process that has used the connection counts as an MPI program: if it ends without
-``finalize``, Hydra kills the other tasks of the node. After ``finalize``, MPI_Init
-fails. So `finalize` is for what uses no MPI, and `finalize_at_end` for a script, which
-may: it finalizes when the script has ended, if that has not done so.
+A process that has used the connection counts as an MPI program. If it ends without
+``finalize``, Hydra kills the node's other tasks. After ``finalize``, MPI_Init fails. So
+`finalize` is for processes without MPI. `finalize_at_end` is for scripts: it finalizes
+after the script's end, unless the script has.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ PORT_ID = "PMI_ID"
 RANK = "PMI_RANK"
 SIZE = "PMI_SIZE"
 
-# PMI_SPAWNED and the like have keys of this form too; this one is nobody else's.
+# Names that no other program uses.
 _KEY = "torchrun_hpc_head"
-_HOST = "torchrun_hpc_host_{}"  # for each node the host that its first task is on
-_HOSTS = "torchrun_hpc_hosts_{}"  # a part of the list of all of them
+_HOST = "torchrun_hpc_host_{}"  # per node, the host of its first task
+_HOSTS = "torchrun_hpc_hosts_{}"  # a part of the list of all hosts
 _MAPPING = "PMI_process_mapping"
 
-# Characters of a value: a line has at most 1024, with the names of store and key.
+# Characters of a value. A line has at most 1024, with the names of store and key.
 _LONGEST_VALUE = 512
 
-# More than any machine has: a number gone wrong, which would take memory.
+# No machine has more. A wrong number would take too much memory.
 MOST_TASKS = 2**22
 
-# Seconds without an answer after which the connection counts as dead. The barrier may
-# take as long as the slowest task, and is reported.
+# Seconds without an answer after which the connection counts as dead. The barrier has
+# no such limit: it waits for the slowest task, and the wait is reported.
 _ANSWER = 30.0
 _LONGEST = 2**16
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """The facts that the tasks have exchanged; the same for all of them.
+    """The facts that the tasks have exchanged, equal for all tasks.
 
     Attributes:
         first_host: Host name of rank 0.
-        instance: Names this launch and no other: a random number that rank 0 made.
-        node_of_rank: For each rank the number of its node, from 0 in the order of the
-            ranks; empty if not known.
-        hosts: For each node the name of its host; empty if not known.
+        instance: Unique name of this launch: a random number from rank 0.
+        node_of_rank: For each rank, the number of its node, from 0 in rank order; empty
+            if unknown.
+        hosts: For each node, its host name; empty if unknown.
     """
 
     first_host: str
@@ -75,7 +75,7 @@ class Exchanged:
 
 
 class PmiError(Exception):
-    """The process manager does not answer as it should."""
+    """The process manager gave no answer, or a wrong one."""
 
 
 def exchange(
@@ -84,18 +84,18 @@ def exchange(
     wait: Callable[[float], None] | None = None,
     machine: str = "",
 ) -> Exchanged | None:
-    """Ask the process manager; all tasks have to.
+    """Ask the process manager; all tasks must do this.
 
-    The connection stays open, and usable: nothing is finalized.
+    The connection stays open and usable: nothing is finalized.
 
     Args:
         environ: Environment of this process.
         hostname: Name of this machine.
-        wait: Called now and then with the seconds that the others are waited for.
-        machine: What tells this machine from another one of the same name.
+        wait: Called from time to time with the seconds that this task has waited.
+        machine: A text that differs between machines of the same name.
 
     Returns:
-        The facts from rank 0; ``None`` without a process manager that answers.
+        The facts, or ``None`` if no process manager answers.
     """
     wait = wait or (lambda _seconds: None)
     try:
@@ -129,18 +129,18 @@ def exchange(
 
 
 def _in_value(text: str) -> str:
-    """Replace what a value, or the list of hosts, must not have."""
+    """Replace characters that are not allowed in a value or in the list of hosts."""
     return re.sub("[^A-Za-z0-9._-]", "-", text)
 
 
 def _each_once(machines: Sequence[str]) -> str:
-    """Write a list of hosts; one that was there before as ``#`` and its number."""
+    """Write a list of hosts; a repeated host becomes ``#`` and its number."""
     numbers: dict[str, int] = {}
     names = []
     for number, machine in enumerate(machines):
         host = machine.partition("/")[0]
         names.append(f"#{numbers[machine]}" if machine in numbers else host)
-        # One without a name is a host of its own.
+        # A node without a name counts as a host of its own.
         numbers.setdefault(machine if host else f"#{number}", len(numbers))
     return ",".join(names)
 
@@ -148,10 +148,10 @@ def _each_once(machines: Sequence[str]) -> str:
 def _joined(
     nodes: tuple[int, ...], hosts: str, mapping: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return for each rank its node, and the names of the nodes.
+    """Return each rank's node, and the nodes' names.
 
-    The process manager knows ``nodes``; `_each_once` has written ``hosts``, without
-    which ``mapping`` has to do.
+    ``nodes`` are the process manager's, and `_each_once` wrote ``hosts``. Without a
+    valid list of hosts, the result is ``mapping``.
     """
     written = hosts.split(",")
     if not hosts or len(written) != max(nodes) + 1:
@@ -163,20 +163,20 @@ def _joined(
 
 
 def is_announced(environ: Mapping[str, str]) -> bool:
-    """Return whether there should be a process manager, and others to talk to."""
+    """Return whether variables announce a process manager and other tasks."""
     manager = environ.get(DESCRIPTOR) or environ.get(PORT)
     return bool(manager) and environ.get(SIZE) != "1"
 
 
 def finalize(environ: Mapping[str, str]) -> None:
-    """End the exchange: no program of this task will use MPI."""
+    """End the exchange, for a task that will not use MPI."""
     with contextlib.suppress(PmiError, ValueError, OSError, OverflowError):
         if environ.get(DESCRIPTOR):
             _Manager(int(environ[DESCRIPTOR])).ask("cmd=finalize")
 
 
 def finalize_at_end(environ: Mapping[str, str]) -> None:
-    """End the exchange when this process, or what it becomes, has ended."""
+    """End the exchange when this process has ended, also after an exec."""
     if not environ.get(DESCRIPTOR):
         return
     try:
@@ -192,14 +192,13 @@ def finalize_at_end(environ: Mapping[str, str]) -> None:
 
 
 def parse_mapping(text: str, size: int) -> tuple[int, ...]:
-    """Read ``(vector,(0,3,1))``: from node 0, on three nodes, one task on each.
+    """Read ``(vector,(0,3,1))``: from node 0, three nodes with one task each.
 
-    MPICH 5 writes ``2`` for ``(2,1,1)`` and ``[...]x3`` for three times the same. The
-    list starts again from the beginning while there are tasks left.
+    MPICH 5 writes ``2`` for ``(2,1,1)``, and ``[...]x3`` for three repetitions. The
+    list repeats while tasks are left.
 
     Returns:
-        For each rank the number of its node, in the order of the ranks; empty if the
-        text is something else.
+        For each rank, the number of its node; empty if the text has another form.
     """
     if not re.fullmatch(rf"\(vector,{_PART}(,{_PART})*\)", text):
         return ()
@@ -223,7 +222,7 @@ _PART = rf"(?:{_BLOCK}|\[{_BLOCK}(?:,{_BLOCK})*\]x{_NUMBER})"
 
 
 def _blocks(text: str, most: int) -> Iterator[tuple[int, int, int]]:
-    """Yield first node, number of nodes, and tasks on each, where there are any."""
+    """Yield first node, number of nodes and tasks on each, without empty blocks."""
     for part in re.findall(_PART, text):
         inside, _, times = part.partition("]x")
         for _ in range(min(int(times or 1), most)):
@@ -235,7 +234,7 @@ def _blocks(text: str, most: int) -> Iterator[tuple[int, int, int]]:
 
 
 class _Manager:
-    """The connection to a process manager: a line each way."""
+    """The connection to a process manager; each question and answer is a line."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -248,7 +247,7 @@ class _Manager:
     def ask(
         self, line: str, wait: Callable[[float], None] | None = None
     ) -> dict[str, str]:
-        """Send a line, and read the answer as names and values."""
+        """Send a line, and return the names and values of the answer."""
         data = line.encode() + b"\n"
         while data:
             data = data[os.write(self._descriptor, data) :]
@@ -256,16 +255,16 @@ class _Manager:
         return {name: value for name, _, value in words}
 
     def put(self, key: str, value: str) -> None:
-        """Write a value, which all tasks can get after the next barrier."""
+        """Write a value, which all tasks can read after the next barrier."""
         self.ask(f"cmd=put kvsname={self._store} key={key} value={value}")
 
     def get(self, key: str) -> str:
-        """Return a value that a task or the process manager has put; empty if none."""
+        """Return a value from a task or the process manager; empty if there is none."""
         answer = self.ask(f"cmd=get kvsname={self._store} key={key}")
         return answer.get("value", "") if answer.get("rc") == "0" else ""
 
     def read(self, wait: Callable[[float], None] | None = None) -> str:
-        """Read a line, which has to come soon if nothing is called while waiting."""
+        """Read a line; without ``wait``, it must come within `_ANSWER` seconds."""
         line, sources = b"", [self._descriptor]
         limit = math.inf if wait else _ANSWER
         while not line.endswith(b"\n"):
@@ -285,7 +284,7 @@ class _Manager:
 
 @contextlib.contextmanager
 def _connection(environ: Mapping[str, str]) -> Iterator[_Manager]:
-    """Yield the connection of the environment, or a new one to the port in it."""
+    """Yield the inherited connection, or a new one to the announced port."""
     if environ.get(DESCRIPTOR):
         yield _Manager(int(environ[DESCRIPTOR]))
         return

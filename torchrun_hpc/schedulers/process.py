@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Process:
-    """The facts by which a launcher or a scheduler is recognised.
+    """The facts by which a launcher or scheduler is recognised.
 
     Attributes:
         environ: Its environment. An empty variable counts as unset.
         hostname: Name of this machine, with or without a domain.
         terminal: Whether standard input is a terminal.
-        in_own_group: Whether it is in another process group than the leader of its
-            session. An interactive shell starts programs in groups of their own; a
-            wrapper or the start of a container does not.
-        pid: Its number.
+        in_own_group: Whether its process group differs from that of the session leader.
+            An interactive shell starts each program in a group of its own; a wrapper or
+            container runtime does not.
+        pid: Its pid.
         command: The user's command, for messages.
-        ancestors: Names of the processes above it that can be seen, the nearest first;
-            at most 15 characters each.
-        ancestor_pids: Their numbers, and that of the next one, which may be hidden.
-        may_be_renamed: Whether the host name may be a container's own, which is in no
-            list of nodes.
+        ancestors: Names of the visible processes above it, nearest first; at most 15
+            characters each.
+        ancestor_pids: Their pids, and the next pid, whose process may be hidden.
+        may_be_renamed: Whether the host name may be a container's own, which no list of
+            nodes has.
         read: Returns the text of a file; ``None`` if it cannot be read.
-        exchange: Asks the process manager, see `pmi.exchange`; ``None`` if there is
-            none.
+        exchange: Asks the process manager (`pmi.exchange`); returns ``None`` without
+            one.
     """
 
     environ: Mapping[str, str]
@@ -53,11 +53,11 @@ class Process:
 
 
 WeighedProcess = NewType("WeighedProcess", Process)
-"""A process without the variables that are left over, from `schedulers.weigh`."""
+"""A process without stale variables, from `schedulers.weigh`."""
 
 
 def environment() -> Mapping[str, str]:
-    """Return the environment of this process, as it is and will be."""
+    """Return the environment of this process; later changes show in it."""
     return os.environ
 
 
@@ -65,7 +65,7 @@ def this_process(
     exchange: Callable[[Mapping[str, str]], Exchanged | None] | None = None,
     command: str = "COMMAND",
 ) -> Process:
-    """Look at this process; without ``exchange``, no process manager may be asked."""
+    """Describe this process; without ``exchange``, no process manager is asked."""
     names, pids = procfs.ancestors(os.getppid())
     return Process(
         environ=environment(),

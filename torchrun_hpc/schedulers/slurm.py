@@ -1,7 +1,7 @@
-"""Slurm, by environment alone: srun's step, the batch script, or a shell.
+"""Slurm, from its variables alone: srun's step, the batch script, or a shell.
 
-Nothing is asked of ``scontrol``: it is missing in containers. Sources of the facts:
-srun(1), sbatch(1), salloc(1), and Slurm's ``src/common/env.c``.
+``scontrol`` is not used, because containers do not have it. Sources: srun(1),
+sbatch(1), salloc(1), and Slurm's ``src/common/env.c``.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 
 NAME = "Slurm"
 
-# srun(1): since 22.05 srun does not read SLURM_CPUS_PER_TASK, which sbatch sets, but
-# SRUN_CPUS_PER_TASK, which it does not; 23.11 took that back.
+# sbatch sets the first. From 22.05 to 23.02, srun reads only the second (srun(1)).
 CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
 SRUN_CPUS_PER_TASK = "SRUN_CPUS_PER_TASK"
 JOB_CPUS = "SLURM_JOB_CPUS_PER_NODE"
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 NODE_ID = "SLURM_NODEID"
 
-# All three: srun takes missing options from what sbatch was told, and with more
-# tasks than nodes ignores the third.
+# All three are needed. srun inherits missing options from sbatch, and ignores the third
+# if there are more tasks than nodes.
 _ONCE_PER_NODE = "--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {command}"
 SRUN = Launcher(
     name="srun",
@@ -47,7 +46,7 @@ SRUN = Launcher(
     exclude="--exclude=",
     bind_option="--cpus-per-task=N --cpu-bind=cores",
     all_gpus_option="--gpu-bind=none",
-    forgets_cpus="srun 22.05 to 23.02 does not read that variable. Run this before "
+    forgets_cpus="srun 22.05 to 23.02 does not read that variable. Add this before "
     f"srun: export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}",
     takes_from="sbatch, salloc or srun",
     node_variable=NODE_ID,
@@ -63,8 +62,8 @@ JOB_NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 HET_SIZE = "SLURM_HET_SIZE"
 JOB_NUM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 
-# Set by srun, and by nothing else: SLURM_STEP_ID is in the batch script too since
-# 26.05, and the variables without STEP are the job's where srun keeps them.
+# Only srun sets these. Since 26.05 the batch script also has SLURM_STEP_ID. Variables
+# without STEP may be the job's, because srun keeps them.
 STEP_NODES = "SLURM_STEP_NODELIST"
 STEP_NUM_NODES = "SLURM_STEP_NUM_NODES"
 STEP_TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
@@ -73,30 +72,29 @@ NODE_NAME = "SLURMD_NODENAME"
 TASK_RANK = "SLURM_PROCID"
 LOCAL_RANK = "SLURM_LOCALID"
 DISTRIBUTION = "SLURM_DISTRIBUTION"
-ARBITRARY = "arbitrary"  # as in a file of the user's, or in the order of --nodelist
+ARBITRARY = "arbitrary"  # the order of a host file, or of --nodelist
 
-# The step that LaunchParameters=use_interactive_step puts salloc's shell into:
-# 0xfffffffa, printed with a sign since 26.05.
+# The step of salloc's shell with LaunchParameters=use_interactive_step: 0xfffffffa,
+# signed since 26.05.
 INTERACTIVE_STEP_IDS = ("4294967290", "-6")
 
-# Set by srun --pty, and inherited by the steps that its shell starts.
+# srun --pty sets it, and steps from its shell inherit it.
 PTY_PORT = "SLURM_PTY_PORT"
 
-# The process that Slurm itself started; what a shell starts has another number.
+# The pid of the process that Slurm itself started.
 TASK_PID = "SLURM_TASK_PID"
 
 
 def detect(process: Process) -> Job | None:
-    """Describe the Slurm job that this process belongs to.
+    """Describe the Slurm job of this process.
 
-    The host name tells a shell inside the allocation from one on the login node,
-    where Slurm's own name of the node is not set. A terminal, a process group and a
-    number tell what a person starts in the shell of ``srun --pty`` from the step, whose
-    variables it inherits.
+    The host name distinguishes a shell on a job node from one on a login node, where
+    SLURMD_NODENAME is not set. Programs from the shell of ``srun --pty`` inherit the
+    step's variables. Terminal, process group and pid tell them from the step itself.
 
     Returns:
-        The job, or ``None`` when Slurm did not start this process: no job, or a
-        login into one of the job's nodes, which brings only some of the variables.
+        The job, or ``None`` if Slurm did not start this process: there is no job, or
+        this is a login to a job node, which has only some of the variables.
     """
     slurm = _Variables(process.environ, NAME, "SLURM_*")
     if slurm.first(STEP_NODES, STEP_NUM_NODES) and not _is_left_over(slurm):
@@ -111,14 +109,14 @@ def detect(process: Process) -> Job | None:
         return None
     if slurm.first(NODE_ID) and slurm.first(TASK_RANK):
         return _batch_script(slurm)
-    # salloc names the nodes of a heterogeneous job by their components only.
+    # In a heterogeneous job, salloc lists nodes only by component.
     if slurm.first(*JOB_NODES) or _components(slurm):
         return _allocation_shell(slurm, process.hostname)
     return None
 
 
 def allocation(process: Process) -> Allocation | None:
-    """Return the nodes of the Slurm job in which mpirun or the like started this."""
+    """Return the nodes of the Slurm job in which a launcher such as mpirun runs."""
     slurm = _Variables(process.environ, NAME, "SLURM_*")
     if not slurm.first(*JOB_ID) or not (slurm.first(*JOB_NODES) or _components(slurm)):
         return None
@@ -126,9 +124,9 @@ def allocation(process: Process) -> Allocation | None:
 
 
 def promise(environ: Mapping[str, str]) -> Promise:
-    """Return what Slurm promises; numbers that are none do not count.
+    """Return Slurm's promises; malformed numbers are ignored.
 
-    Enroot's hook makes a port of the job's number. Source: NVIDIA's enroot,
+    Enroot's hook derives a port from the job's number. Source: NVIDIA's enroot,
     ``50-slurm-pytorch.sh``.
     """
 
@@ -154,7 +152,7 @@ class _Variables(Variables):
     """Slurm's variables, also as lists."""
 
     def hosts(self, *names: str) -> tuple[str, ...]:
-        """Return the first of the variables that is set, as node names."""
+        """Return the node names in the first set variable."""
         name = self.name(*names)
         try:
             hosts = hostlist.expand_hostlist(self.environ[name])
@@ -165,7 +163,7 @@ class _Variables(Variables):
         return hosts
 
     def counts(self, *names: str) -> tuple[int, ...]:
-        """Return the first of the variables that is set, as numbers of tasks."""
+        """Return the numbers of tasks in the first set variable."""
         name = self.name(*names)
         try:
             return hostlist.expand_counts(self.environ[name])
@@ -174,10 +172,10 @@ class _Variables(Variables):
 
 
 def _is_left_over(slurm: _Variables) -> bool:
-    """Return whether the step's variables belong to another job than the job's.
+    """Return whether the step's variables belong to another job.
 
-    sbatch passes the environment on: a job that is submitted from a shell inside a
-    step finds that step's variables in its batch script (seen with 22.05).
+    sbatch forwards the environment. A job that is submitted inside a step has that
+    step's variables in its batch script (seen with 22.05).
     """
     step, job = slurm.first(STEP_NODES), slurm.first(*JOB_NODES)
     is_other = step and job and step != job
@@ -185,7 +183,7 @@ def _is_left_over(slurm: _Variables) -> bool:
 
 
 def _srun(slurm: _Variables, nodes: Collection[str], *options: str) -> Launcher:
-    """Return what starts tasks, with a part for each component of these nodes."""
+    """Return the launcher, with one part per component that has some of these nodes."""
     parts = [
         (f"--het-group={name.rpartition('_')[2]}", str(number))
         for name, hosts in _components(slurm).items()
@@ -223,9 +221,9 @@ def _step(slurm: _Variables) -> Job:
     if local_rank >= local_size:
         text = f"there are only {local_size} tasks on this node ({tasks_source})"
         raise _stale(f"{LOCAL_RANK}={local_rank}, but {text}")
-    # With a task on each node, its rank is the node's. srun sorts the list of nodes,
-    # and their numbers, also where the user's own list of hosts says the order of the
-    # tasks, which is shown to none of them (seen with 22.05).
+    # With one task per node, task rank and node rank are equal. srun sorts the list of
+    # nodes and their numbers even if a user's host list sets the order of the tasks.
+    # No variable shows that order (seen with 22.05).
     node_rank = task_rank if size == len(nodes) else index
     order = _own_order(slurm, nodes) or ("" if node_rank == index else TASK_RANK)
     is_ranked = len(nodes) == 1 or not order
@@ -267,22 +265,22 @@ def _tasks_per_node(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, ...
 
 
 def _own_order(slurm: _Variables, nodes: tuple[str, ...]) -> str:
-    """Return what says that tasks are not in the order of the nodes, on all of them.
+    """Return the variables by which tasks are not in node order; empty if they are.
 
-    srun numbers the tasks of a heterogeneous step one component after the other, and
-    sorts the nodes of all.
+    srun numbers the tasks of a heterogeneous step component by component, but sorts the
+    nodes of all components together.
     """
     if slurm.first(DISTRIBUTION) == ARBITRARY:
         return f"{DISTRIBUTION}={ARBITRARY}"
     groups = _components(slurm)
-    # A dictionary stands for a set that keeps its order.
+    # Dictionaries as ordered sets.
     hosts, step = dict.fromkeys(chain(*groups.values())), dict.fromkeys(nodes)
     is_other = [h for h in hosts if h in step] != [h for h in step if h in hosts]
     return ", ".join(groups) if is_other else ""
 
 
 def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
-    """Find this node in the list by its name, otherwise by its number."""
+    """Return this node's index, by its name or else by its number; and the source."""
     name = slurm.first(NODE_NAME)
     if name in nodes:
         return nodes.index(name), NODE_NAME
@@ -296,12 +294,12 @@ def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
 
 
 def _interactive_step(slurm: _Variables) -> Job:
-    """Describe a shell on a node of the job: one node, whatever the job has."""
+    """Describe a shell on a job node: one node, whatever the job has."""
     node = slurm.first(NODE_NAME) or slurm.hosts(STEP_NODES)[0]
     source = NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES
     everywhere = list(chain(*_components(slurm).values()))
     shell = _allocation(slurm, "interactive", (node,), source)
-    # Otherwise srun would wait for the resources of srun --pty's step.
+    # Without --overlap, srun would wait for the resources of the shell's step.
     srun = _srun(slurm, everywhere, "--overlap")
     return replace(
         shell.job_of_script(node, srun),
@@ -312,8 +310,8 @@ def _interactive_step(slurm: _Variables) -> Job:
 
 def _batch_script(slurm: _Variables) -> Job:
     if slurm.integer(NODE_ID) > 0 or slurm.integer(TASK_RANK) > 0:
-        # The script runs on the first node: srun started this, but its list is gone,
-        # or that of another step is in its place.
+        # The script runs on the head node. So srun started this, and its list is
+        # missing or belongs to another step.
         slurm.name(STEP_NODES)
         of_job = slurm.shown(*JOB_NODES)
         text = f"{slurm.shown(STEP_NODES)} names nodes that are not in {of_job}"
@@ -338,7 +336,7 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
 def _allocation(
     slurm: _Variables, step: str, nodes: Sequence[str] = (), source: str = ""
 ) -> Allocation:
-    """Return these nodes, or the job's: of all components, if it has several."""
+    """Return these nodes, or those of all components of the job."""
     if not nodes and (groups := _components(slurm)):
         nodes, source = list(chain(*groups.values())), ", ".join(groups)
     elif not nodes:
@@ -349,9 +347,10 @@ def _allocation(
 
 
 def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
-    """Name this launch: ``123456.0``, ``123456_7.0`` in an array, ``-r1`` requeued.
+    """Return the launch id, and its variables.
 
-    Without a step it names the job: ``123456``. The variables come second.
+    Examples: ``123456.0``, ``123456_7.0`` in an array, ``123456.0-r1`` requeued, and
+    ``123456`` without a step.
     """
     job = slurm.first(*JOB_ID)
     if slurm.first(ARRAY_JOB_ID) and slurm.first(ARRAY_TASK_ID):
@@ -385,7 +384,7 @@ DETECTOR = Detector(
     signs=(*JOB_ID, STEP_NODES, STEP_NUM_NODES),
     rank=(TASK_RANK, STEP_NODES),
     prefixes=("SLURM",),
-    # psid is ParaStation's, which stands in for slurmd at Jülich.
+    # psid is ParaStation's, which replaces slurmd at Jülich.
     daemons=("slurmstepd", "salloc", "psid", "psidforwarder"),
     node_name=NODE_NAME,
     task_pid=TASK_PID,

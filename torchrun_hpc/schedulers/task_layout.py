@@ -1,4 +1,4 @@
-"""Which task this is, among how many, on which node: as its launcher says."""
+"""The layout of a launch: this task, all tasks, and the nodes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskLayout:
-    """The places of this task and the others, as a launcher chose them.
+    """The launcher's placement of the tasks.
 
     Attributes:
         task: This process among the others.
-        provenance: For ``tasks``, ``task``, and what else there is, the variable;
-            without one for ``local_rank`` or ``local_size`` it is that of all tasks.
-        nodes: Number of nodes, if the launcher says.
-        most_nodes: Number of nodes that there are at most.
-        node_rank: Rank of this node, if the launcher says.
-        nodes_before: Largest possible number of nodes before this one.
-        instance: Names this launch among others in the same job.
-        head_candidates: Where node 0 may be: one name, or addresses of one machine.
-        hosts: For each node its host name, if the tasks have told each other.
-        pmi_is_open: Whether ``head_candidates`` is what rank 0 has told by PMI.
-        nodelist_is_shared: Whether every node has the variables of the scheduler. If
-            not, what must be the same on all nodes does not depend on them.
+        provenance: The variable of ``tasks``, ``task``, and other fields. Without an
+            entry, ``local_rank`` and ``local_size`` come from the variable of
+            ``tasks``.
+        nodes: Number of nodes, if the launcher sets it.
+        most_nodes: Maximum number of nodes.
+        node_rank: Rank of this node, if the launcher sets it.
+        nodes_before: Maximum number of nodes before this one.
+        instance: Unique name of this launch in its job.
+        head_candidates: Probable place of node 0: one name, or addresses of one
+            machine.
+        hosts: For each node its host name, if the tasks have exchanged them.
+        pmi_is_open: Whether ``head_candidates`` came from rank 0 by PMI.
+        nodelist_is_shared: Whether all nodes have the scheduler's variables. If not,
+            values that must be equal on all nodes do not depend on them.
     """
 
     task: Task
@@ -50,17 +52,17 @@ class TaskLayout:
 def read_layout(
     variables: Variables, names: Sequence[str], sources: Mapping[str, str], **known: Any
 ) -> TaskLayout:
-    """Return the layout that variables describe.
+    """Return the layout in the launcher's variables.
 
     Args:
         variables: The launcher's.
-        names: Those of rank, size, local rank and local size; of the last, the first
-            that is set.
-        sources: The provenance of what else is known.
+        names: The variables of rank, size, local rank, and local size. The local size
+            may have several; the first set one counts.
+        sources: The provenance of other fields.
         known: The other fields of the layout.
 
     Raises:
-        LaunchError: One is not set, or is not a number.
+        LaunchError: A variable is not set, or is not a number.
     """
     rank, size, local_rank, *local_size = names
     read = variables.integer
@@ -71,7 +73,7 @@ def read_layout(
 
 
 def with_exchanged(layout: TaskLayout, process: Process) -> TaskLayout:
-    """Add what the tasks can tell each other: it goes before the variables."""
+    """Add the facts that tasks exchange by PMI; they replace the variables."""
     exchanged = process.exchange(process.environ)
     if exchanged is None:
         return layout
@@ -84,7 +86,7 @@ def with_exchanged(layout: TaskLayout, process: Process) -> TaskLayout:
     if task.rank < len(nodes):
         node = nodes[task.rank]
         local_size = nodes.count(node)
-        if local_size != task.local_size:  # what the launcher took for several nodes
+        if local_size != task.local_size:  # one host, counted as several nodes
             local_rank = nodes[: task.rank].count(node)
             task = replace(task, local_rank=local_rank, local_size=local_size)
         changes["task"], changes["hosts"] = task, exchanged.hosts

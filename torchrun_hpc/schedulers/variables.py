@@ -1,4 +1,4 @@
-"""Environment variables, read with messages that a person can use."""
+"""Environment variables, and messages about wrong ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torchrun_hpc.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# How much of a variable a message quotes.
-_SHOWN = 200
+_SHOWN = 200  # characters of a variable that a message quotes
 
 
 class Variables:
@@ -19,8 +18,8 @@ class Variables:
 
     Args:
         environ: Environment of the process. An empty variable counts as unset.
-        source: Whose they are, as a person writes it.
-        family: What their names have in common.
+        source: The launcher's or scheduler's name, for messages.
+        family: The variables' names as a pattern, for messages.
     """
 
     def __init__(self, environ: Mapping[str, str], source: str, family: str) -> None:
@@ -29,14 +28,14 @@ class Variables:
         self._family = family
 
     def first(self, *names: str) -> str:
-        """Return the first of the variables that is set, or an empty text."""
+        """Return the value of the first set variable, or an empty text."""
         return next(filter(None, map(self.environ.get, names)), "")
 
     def name(self, *names: str) -> str:
-        """Return the name of the first of the variables that is set.
+        """Return the name of the first set variable.
 
         Raises:
-            LaunchError: None is.
+            LaunchError: None of the variables is set.
         """
         name = next(filter(self.environ.get, names), "")
         if name:
@@ -52,14 +51,14 @@ class Variables:
         )
 
     def shown(self, *names: str) -> str:
-        """Write the first of the variables that is set, as a message quotes it."""
+        """Write name and value of the first set variable, for a message."""
         name = next(filter(self.environ.get, names), names[0])
         value = self.first(name)
         short = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
         return f"{name}={short!r}"
 
     def integer(self, *names: str) -> int:
-        """Return the first of the variables that is set, as a whole number.
+        """Return the value of the first set variable as a whole number.
 
         Raises:
             LaunchError: None is set, or it is not a number.
@@ -71,10 +70,10 @@ class Variables:
         return int(value)
 
     def damaged(self, name: str, problem: str) -> LaunchError:
-        """Return the refusal of a variable that something has changed."""
+        """Return the error about a changed variable."""
         text = f"{self.shown(name)} {problem}. Find what has changed it"
         return LaunchError("HPC021", text, everywhere=True)
 
     def integer_or_zero(self, *names: str) -> int:
-        """Return the first of the variables that is set as a number, 0 if none is."""
+        """Return the value of the first set variable as a number; 0 if none is set."""
         return self.integer(*names) if self.first(*names) else 0

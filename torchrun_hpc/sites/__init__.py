@@ -1,9 +1,9 @@
-"""The facts of computing centres: one TOML file each, and no code.
+"""The facts about computing centres: one TOML file each, and no code.
 
-A file says how its systems are recognised, how a node's name is rewritten to its name
-on the fast network, and which variables the centre documents for torch. A file of the
-user or of the administrator adds systems to ours, or replaces one of the same name;
-``jsc.toml`` is an example. ``python -m torchrun_hpc.sites`` shows and checks them.
+A file describes how its systems are recognised, how a node's name becomes its name on
+the fast network, and which variables the centre documents for torch. A user's or
+administrator's file adds systems, or replaces one of the same name. ``jsc.toml`` is an
+example. ``python -m torchrun_hpc.sites`` shows and checks the files.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["NONE", "Sign", "Site", "find", "load"]
 OURS = Path(__file__).parent
 ADMINISTRATORS = Path("/etc/torchrun_hpc/sites")
 
-# The order in which signs are checked: a centre's own variables come first, then the
-# schedulers', and host names last, because those of several centres may be alike.
+# Signs are checked in this order: a centre's own variables, a scheduler's, host names.
+# Host names come last, because several centres may have similar ones.
 _LAST = ("PBS_JOBID", "SLURM_CLUSTER_NAME", "")
 
 
@@ -41,19 +41,20 @@ def find(
     setting: Setting | None = None,
     folders: Sequence[Path] | None = None,
 ) -> Site | None:
-    """Return the site that this machine belongs to.
+    """Return the site of this machine.
 
     Args:
         environ: Environment of this process.
-        host: Name of the job's first node, so that all nodes find the same; without a
+        host: Name of the head node, so that all nodes find the same site; without a
             job, of this machine.
-        setting: What the user has set: name of a site, a file of sites, or ``none``,
-            for which no file is read; ``None`` to recognise the site.
-        folders: Folders of additional files, the first one takes precedence; by
-            default those of the user and of the administrator.
+        setting: The user's setting: a site's name, a file, or ``none``, for which no
+            file is read. ``None`` to recognise the site.
+        folders: Folders of additional files, in order of precedence; by default the
+            user's and the administrator's.
 
     Raises:
-        LaunchError: There is no site of this name, or a file is wrong.
+        LaunchError: The name is unknown, a file is wrong, or no site of the user's file
+            is recognised.
     """
     if setting is None:
         return _recognise(load(environ, folders), environ, host)
@@ -80,21 +81,21 @@ def load(
     folders: Sequence[Path] | None = None,
     setting: Setting | None = None,
 ) -> tuple[Site, ...]:
-    """Read all sites, or those that a setting means; see `find`.
+    """Read all sites, or those of a setting; see `find`.
 
     Returns:
-        The sites of the user, the administrator, and the package, in the order in
-        which their signs are checked; or the sites of a file; or the one of a name;
-        or, for ``none``, none at all.
+        Without a setting, the sites of the user, the administrator and the package, in
+        the order of checking. Otherwise, a file's sites, the site of a name, or no site
+        for ``none``.
 
     Raises:
-        LaunchError: There is no site of this name, or a file is wrong.
+        LaunchError: The name is unknown, or a file is wrong.
     """
     wanted = setting.value if setting else ""
     if wanted == NONE:
         return ()
     if "/" in wanted or wanted.endswith(".toml"):
-        if wanted.startswith("~/"):  # which no shell expands after a =
+        if wanted.startswith("~/"):  # no shell expands it after a =
             wanted = environ.get("HOME", "~") + wanted[1:]
         return read(Path(wanted), everywhere=_is_everywhere(Path(wanted), environ))
     sites: dict[str, Site] = {}
@@ -105,7 +106,7 @@ def load(
         return tuple(sites.values())
     if wanted in sites:
         return (sites[wanted],)
-    # Users may take the name of a system for that of its site: juwels, daint.
+    # Users may pass a system's name instead of its site's: juwels, daint.
     titles = {name: re.findall(r"[\w-]+", s.title.lower()) for name, s in sites.items()}
     near = next((name for name in sites if wanted.lower() in titles[name]), wanted)
     raise LaunchError(
@@ -117,8 +118,8 @@ def load(
 
 
 def _of_folder(folder: Path, *, everywhere: bool) -> list[Site]:
-    """Read the sites of a folder, in the order in which their signs are checked."""
-    # An unreadable folder has no files.
+    """Read the sites of a folder, in the order of checking."""
+    # An unreadable folder counts as empty.
     files = sorted(glob.glob("*.toml", root_dir=folder))  # noqa: PTH207
     sites = [s for file in files for s in read(folder / file, everywhere=everywhere)]
     for site in sites:
@@ -132,7 +133,7 @@ def _of_folder(folder: Path, *, everywhere: bool) -> list[Site]:
 def _recognise(
     sites: Iterable[Site], environ: Mapping[str, str], host: str
 ) -> Site | None:
-    """Return the site of the first sign, in the order of checking, that is there."""
+    """Return the site whose sign matches first, in the order of checking."""
     for _, group in groupby(sites, lambda site: Path(site.file).parent):
         signs = [(sign, site) for site in group for sign in site.signs]
         for sign, site in sorted(signs, key=lambda pair: _order([pair[0]])):
@@ -142,13 +143,13 @@ def _recognise(
 
 
 def _order(signs: Iterable[Sign]) -> int:
-    """Return the place of the first of these signs in the order of checking."""
+    """Return the position of the first of these signs in the order of checking."""
     order = {variable: place for place, variable in enumerate(_LAST, 1)}
     return min((order.get(s.variable, 0) for s in signs), default=len(_LAST) + 1)
 
 
 def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the folders of the user and of the administrator.
+    """Return the user's and the administrator's folder.
 
     Source: XDG Base Directory Specification, which ignores relative paths.
     """
@@ -160,6 +161,6 @@ def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def _is_everywhere(path: Path, environ: Mapping[str, str]) -> bool:
-    """Return whether all nodes find the same there: it is ours, or in the home."""
+    """Return whether all nodes find the same file: it is ours, or in the home."""
     home = Path(environ.get("HOME") or OURS)
     return path.is_relative_to(OURS) or path.is_relative_to(home)

@@ -1,4 +1,4 @@
-"""Show and check the sites: ``python -m torchrun_hpc.sites``."""
+"""The command ``python -m torchrun_hpc.sites``, which shows and checks the sites."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _WIDTH = 16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that stands in ``argv``, and return the exit code.
+    """Run the command in ``argv``, and return the exit code.
 
-    It is 1 if no site matches here, 2 if a file or a name is wrong (as argparse's).
+    It is 1 if no site matches here, and 2 if a file or name is wrong (like argparse's).
     """
     parser = argparse.ArgumentParser(
         COMMAND, description="Show and check the known computing centres."
@@ -104,7 +104,7 @@ def _look() -> tuple[Mapping[str, str], str, Setting | None, sites.Site | None]:
     """Return the environment, the host to recognise, what the user set, and the site.
 
     Raises:
-        LaunchError: The job of this process cannot be found out, or a file is wrong.
+        LaunchError: The job is unclear, or a file is wrong.
     """
     seen = preflight(COMMAND)
     if seen.problem is not None:
@@ -119,7 +119,7 @@ def _signs(site: sites.Site) -> list[str]:
 
 
 def _lines(name: str, value: Any) -> list[str]:
-    """Write a field of a site; one that says nothing has no lines."""
+    """Return the lines of a site's field; an empty field has none."""
     if isinstance(value, str):
         return [value] if value not in ("", BIND_NONE) else []
     if not isinstance(value, dict):

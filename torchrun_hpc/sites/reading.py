@@ -1,6 +1,6 @@
-"""Read and check a site file: tables of keys, and how the value of each is read.
+"""Site files: tables of keys, and a reader for each key's value.
 
-Each fault is one `LaunchError` with the file and the key.
+Each fault is a `LaunchError` with the file and the key.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    # Gets a key, for messages, and its value; returns the checked value.
+    # Takes a key, for messages, and its value; returns the checked value.
     Reader = Callable[[str, Any], Any]
-    # The keys of a table: whether each is required, and how its value is read.
+    # The keys of a table: whether each is required, and the reader of its value.
     Keys = Mapping[str, tuple[bool, Reader]]
 
 REMEDY = f"or pass --hpc-site={NONE}"
 
 _LARGEST = 20_000  # bytes
 
-# Options whose defaults a site gives.
+# Options whose defaults a site can set.
 _OPTIONS = ("preload", "bind", "auth", "key_file")
 
 _NAME_FORM = re.compile(rf"(?!{NONE}$)[a-z0-9][a-z0-9_-]*")
 _VARIABLE_FORM = re.compile(r"[A-Z_][A-Z0-9_]*")
 
-# Decided by a launch, or taken from the command line.
+# Only a launch or the user sets these.
 _DECIDED = re.compile("PET_.*|MASTER_.*|TORCHELASTIC_.*|OMP_NUM_THREADS")
 
 # Gloo compares whole names: no prefix, no ^, no =, no blanks.
@@ -46,8 +46,8 @@ def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
     """Read the sites of a file, in its order.
 
     Raises:
-        LaunchError: The file cannot be read, or something in it is wrong. It says so
-            for all nodes if they find the same file everywhere.
+        LaunchError: The file cannot be read, or is wrong. If all nodes find the same
+            file (``everywhere``), one of them reports a wrong file.
     """
     try:
         data = files.read(path, _LARGEST)
@@ -63,7 +63,7 @@ def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
 
 
 def _parsed(path: Path, data: bytes) -> dict[str, Any]:
-    # Slow to import, and direct mode on one node reads no site.
+    # Slow to import. Direct mode on one node reads no site.
     if sys.version_info >= (3, 11):
         import tomllib  # noqa: PLC0415
     else:
@@ -101,7 +101,7 @@ def _sign(key: str, table: Any) -> Sign:
 
 
 def _rule(key: str, table: Any) -> dict[str, Any]:
-    """Read the rule for host names, and try its examples."""
+    """Read the rule for host names, and check its examples."""
     rule = _table(_HOSTS, key, table)
     pattern, replacement, examples = (rule[name] for name in _HOSTS)
     _pattern(f"{key}.replacement", pattern, replacement)
@@ -144,7 +144,7 @@ def _table(keys: Keys, key: str, table: Any, dot: str = ".") -> dict[str, Any]:
 
 
 def _each(name: Reader, value: Reader, key: str, table: Any) -> dict[str, Any]:
-    """Read a table whose keys the file chooses, such as names of variables."""
+    """Read a table with free keys, such as names of variables."""
     if not isinstance(table, dict):
         raise _wrong(key, "this is a table: NAME = VALUE")
     return {name(f"{key}.{k}", k): value(f"{key}.{k}", v) for k, v in table.items()}
@@ -179,7 +179,7 @@ def _wrong(key: str, text: str) -> LaunchError:
     return LaunchError("HPC043", f"{key}: {text}. Correct it, {REMEDY}")
 
 
-# The forms of a text, and the problem of any other one.
+# Readers of texts, each with the problem of a wrong text.
 _WORDS = partial(_text, bool, "is empty")
 _NAME = partial(_text, _NAME_FORM.fullmatch, "is no name: a-z, 0-9, -, _; not none")
 _VARIABLE = partial(_text, _VARIABLE_FORM.fullmatch, "is not a variable: A-Z, 0-9, _")

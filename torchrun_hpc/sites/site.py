@@ -18,8 +18,8 @@ class Sign:
 
     Attributes:
         variable: Environment variable; empty for the host name.
-        values: Its values that are the sign.
-        pattern: Regular expression of the whole value, or of the whole host name.
+        values: Values that are a sign.
+        pattern: Regular expression for the whole value, or the whole host name.
     """
 
     variable: str = ""
@@ -27,9 +27,9 @@ class Sign:
     pattern: str = ""
 
     def match(self, environ: Mapping[str, str], host: str) -> str:
-        """Return what the sign is here: ``SYSTEMNAME=juwels``; empty if it is not.
+        """Return the sign's value here: ``SYSTEMNAME=juwels``; empty without a match.
 
-        The host is the job's first node, or this machine. An empty variable is unset.
+        The host is the head node, or this machine. An empty variable counts as unset.
         """
         text = environ.get(self.variable, "") if self.variable else host
         if not text or not (text in self.values or re.fullmatch(self.pattern, text)):
@@ -37,29 +37,29 @@ class Sign:
         return f"{self.variable}={text}" if self.variable else f"host name {text}"
 
     def __str__(self) -> str:
-        """Describe it in brief: ``SYSTEMNAME=juwels or jusuf``."""
+        """Describe it: ``SYSTEMNAME=juwels or jusuf``."""
         what = " or ".join(self.values) or f"'{self.pattern}'"
         return f"{self.variable}={what}" if self.variable else f"host name {what}"
 
 
 @dataclass(frozen=True)
 class Site:
-    """A system of a computing centre, or several that are alike.
+    """A system of a computing centre, or several similar ones.
 
     Attributes:
         name: As passed to ``--hpc-site``.
-        title: The systems in words.
-        centre: Who runs them.
-        source: Where the facts are documented.
+        title: Names of the systems.
+        centre: The centre that runs them.
+        source: Where the centre documents the facts.
         file: Path of the file that describes it.
-        signs: How it is recognised; empty if by name only.
-        pattern: Regular expression that finds the part of a node's name to rewrite;
-            empty if names stay as they are.
+        signs: How it is recognised; empty if only by name.
+        pattern: Regular expression for the part of a node's name to rewrite; empty if
+            names stay.
         replacement: Its replacement, as for ``re.sub``.
         examples: Node names, and their names on the fast network.
-        variables: The variables that the centre documents, to be set where unset.
-        options: Defaults of options, as text: of ``hpc_preload`` and ``hpc_bind``.
-        found_by: By what it was recognised or chosen: ``SYSTEMNAME=juwels``.
+        variables: Variables that the centre documents, to set if they are unset.
+        options: Defaults of ``--hpc-*`` options, as text.
+        found_by: The sign or setting that chose it: ``SYSTEMNAME=juwels``.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Site:
     found_by: str = ""
 
     def rewrite(self, host: str) -> str:
-        """Return the name of a node on the fast network; idempotent."""
+        """Return a node's name on the fast network; idempotent."""
         if not self.pattern:
             return host
         return re.sub(self.pattern, self.replacement, host, count=1)

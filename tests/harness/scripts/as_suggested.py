@@ -2,8 +2,8 @@
 
     as_suggested.py CODE COMMAND...
 
-CODE is the message's code. The line to copy can end with another one for Open
-MPI, which runs if Open MPI's mpirun is in this folder. NODES in the line is replaced by
+CODE is the message's code. A second line to copy is for Open MPI. It runs if Open MPI's
+mpirun is in this folder. NODES in the line is replaced by
 the number of hosts in the file HOSTFILE. The line is printed to stderr before it runs.
 """
 
@@ -22,9 +22,9 @@ text = first.stderr.decode()
 message = re.search(rf"torchrun_hpc\b.*\[{code}\]: .*\n((?:    .*\n)+)", text)
 if message is None:
     sys.exit(f"no {code} with a line to copy in:\n{text}")
-line, _, other = message[1].strip().partition("   # with Open MPI: ")
-if other and Path(shutil.which("mpirun") or "").parent == Path.cwd():
-    line = other
+line, *others = (each.strip() for each in message[1].splitlines())
+if others and Path(shutil.which("mpirun") or "").parent == Path.cwd():
+    (line,) = others
 if "NODES" in line:
     hosts = {host.split(":")[0] for host in Path("HOSTFILE").read_text().split()}
     line = line.replace("NODES", str(len(hosts)))

@@ -76,7 +76,7 @@ def test_its_limit(start, workers, monkeypatch):
 
     monkeypatch.setattr(launch.waiting, "until", until_both_have_come)
     end = start(*TWO, script=HANGS).run(99)
-    assert (end.cause, end.reason) == ("no end within 219 s", "")
+    assert (end.cause, end.reason) == ("the launch did not end within 219 s", "")
     assert not any(map(psutil.pid_exists, workers()))
 
 
@@ -93,7 +93,8 @@ def test_a_launcher_that_does_not_end(start, workers, monkeypatch):
     monkeypatch.setattr(launch.waiting, "until", stop)
     monkeypatch.setattr(Launch.end, "__defaults__", (0.1,))
     end = started.run(99)
-    assert (end.code, end.cause) == (-signal.SIGKILL, "no end within 219 s")
+    assert end.code == -signal.SIGKILL
+    assert end.cause == "the launch did not end within 219 s"
     until(lambda: not any(map(psutil.pid_exists, workers())))
 
 

@@ -115,7 +115,7 @@ def test_a_refusal_is_raised_and_not_printed(ended: dict[str, dict[str, Any]]) -
     written = ended["runs"]["ours wrote"]
     for *_, code in ROWS.values():
         assert not code or code not in written
-    assert "HPC010 unrecognized arguments: --bogus" in written  # as argparse does
+    assert "[HPC010]: unknown option --bogus" in written  # as argparse does
 
 
 def test_a_failure_of_workers_is_raised_and_reported(
@@ -124,7 +124,7 @@ def test_a_failure_of_workers_is_raised_and_reported(
     """What torch logs of it is the program's, who may look for it."""
     for which in (OURS, STOCK):
         assert "failed (exitcode: 3)" in ended["runs"][f"{which} wrote"]
-    report = "HPC125 the job has failed: worker 0 ended with exit code 3 (local rank 0"
+    report = "[HPC125]: the job has failed: worker 0 ended with exit code 3 (local rank"
     assert ended["runs"]["ours wrote"].count(report) == 1
 
 

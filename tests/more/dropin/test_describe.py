@@ -142,7 +142,7 @@ def test_direct_mode(environment: Callable[..., None]) -> None:
     environment("slurm-srun-2-nodes-4-tasks-each", MASTER_ADDR="127.0.0.1")
     with pytest.raises(torchrun_hpc.LaunchError) as caught:
         torchrun_hpc.describe(options)  # jwb0001 is no host of this machine
-    assert caught.value.code in {"HPC059", "HPC135"}
+    assert caught.value.code in {"HPC059", "HPC136"}
     environment("slurm-srun-uneven-tasks", **(ONE_NODE | TWO_TASKS))
     found = torchrun_hpc.describe(options)
     assert found["meeting"]["backend"] == "direct"

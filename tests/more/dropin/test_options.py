@@ -144,9 +144,9 @@ def test_help_is_that_of_torchrun_and_more(capsys: pytest.CaptureFixture[str]) -
             parse(["--help"])
         texts.append(capsys.readouterr().out)
     # The usage is wrapped otherwise.
-    stock, own = (text.partition("\n\n")[2] for text in texts)
-    assert own.startswith(stock.rstrip())
-    assert "--hpc-site" in own
+    stock, own = (text.partition("\npositional arguments:\n")[2] for text in texts)
+    assert stock.rstrip() in own
+    assert "--hpc-site" in texts[1]
     assert "--hpc-site" not in stock
 
 
@@ -458,8 +458,8 @@ def test_plain_command_has_what_was_derived() -> None:
 # As in a shell: variables and arguments. The code, and what the message must contain.
 WRONG = {
     "--bogus train.py": "HPC010 --bogus",
-    "": "HPC010 training_script",
-    "--standalone": "HPC010 training_script",
+    "": "HPC010 no script",
+    "--standalone": "HPC010 no script",
     "--max-restarts=abc train.py": "HPC010 'abc'",
     "--start-method=thread train.py": "HPC010 'thread'",
     "--node-rank=x train.py": "HPC010 'x'",
@@ -487,7 +487,7 @@ WRONG = {
     "--rdzv_backend=nonsense train.py": "HPC014 nonsense",
     "--rdzv_backend=scheduler train.py": "HPC014 =scheduler: torch has no such",
     "--nnodes=2 --rdzv_backend=direct --rdzv_endpoint=n:1 train.py": "HPC014 direct",
-    "--max-restarts=-1 train.py": "HPC014 max_restarts=-1: type 0 or more",
+    "--max-restarts=-1 train.py": "HPC014 max_restarts=-1",
     "--monitor-interval=-1 train.py": "HPC014 monitor",
     "--tee=x train.py": "HPC015 x",
     "--redirects=0:9 train.py": "HPC015 9",
@@ -527,13 +527,13 @@ WRONG = {
     "PET_HPC_DRY_RUN=yes train.py": "HPC014 PET_HPC_DRY_RUN=yes: There are",
     "PET_HPC_DRY_RUN=JSON train.py": "HPC014 PET_HPC_DRY_RUN=JSON: Did you mean json",
     "--hpc-dry-run=yaml train.py": "HPC010 argument --hpc-dry-run",
-    "--hpc-dry-run": "HPC010 the following arguments are required",
+    "--hpc-dry-run": "HPC010 no script",
     "--hpc-dry-run --nnodes=3:2 train.py": "HPC063 --nnodes=3:2",
     "--hpc-dry-run --max-restarts=-1 train.py": "HPC014 max_restarts=-1",
     "--hpc-dry-run --tee=x train.py": "HPC015 x",
     "--hpc-dry-run=json --no-python ./none": "HPC016 ./none: ",
     "--hpc-dry-run=json --nnodes=2 train.py": "HPC066 --nnodes=2, but no",
-    "PET_HPC_DEBUG=true train.py": "HPC011 a PET_* variable cannot be read",
+    "PET_HPC_DEBUG=true train.py": "HPC011 PET_HPC_DEBUG=true",
     "--hpc-site=-- train.py": "HPC010 hpc_site has no value",
     "--nnodes=-- train.py": "HPC010 nnodes has no value",
     "--hpc-omp-threads=-- train.py": "HPC010 hpc_omp_threads has no value",

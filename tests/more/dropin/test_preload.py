@@ -66,7 +66,7 @@ def test_a_guess_that_was_wrong(tmp_path: Path) -> None:
     )
     workers = len(os.sched_getaffinity(0))
     assert done.out.split() == ["1"] * workers, done.err
-    (warning,) = re.findall("warning: (HPC169.*)", done.err)
+    (warning,) = re.findall(r"warning\[HPC169\]: (.*)", done.err)
     assert "OMP_NUM_THREADS was not set at the import, but is 1" in warning
 
 

@@ -49,7 +49,7 @@ def test_a_wrong_node_rank_with_the_static_rendezvous(unpadded):
     assert said
     for line in said:
         assert "HPC071]: on n10: --node_rank=0, but this is node" in line
-        assert "expanded in the batch script" in line
+        assert "the batch script expanded $SLURM_NODEID" in line
     assert "Traceback" not in done.stderr
 
 

@@ -195,10 +195,8 @@ def test_rank_0_without_its_address(juelich):
     done = in_containers(juelich, inside=["--network=none"], tasks=2, environ=JUELICH)
     assert done.returncode == 2
     (error,) = errors(done.stderr)
-    assert (
-        "HPC135]: on jwb0001: rank 0 is to be reached at 10.20.0.1 (jwb0001i:" in error
-    )
-    assert "which no interface of this node has: there are 127.0.0.1" in error
+    assert "HPC136]: on jwb0001: " in error
+    assert "10.20.0.1" in error
 
 
 @pytest.mark.parametrize("address", ["n9i", "10.20.0.1"])

@@ -30,7 +30,7 @@ FAULTS = {
         "cannot listen on 10.10.0.1: port ",
     ),
     "an option that only this torch lacks": (
-        1, 'shift 3; set -- python -m torchrun_hpc --nope "$@"', "unrecognized arg"
+        1, 'shift 3; set -- python -m torchrun_hpc --nope "$@"', "unknown option --nope"
     ),
     "a log folder that cannot be made": (
         1, "export PET_LOG_DIR=/proc/none", "torchrun cannot make its folder for logs"

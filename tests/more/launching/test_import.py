@@ -110,9 +110,9 @@ def test_a_task_becomes_the_script_without_torch(python, tmp_path, task, options
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], r"\[HPC042\]: .*mine.toml"),  # it may bind its tasks to CPUs
+        ([], r"\[HPC043\]: .*mine.toml"),  # it may bind its tasks to CPUs
         (["--hpc-site=none"], None),
-        (["--hpc-site=jcs"], r"\[HPC042\]: .*mine.toml"),
+        (["--hpc-site=jcs"], r"\[HPC043\]: .*mine.toml"),
     ],
 )
 def test_a_task_on_one_node_reads_its_site(python, tmp_path, options, message):

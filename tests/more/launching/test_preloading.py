@@ -41,7 +41,7 @@ def ended(pid):
             return True
         time.sleep(0.01)
 """
-PREFIX = "HPC169 --hpc-preload={} is not used, each worker imports by itself: "
+PREFIX = "HPC169 --hpc-preload={} is not used, so each worker imports by itself: "
 
 
 @pytest.fixture(scope="module")

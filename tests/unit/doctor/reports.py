@@ -131,7 +131,7 @@ def make_collectives(scope="", speed=80e9):
 
 def finding(code, text, *ranks, is_suspect=True):
     """Return a finding about some nodes."""
-    remedy = "leave the node out, and tell the administrator"
+    remedy = "exclude the node, and report it to the administrator"
     return Finding(code, text, remedy, ranks, is_suspect)
 
 
@@ -163,7 +163,7 @@ def make_report(count=3, slow=(), missing=(), **changes):
     collectives = make_collectives() if count > 1 else []
     for rank in came:
         collectives += make_collectives(hosts[rank], 220e9 - rank * 1e8)
-    late = [finding("HPC178", f"{hosts[r]} has not come", r) for r in missing]
+    late = [finding("HPC178", f"{hosts[r]} did not join", r) for r in missing]
     bad = [finding("HPC191", f"{hosts[r]}, with all nodes: 3 Gbit/s", r) for r in slow]
     report = Report(
         schema=SCHEMA,

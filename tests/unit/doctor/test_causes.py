@@ -29,8 +29,8 @@ OOM = "the task was killed by SIGKILL (9): probably out of memory: Killed"
 FOLLOWS = Ended(1, "HPC125 the job has failed: worker 5 on n2 ended with exit code 1")
 BAD = "worker 5 on n2 ended with exit code 1: RuntimeError: CUDA error"
 CLOSED = "RuntimeError: Connection closed by peer [10.0.0.1]:3"
-LATE = Ended(1, "no end within 180 s")
-LATE_TEXT = "n0: the task ended with exit code 1: no end within 180 s"
+LATE = Ended(1, "the launch did not end within 180 s")
+LATE_TEXT = "n0: the task ended with exit code 1: the launch did not end within 180 s"
 TOLD = "the agent on n1 received SIGTERM (15)"
 REFUSED = Ended(2, said=(("HPC054", "no interface ib1", True),))
 WARNED = Ended(2, said=(("HPC162", "trying again", False),))
@@ -78,12 +78,12 @@ def at(**steps):
          ("n1: the task ended with exit code 1: ValueError: 17", (1,))),
         # A worker, or a launcher, hangs in the import of torch.
         ([*at(r0=0, r1=0), replace(LATE, at={2: (-1, "the import")})],
-         (f"rank 2 (n2) did not come to {SUM}", (2,))),
+         (f"rank 2 (n2) did not reach {SUM}", (2,))),
         ([replace(LATE, torch=Torch()), LATE, replace(LATE, torch=Torch())],
-         ("n1 did not come to the meeting of the agents", (1,))),
+         ("n1 did not reach the meeting of the agents", (1,))),
         # The limit: one is behind, most are, nobody is, nothing is known.
-        (at(r0=5, r1=4, r2=5, r3=5), (f"rank 1 (n1) did not come to {SUM}", (1,))),
-        (at(r0=5, r1=4, r2=3, r3=5), (f"rank 1-2 (n1, n2) did not come to {SUM}",
+        (at(r0=5, r1=4, r2=5, r3=5), (f"rank 1 (n1) did not reach {SUM}", (1,))),
+        (at(r0=5, r1=4, r2=3, r3=5), (f"rank 1-2 (n1, n2) did not reach {SUM}",
                                       (1, 2))),
         (at(r0=5, r1=4, r2=4, r3=4), (LATE_TEXT, ())),
         (at(r0=5, r1=5, r2=5, r3=5), (LATE_TEXT, ())),
@@ -118,7 +118,7 @@ def test_nodes_of_one_name():
     assert found == (f"node 2: {OOM}", (2,))
 
 
-TEXT = st.sampled_from(["", BAD, CLOSED, TOLD, "no end within 9 s", "x"])
+TEXT = st.sampled_from(["", BAD, CLOSED, TOLD, "did not end within 9 s", "x"])
 END = st.builds(
     Ended,
     code=st.sampled_from([-9, 0, 1, 2]),

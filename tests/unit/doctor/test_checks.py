@@ -52,10 +52,10 @@ BUSY = gpus({}, {"processes": [77, 5]}, {"processes": [77]}, {"processes": [9]})
 # What is wrong with node 2 of 4, by what is said of it.
 SUSPECT = {
     "HPC182 jwb0001i does not resolve": named(jwb0001i=[]),
-    "HPC182 jwb0001i means 10.10.0.1, ::2 there, and has the address 10.20.0.1": named(
+    "HPC182 jwb0001i resolves to 10.10.0.1, ::2, but its address is 10.20.0.1": named(
         jwb0001i=["10.10.0.1", "::2"]
     ),
-    "HPC182 jwb0003i means 10.20.0.3, 192.0.2.7, which no interface of it has": named(
+    "HPC182 jwb0003i resolves to 10.20.0.3, 192.0.2.7, but no": named(
         jwb0003i=["10.20.0.3", "192.0.2.7"]
     ),
     "HPC182 jwb0009i does not resolve": named(jwb0009i=[]),  # that has not come
@@ -63,8 +63,8 @@ SUSPECT = {
     "HPC184 cannot write to /p/home: No such file or directory": MISSING,
     "HPC184 /scratch is full: less than 100 MB and 1 % are free": folder(free=99999999),
     "HPC187 GPU 1 has had 2 uncorrected memory errors": ECC,
-    "HPC187 other processes compute on GPU 1-3: pid 5, 9, 77": BUSY,
-    "HPC187 up to 3 GiB of memory are taken on GPU 1, by no process that is known": (
+    "HPC187 other processes compute on GPU 1-3: PID 5, 9, 77": BUSY,
+    "HPC187 up to 3 GiB of memory are in use on GPU 1, by an unknown process": (
         gpus({"memory_used": 2**30}, TAKEN, TAKEN | {"memory": 200 * 2**30}, {})
     ),
 }
@@ -72,32 +72,28 @@ ADVICE = {
     f"HPC184 {SHM} has 64 MiB, not enough for DataLoader's workers": folder(
         SHM, free=64 * 2**20, size=64 * 2**20
     ),
-    "HPC185 importing torch took 41 s, and 4 s is usual": node_with(
-        "torch", import_s=41.0
-    ),
-    "HPC186 1024 files may be open (ulimit -Hn): node 0 needs one per worker": FILES,
-    "HPC186 1023 processes and threads may run (ulimit -u)": node_with(
+    "HPC185 importing torch took 41 s (median: 4 s)": node_with("torch", import_s=41.0),
+    "HPC186 only 1024 files can be open (ulimit -Hn)": FILES,
+    "HPC186 only 1023 processes and threads can run (ulimit -u)": node_with(
         "limits", processes=1023
     ),
-    "HPC186 64 KiB may be locked (ulimit -l): RDMA needs more": LOCKED,
+    "HPC186 only 64 KiB can be locked (ulimit -l); RDMA needs more": LOCKED,
     "HPC187 torch sees 1 of 4 GPUs": node_with("torch", gpus=1),
-    "HPC182 it sends to jwb0001i from 10.10.0.3, and its address is 10.20.0.3": {
+    "HPC182 it sends to jwb0001i from 10.10.0.3, and not from 10.20.0.3": {
         "routes": {"jwb0001i": "10.10.0.3"}
     },
-    "HPC182 no interface has an address for the job: no pair was measured": {
+    "HPC182 no interface has an address for the job, so no pair was measured": {
         "address": ""
     },
-    "HPC182 it sends to jwb0001i from nowhere, and its address is 10.20.0.3": {
-        "routes": {"jwb0001i": ""}
-    },
-    "HPC188 resolving the names of nodes takes more than 1 s": {"resolver_s": 1.1},
-    "HPC241 the system gives ports 15000 to 61000 to connections, also the launcher's "
-    "ports (20000 to 28999): another program may have one": {
+    "HPC182 no route to jwb0001i": {"routes": {"jwb0001i": ""}},
+    "HPC188 resolving node names takes more than 1 s": {"resolver_s": 1.1},
+    "HPC241 the system gives connections a port from 15000 to 61000": {
         "local_ports": (15000, 61000),
         "reserved_ports": "1-19999,29000-65535",
     },
-    "HPC241 20000-20009,25000 of the launcher's ports (20000 to 28999) are reserved: a "
-    "service may take one": {"reserved_ports": "8080,19990-20009,25000"},
+    "HPC241 20000-20009,25000 of the launcher's ports (20000 to 28999) are reserved": {
+        "reserved_ports": "8080,19990-20009,25000"
+    },
 }
 
 
@@ -105,7 +101,8 @@ ADVICE = {
 def test_one_node(said):
     (finding,) = faults(4, {2: (SUSPECT | ADVICE)[said]})
     code, _, text = said.partition(" ")
-    assert (finding.code, finding.text) == (code, f"jwb0003: {text}")
+    assert finding.code == code
+    assert finding.text.startswith(f"jwb0003: {text}")
     assert finding.nodes == (2,)
     assert finding.is_suspect is (said in SUSPECT)
 
@@ -164,7 +161,7 @@ def test_what_most_nodes_have_may_be_the_sites_choice(changes, is_suspect):
 
 def test_a_job_of_one_node():
     (finding,) = faults(1, {0: {"resolver_s": 1.1}})
-    assert finding.text == "jwb0001: resolving the names of nodes takes more than 1 s"
+    assert finding.text == "jwb0001: resolving node names takes more than 1 s"
     assert finding.nodes == (0,)
     assert not finding.is_suspect
 
@@ -173,9 +170,7 @@ def test_what_each_node_has_in_its_own_words_is_one_finding():
     changes = {n: folder(path=f"/scratch/n{n}", problem="No space") for n in range(8)}
     (finding,) = faults(8, changes)
     assert finding.nodes == ()
-    assert finding.text == (
-        "all 8 nodes: cannot write to /scratch/n0: No space; others alike"
-    )
+    assert finding.text.startswith("all 8 nodes: cannot write to /scratch/n0: ")
 
 
 def test_nodes_of_different_faults():
@@ -188,7 +183,7 @@ def test_others_may_use_GPUs_that_the_job_does_not_have():  # noqa: N802
     changes = gpus({"processes": (5,)}, TAKEN) | {"torch": make_torch(gpus=1)}
     busy, taken, hidden = faults(2, dict.fromkeys(range(2), changes))
     assert "compute on GPU 0" in busy.text
-    assert "taken on GPU 1" in taken.text
+    assert "in use on GPU 1" in taken.text
     assert not busy.is_suspect
     assert not taken.is_suspect
     assert hidden.text == "all 2 nodes: torch sees 1 of 2 GPUs"
@@ -196,7 +191,7 @@ def test_others_may_use_GPUs_that_the_job_does_not_have():  # noqa: N802
 
 def test_not_too_many_processes():
     (finding,) = faults(2, {1: gpus(*[{"processes": [*range(50)]}] * 4)})
-    assert finding.text.endswith("pid 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 38 more")
+    assert finding.text.endswith("PID 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 38 more")
 
 
 def test_a_slow_import_needs_nodes_to_compare_with():

@@ -60,7 +60,7 @@ SUSPECT = {
 }
 ADVICE = {
     "kernel": (node_with("versions", kernel="6.1.0"), "6.1.0", "5.14.0"),
-    "driver of the GPUs": ({"driver": "570.1"}, "570.1", "580.95.05"),
+    "GPU driver": ({"driver": "570.1"}, "570.1", "580.95.05"),
     "number of CPUs in the affinity mask": ({"cpus": "0-3,8"}, "5", "48"),
     "limit of locked memory": (
         node_with("limits", **{"locked memory": 65536}),

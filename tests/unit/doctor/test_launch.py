@@ -72,6 +72,20 @@ def test_its_command_line(mode, job, asked, part, words):
     assert found == ["--nproc_per_node=2", *words, *script]
 
 
+def test_messages_of_the_launcher_with_a_line_to_copy():
+    """The job's own failure is in the outcome."""
+    written = b"""\
+torchrun_hpc: warning[HPC162]: trying again
+torchrun_hpc: note[HPC114]: waiting
+torchrun_hpc: error[HPC061]: without srun, this is one node. Start it with srun:
+    srun --nodes=2 train.py
+torchrun_hpc: error[HPC125]: the job has failed: x
+"""
+    text = "without srun, this is one node. Start it with srun: srun --nodes=2 train.py"
+    found = launch._messages(written)
+    assert found == (("HPC162", "trying again", False), ("HPC061", text, True))
+
+
 def test_its_job_is_this_one():
     """The process manager has been asked already; the launch reads it as JSON."""
     job = step(2, pmi_is_open=True)

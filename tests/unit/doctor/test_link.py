@@ -143,7 +143,7 @@ def test_a_firewall(nodes, blocked, limit):
 @pytest.mark.parametrize("kind", OTHER_PROGRAMS)
 def test_another_program(nodes, kind, limit):
     """Or the system of a node whose doctor hangs."""
-    problem = "something else answers there"
+    problem = "another program answers there"
     if kind == "one that never answers":
         problem = SILENT
         limit(OPEN, SOON)
@@ -169,7 +169,7 @@ def test_a_node_that_hangs_or_ends_in_the_middle(nodes, rank, hangs, limit):
     half, ends = together(partial(links.measure, own, other, "0/0"), follow)
     for end in ends:
         end.close()
-    problems = "no answer, or" if hangs else "has closed|reset by peer|Broken pipe"
+    problems = "no answer, or" if hangs else "node closed|reset by peer|Broken pipe"
     assert re.search(problems, half.problem)
     assert not half.blocked
 
@@ -257,7 +257,7 @@ def test_a_newer_connection_takes_the_place_of_an_older_one(nodes, connect, limi
     assert measure(nodes, "new").problem == ""
     assert said(connect(**{"from": [1, "old"]})) == b"+"
     limit(PARTNER, SOON)
-    with pytest.raises(ConnectionError, match="has opened no connection"):
+    with pytest.raises(ConnectionError, match="did not connect"):
         first._arrivals.wait(1, "new")
 
 

@@ -52,7 +52,7 @@ def test_a_file_is_tried_and_left_as_it_is(name, problem, folder):
     file, messages = str(folder / name), []
     Output(html=file).check(messages.append)
     assert [message.text for message in messages] == [
-        f"{file} cannot be written: {each}; the report is printed anyway"
+        f"cannot write {file}: {each}. The report is printed anyway"
         for each in filter(None, [problem])
     ]
     assert {file: file.lstat() for file in folder.iterdir()} == before
@@ -70,7 +70,7 @@ def test_a_folder_of_others(name, folder, as_nobody):
     for parent in (folder, *folder.parents[:2]):
         parent.chmod(0o755)
     (text,) = as_nobody(try_files)
-    assert text.startswith(f"{file} cannot be written: Permission denied;")
+    assert text.startswith(f"cannot write {file}: Permission denied.")
 
 
 def test_nobody_waits_for_what_is_tried(folder):

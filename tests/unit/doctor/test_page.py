@@ -78,7 +78,7 @@ def test_what_is_wrong_and_the_line_to_copy(pages):
     assert found.text_of("code") == ["--exclude=jwb0003"]
     assert found.text_of("td")[:4] == [
         "HPC191", "suspect", "jwb0003, with all nodes: 3 Gbit/s",
-        "leave the node out, and tell the administrator",
+        "exclude the node, and report it to the administrator",
     ]  # fmt: skip
     assert not pages["1 node"].text_of("code")
 

@@ -62,7 +62,7 @@ def test_a_terminal_gets_nothing_to_act_on():
         ({"slow": [2]},
          ["Suspicious: jwb0003 (1 of 3 nodes).", "    --exclude=jwb0003"]),
         ({"slow": [1, 2]},
-         ["Suspicious: jwb0002, jwb0003 (2 of 3 nodes). Look for what they share."]),
+         ["Suspicious: jwb0002, jwb0003 (2 of 3 nodes). Look for a common cause."]),
         ({"slow": [2], "hosts": ("", "", "")}, ["Suspicious: node 2 (1 of 3 nodes)."]),
         ({"findings": (reports.finding("HPC191", ""),)},
          ["Suspicious: see HPC191. No single node is named."]),
@@ -89,7 +89,7 @@ def test_the_title(changes, title):
 def test_a_finding_has_a_code_and_a_remedy():
     assert lines_of(make_report(3, findings=(ADVICE,)))[4:6] == [
         "HPC184  advice   /tmp is full",
-        "                 remedy: leave the node out, and tell the administrator",
+        "                 remedy: exclude the node, and report it to the administrator",
     ]
 
 

@@ -110,11 +110,11 @@ PATHS = {
     "down": ("10.20.0.1", "interface ib0, which has 10.20.0.1, is down"),
     "another one is up": (
         "10.10.0.1",
-        "tried from eth0 (10.10.0.1); up here, too: hsn0, hsn1",
+        "tried from eth0 (10.10.0.1); also up here: hsn0, hsn1",
     ),
     "the route takes another one": (
         "10.30.0.1",
-        "tried from eth0 (10.10.0.1); up here, too: hsn0, hsn1",
+        "tried from eth0 (10.10.0.1); also up here: hsn0, hsn1",
     ),
 }
 

@@ -427,7 +427,7 @@ def test_the_launcher_binds_its_tasks(launcher, line):
     plan = make_plan(task(launcher=launcher, options={"hpc_bind": "even"}))
     assert plan.workers.binding.shares == ()
     (message,) = said(plan)
-    reason = "each task is a worker, which its launcher binds"
+    reason = "in direct mode, the launcher binds each worker"
     assert str(message) == f"{BINDS_NOTHING}: {reason}{line}"
 
 

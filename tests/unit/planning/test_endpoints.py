@@ -95,8 +95,8 @@ def test_ipv6(rank, endpoint):
 
 
 NO_ENDPOINT = {
-    "jwb0001:0": ("HPC051", "port 0 is another port at every start"),
-    "10.20.0.1:0": ("HPC051", "port 0 is another port at every start"),
+    "jwb0001:0": ("HPC051", "port 0 means a random port"),
+    "10.20.0.1:0": ("HPC051", "port 0 means a random port"),
     "nonsense:29400": (
         "HPC059",
         "nonsense (--rdzv_endpoint=nonsense:29400) does not resolve here",
@@ -141,8 +141,8 @@ def test_master_port_that_cannot_work(backend):
     ],
 )
 def test_port_0_is_named_where_it_was_typed(options, named, proposed):
-    error = refused("HPC051", f"--{named}: port 0 is another", options=options)
-    assert str(error).endswith(f"type one: --rdzv_endpoint={proposed}:29400")
+    error = refused("HPC051", f"--{named}: port 0 means", options=options)
+    assert str(error).endswith(f"pass one: --rdzv_endpoint={proposed}:29400")
 
 
 @pytest.mark.parametrize("rank", range(2))

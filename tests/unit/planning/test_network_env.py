@@ -110,8 +110,8 @@ def test_without_an_address_there_is_what_the_site_documents():
 
 def left_out(name, value, there_are="lo, hsn0, hsn1, eth0"):
     text = (
-        f"site here sets {name}={value}, which is not up here. There are: {there_are}. "
-        "It is left out (/etc/here.toml)"
+        f"site here sets {name}={value}, which is not up here. It is left out "
+        f"(/etc/here.toml). There are: {there_are}"
     )
     return Message("HPC076", text)
 

@@ -156,8 +156,9 @@ def test_one_node_may_be_the_guest_of_a_store_elsewhere(options):
 def test_interactive_step_shows_how_to_start_on_all_nodes():
     (note,) = planned(job=INTERACTIVE).messages.notes
     line = f"srun --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}"
-    text = f"this is 1 of 3 nodes of the job; for all of them: {line}"
-    assert note == Message("HPC073", text)
+    assert note.code == "HPC073"
+    assert note.text.startswith("this is 1 of 3 nodes of the job. ")
+    assert note.text.endswith(f":\n    {line}")
 
 
 def test_interactive_step_of_a_job_of_one_node_says_nothing():
@@ -299,11 +300,11 @@ BY_HAND = {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}
 @pytest.mark.parametrize(
     ("changes", "noted"),
     [
-        ({"job": None, "options": TYPED}, "a world of one node"),
-        ({"options": TYPED | {"standalone": True}}, "a world of one node"),
+        ({"job": None, "options": TYPED}, "on a world of one node"),
+        ({"options": TYPED | {"standalone": True}}, "on a world of one node"),
         (
             {"job": None, "options": TYPED | BY_HAND},
-            "nodes that no scheduler has named",
+            "without a scheduler",
         ),
         ({"job": None}, None),  # recognised, not typed
         ({"options": TYPED}, None),  # it has an effect

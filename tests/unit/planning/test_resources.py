@@ -187,7 +187,7 @@ def gpus(**environ):
 def forgotten(cpus):
     return (
         f"HPC091 SLURM_CPUS_PER_TASK=48, but this process can use only {cpus}: srun "
-        "22.05 to 23.02 does not read that variable. Run this before srun: export "
+        "22.05 to 23.02 does not read that variable. Add this before srun: export "
         "SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
     )
 
@@ -300,9 +300,8 @@ NO_MORE = (
     "sbatch, salloc or srun, whichever made the job, or pass --nproc_per_node=1"
 )
 BY_MPIRUN = (
-    "Give the task more CPUs: "
-    "mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile HOSTFILE "
-    f"--bind-to none {COMMAND}"
+    "Give the task more CPUs: mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile "
+    f"HOSTFILE --bind-to none {COMMAND}"
 )
 OF_THE_JOB = "SLURM_JOB_CPUS_PER_NODE"
 ONE_CPU = {
