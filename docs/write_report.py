@@ -1,6 +1,6 @@
 """Write the fields of the doctor's report: ``python docs/write_report.py``.
 
-reference.md gets them as tables, and doctor-report.schema.json as a JSON Schema.
+reference.md gets them as a table, and doctor-report.schema.json as a JSON Schema.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ def _documented(kind: type) -> tuple[str, dict[str, str]]:
 
 
 def fields(kind: type) -> str:
-    """Return the fields of one type as a table."""
+    """Return one type as rows of the table: its name, then its fields."""
     first, texts = _documented(kind)
     rows = "".join(
         f"| `{name}` | {_written(hint)} | {texts[name]} |\n"
         for name, hint in typing.get_type_hints(kind).items()
     )
-    head = "| field | type | |\n|---|---|---|\n"
-    return f"### {kind.__name__}\n\n{first}\n\n{head}{rows}"
+    return f"| **{kind.__name__}** | | {first} |\n{rows}"
 
 
 def _written(hint: object) -> str:
@@ -113,7 +112,8 @@ def schema_text() -> str:
 def text() -> str:
     """Return the whole page."""
     head, _, _ = FILE.read_text(encoding="utf-8").partition(MARK)
-    return head + MARK + "\n" + "\n".join(map(fields, TYPES))
+    table = "| field | type | meaning |\n|---|---|---|\n" + "".join(map(fields, TYPES))
+    return f"{head}{MARK}\n{table}"
 
 
 if __name__ == "__main__":
