@@ -25,7 +25,7 @@ STEP, TASKS = "slurm-srun-3-nodes", "slurm-srun-2-nodes-4-tasks-each"
 REFUSED = {
     "batch script": (
         *("slurm-sbatch-script", 0, {}),
-        rf"HPC061\]: .*a job of 3 nodes .* {SRUN}",
+        rf"HPC061\]: .*a job of 3 nodes .*{SRUN}",
     ),
     "salloc": (
         *("slurm-salloc-shell", 0, {}),

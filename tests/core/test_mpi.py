@@ -37,4 +37,4 @@ def test_each_task_a_worker(bare, mpi):
 @pytest.mark.parametrize("mpi", [MPICH_4], indirect=True, ids=str)
 def test_a_script_of_pbs(bare, mpi, tmp_path):
     """It starts the launcher itself, which names the line with mpiexec; that works."""
-    suggested_over_ssh(bare, mpi, PBS, f"HPC061]: {LINE}", tmp_path)
+    suggested_over_ssh(bare, mpi, PBS, f"HPC061 {LINE}", tmp_path)
