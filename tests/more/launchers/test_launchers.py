@@ -124,7 +124,7 @@ def test_tasks_in_turn(bare, mpi):
     (seen,) = [line for line in own_lines(done.stderr) if "HPC079" in line]
     assert "the second one on this node is task 2" in seen
 
-    options = seen.partition(", type: ")[2].split()[1:-1]  # mpirun ... …
+    options = seen.partition("add the option: ")[2].split()[1:-1]  # mpirun ... …
     done = run(bare, mpi, "-n", "4", *options, *HPC, *LASTING, hosts=HOSTS)
     hosts = [worker["host"] for worker in read_workers(done)]
     assert hosts == ["n9", "n9", "n10", "n10"], done.stderr

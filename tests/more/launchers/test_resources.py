@@ -50,7 +50,7 @@ def test_srun_forgets_the_cpus_of_sbatch(bound):
     done = bound.sbatch(f"#!/bin/sh\n{command}", *job, env=ENVIRON)
     assert done.returncode == 0, done.output
     (seen,) = warnings(done.output)
-    told = "HPC091]: SLURM_CPUS_PER_TASK=2, but this process may use only 1 CPU"
+    told = "HPC091]: SLURM_CPUS_PER_TASK=2, but this process can use only 1 CPU"
     assert seen.startswith(told)
     assert export in seen
     done = bound.sbatch(f"#!/bin/sh\n{export}; {command}", *job, env=ENVIRON)
@@ -65,9 +65,9 @@ def test_more_workers_than_cpus(bound, job):
     done = bound.sbatch(f"#!/bin/sh\n{command}", *job, env=ENVIRON)
     (seen,) = warnings(done.output)
     assert seen.startswith("HPC092]: 2 workers share 1 CPU")
-    _, _, line = seen.partition("Type: ")
+    _, _, line = seen.partition("more CPUs: ")
     if not line:
-        option = seen.partition("made it, ")[2].partition(".")[0]
+        option = seen.partition(". Pass ")[2].partition(" to ")[0]
         job, line = [*job, option], command.replace("srun", f"srun {option}")
     mended = bound.sbatch(f"#!/bin/sh\n{line}", *job, env=ENVIRON)
     assert len(read_workers(mended)) == 2, mended.output
@@ -127,9 +127,7 @@ def test_workers_divide_what_slurm_gives(bound):
 def assert_refused(ended, line):
     """See that a launch says once how its tasks are bound."""
     (own,) = warnings(ended.stderr)
-    assert own.startswith(
-        "HPC222]: --hpc_bind=even binds nothing: each task is a worker"
-    )
+    assert own.startswith("HPC222]: --hpc_bind=even binds nothing: in direct mode")
     assert own.endswith(line)
 
 
