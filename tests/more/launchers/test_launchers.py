@@ -151,7 +151,7 @@ def test_mpirun_of_agents_on_a_login_node(bare):
     assert done.returncode == 2, done.stderr
     (line,) = errors(done.stderr)
     assert "mpirun -x MASTER_ADDR=n9" in line
-    option = line.partition("(or ")[2].partition(")")[0]
+    option = line.partition("pass ")[2].partition(", or ")[0]
     done = run(bare, OPENMPI_4, *words, option, WORLD, hosts=HOSTS, on="login01")
     assert [worker["host"] for worker in read_workers(done)] == list(HOSTS)
 

@@ -43,7 +43,7 @@ def bound():
 
 
 def test_srun_forgets_the_cpus_of_sbatch(bound):
-    """And what the message tells to type mends it."""
+    """The line in the message fixes it."""
     command = f"{SRUN} {' '.join(HPC)} --nproc_per_node=2 {WORLD}"
     export = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
     job = ("-N1", ONE_TASK, "--cpus-per-task=2")
