@@ -28,13 +28,13 @@ def set_tf_config() -> None:
     """Set ``TF_CONFIG``, which TensorFlow needs if there are several nodes.
 
     Raises:
-        torchrun_hpc.LaunchError: The nodes cannot be found out.
+        torchrun_hpc.LaunchError: The nodes are unknown.
     """
     meeting = torchrun_hpc.describe()["meeting"]
     if meeting["backend"] == "direct" or not all(meeting["hosts"]):
         raise SystemExit(
-            "TensorFlow needs one process on each node, and all nodes' names. In a job "
-            "of Slurm, type: srun --ntasks-per-node=1 python ..."
+            "TensorFlow needs one process per node, and all nodes' names. In a Slurm "
+            "job, start it with: srun --ntasks-per-node=1 python ..."
         )
     if meeting["nodes"] > 1:
         os.environ["TF_CONFIG"] = json.dumps(tf_config(meeting))

@@ -167,11 +167,13 @@ def see_one_world(ended: Ended, hosts: Sequence[str] = HOSTS, each: int = 1) -> 
 
 
 def own_lines(stderr: str) -> list[str]:
-    """Return the lines that the launcher itself wrote, also behind a prompt.
+    """Return the lines that the launcher itself wrote, also after a prompt.
 
-    Lines that say who is waited for are left out: they depend on the machine's load.
+    A message and its first line to copy are one line. Reports of waits are left out,
+    because they depend on the machine's load.
     """
-    return [line for line in lines(stderr) if OWN.search(line)]
+    joined = re.sub(rf"({OWN.pattern}.*\]: .*:)\n    (?=\S)", r"\1 ", stderr)
+    return [line for line in lines(joined) if OWN.search(line)]
 
 
 def errors(stderr: str) -> list[str]:

@@ -228,7 +228,7 @@ def test_tensorflow_needs_one_task_on_each_node(juelich):
     done = juelich.srun("-N2", "-n4", "python", program, env=JUELICH)
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
-    assert "type: srun --ntasks-per-node=1 python" in done.stderr
+    assert "start it with: srun --ntasks-per-node=1 python" in done.stderr
 
 
 # --- PBS, and no scheduler ------------------------------------------------------------

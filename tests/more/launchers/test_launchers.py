@@ -124,7 +124,7 @@ def test_tasks_in_turn(bare, mpi):
     (seen,) = [line for line in own_lines(done.stderr) if "HPC079" in line]
     assert "the second one on this node is task 2" in seen
 
-    options = seen.partition(", type: ")[2].split()[1:-1]  # mpirun ... …
+    options = seen.partition("add the option: ")[2].split()[1:-1]  # mpirun ... …
     done = run(bare, mpi, "-n", "4", *options, *HPC, *LASTING, hosts=HOSTS)
     hosts = [worker["host"] for worker in read_workers(done)]
     assert hosts == ["n9", "n9", "n10", "n10"], done.stderr
@@ -151,7 +151,7 @@ def test_mpirun_of_agents_on_a_login_node(bare):
     assert done.returncode == 2, done.stderr
     (line,) = errors(done.stderr)
     assert "mpirun -x MASTER_ADDR=n9" in line
-    option = line.partition("(or ")[2].partition(")")[0]
+    option = line.partition("pass ")[2].partition(", or ")[0]
     done = run(bare, OPENMPI_4, *words, option, WORLD, hosts=HOSTS, on="login01")
     assert [worker["host"] for worker in read_workers(done)] == list(HOSTS)
 

@@ -43,7 +43,7 @@ def bound():
 
 
 def test_srun_forgets_the_cpus_of_sbatch(bound):
-    """And what the message tells to type mends it."""
+    """The line in the message fixes it."""
     command = f"{SRUN} {' '.join(HPC)} --nproc_per_node=2 {WORLD}"
     export = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
     job = ("-N1", ONE_TASK, "--cpus-per-task=2")
@@ -65,7 +65,7 @@ def test_more_workers_than_cpus(bound, job):
     done = bound.sbatch(f"#!/bin/sh\n{command}", *job, env=ENVIRON)
     (seen,) = warnings(done.output)
     assert seen.startswith("HPC092]: 2 workers share 1 CPU")
-    _, _, line = seen.partition("Give the task more CPUs: ")
+    _, _, line = seen.partition("more CPUs: ")
     if not line:
         option = seen.partition(". Pass ")[2].partition(" to ")[0]
         job, line = [*job, option], command.replace("srun", f"srun {option}")
