@@ -107,4 +107,4 @@ def test_a_first_session():
     shown = [each.text for each in page if each.language == "text"]
     assert [text for text in shown if text not in output] == [], output
     assert "rank 5 of 6 on jwb0003" in output
-    assert "nothing is started" in output
+    assert "Nothing was started" in output
