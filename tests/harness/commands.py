@@ -169,11 +169,9 @@ def see_one_world(ended: Ended, hosts: Sequence[str] = HOSTS, each: int = 1) -> 
 def own_lines(stderr: str) -> list[str]:
     """Return the lines that the launcher itself wrote, also after a prompt.
 
-    A message and its first line to copy are one line. Reports of waits are left out,
-    because they depend on the machine's load.
+    Reports of waits are left out, because they depend on the machine's load.
     """
-    joined = re.sub(rf"({OWN.pattern}.*\]: .*:)\n    (?=\S)", r"\1 ", stderr)
-    return [line for line in lines(joined) if OWN.search(line)]
+    return [line for line in lines(stderr) if OWN.search(line)]
 
 
 def errors(stderr: str) -> list[str]:
@@ -190,15 +188,11 @@ def warnings(stderr: str) -> list[str]:
     ]
 
 
-# The first words of lines to copy.
-COPIED = "export|unset|env|srun|sbatch|mpirun|mpiexec|flux|jsrun"
-
-
 def lines(stderr: str) -> list[str]:
     """Return all lines but those that depend on load: srun's queue, and who is late.
 
-    A line to copy is joined to its message.
+    A message and its first line to copy are one line.
     """
-    whole = re.sub(f":\n    (?=(?:{COPIED}) )", ": ", stderr)
+    whole = re.sub(rf"({OWN.pattern}.*:)\n    (?=\S)", r"\1 ", stderr)
     own = (line for line in whole.splitlines() if not line.startswith("srun: job "))
     return without_waits(own)

@@ -10,6 +10,8 @@ import re
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from torchrun_hpc import __version__
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -22,7 +24,7 @@ NEVER_S = 900
 _PAUSE_S = 0.02
 
 # How the start line begins, and every line of the launcher.
-START = "torchrun_hpc 0."
+START = f"torchrun_hpc {__version__}: "
 OWN = re.compile(r"torchrun_hpc( \d[\w.]*)?: ")
 
 # What the launcher prints only if something takes long: on a busy machine, any job may.

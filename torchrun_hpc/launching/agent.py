@@ -190,7 +190,7 @@ class AgentStarter(Starter):
             return
         if is_reporter(meeting.report_rank):
             seconds = time.monotonic() - since
-            console.write_lines(joined_line(plan, first.nodes, first.size, seconds))
+            console.write_text(joined_line(plan, first.nodes, first.size, seconds))
 
     def _world(self, plan: LaunchPlan) -> World:
         args, observer, meeting = self._args, self._observer, plan.meeting

@@ -134,7 +134,7 @@ def _announce(
     is_first = is_reporter(plan.meeting.report_rank)
     warnings = [*plan.messages.warnings, *own]
     if is_first:
-        console.write_lines(*start_line(plan).splitlines())
+        console.write_text(start_line(plan))
     if is_first or plan.mode.is_direct:  # each task gets its own advice
         warnings += [*plan.messages.advice, *shared]
     for warning in warnings:

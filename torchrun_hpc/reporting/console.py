@@ -27,18 +27,19 @@ def write(message: Message, kind: str = "note", details: Sequence[str] = ()) -> 
         kind: ``error``, ``warning``, or ``note``.
         details: Lines to follow.
     """
-    text, *copied = message.text.split(COPIED)
-    lines = [f"    {line}" for line in copied]
-    write_lines(f"{PREFIX}{kind}[{message.code}]: {text}", *lines, *details)
+    write_text(f"{PREFIX}{kind}[{message.code}]: {message.text}", details)
 
 
-def write_lines(*lines: str) -> None:
-    """Write lines to stderr, in one piece, because nodes share a terminal.
+def write_text(text: str, details: Sequence[str] = ()) -> None:
+    """Write a line to stderr, with its lines to copy, and details.
 
-    Control characters are replaced, because parts can come from the network. Nothing is
-    raised: a message never ends a launch.
+    This is one write, because nodes share a terminal. Control characters are replaced,
+    because parts can come from the network. Nothing is raised: a message never ends a
+    launch.
     """
-    written = (printable(line, _LONGEST) for line in lines)
+    line, *copied = text.split(COPIED)
+    lines = (line, *(f"    {each}" for each in copied), *details)
+    written = (printable(each, _LONGEST) for each in lines)
     streams.write("".join(f"{line}\n" for line in written), sys.stderr)
 
 

@@ -3,8 +3,8 @@
     as_suggested.py CODE COMMAND...
 
 CODE is the message's code. A second line to copy is for Open MPI. It runs if Open MPI's
-mpirun is in this folder. NODES in the line is replaced by
-the number of hosts in the file HOSTFILE. The line is printed to stderr before it runs.
+mpirun is in this folder. NODES in the line is replaced by the number of hosts in the
+file HOSTFILE. The line is printed to stderr before it runs.
 """
 
 import os
