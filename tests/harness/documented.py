@@ -118,7 +118,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     "docs/README.md": {
         "--nproc_per_node=gpu": [
             Run("job", ON_ONE, 2, TWO | {"examples/ddp.py": "main.py"},
-                options=ONE, prints="nothing is started")
+                options=ONE, prints="Nothing was started")
         ],
         "make cluster": SHELL,
         "torchrun_hpc --nproc_per_node=2 examples/ddp.py": SHELL,

@@ -525,7 +525,7 @@ def test_a_launch_inside_a_worker(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "getpid", lambda: 1)
     environ = {"RANK": "5", "TORCHELASTIC_RUN_ID": "mine"}
     for rank, run_id in itertools.product((0, 1), ("mine", "other")):
-        with pytest.raises(LaunchError, match="inside worker 5 of the same") as caught:
+        with pytest.raises(LaunchError, match="this is worker 5 of launch") as caught:
             job.handler(rank, run_id=run_id, environ=environ).connect()
         assert caught.value.code == "HPC164", (rank, run_id)
     assert [each.failure for each in outer] == [None, None]

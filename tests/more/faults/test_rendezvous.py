@@ -60,7 +60,7 @@ def test_a_signal_in_the_restart_wait(unpadded, tmp_path):
     with Step(unpadded, *argv) as job:
         wait_for_all(job, tmp_path, 0)
         job.send("n11", "SIGKILL")
-        job.says("HPC123]: the agent on n11 .node 2. is gone; waiting for it")
+        job.says("HPC123]: the agent on n11 .node 2. is gone. Waiting until")
         assert job.agent("n9", "wait", "0.1") == "alive", job.output
         job.send("n10", "SIGINT")  # SIGTERM may be the launcher's, after the loss
         job.see_end("n9")
