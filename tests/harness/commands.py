@@ -133,11 +133,11 @@ def launch(  # noqa: PLR0913
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int = 2) -> list[str]:
-    """Return what the launcher says of a job that it has refused, before any worker."""
+    """Return the errors of a job that was refused before any worker."""
     assert done.returncode == code, done.stderr
     assert done.stdout == "", done
     assert "Traceback" not in done.stderr, done.stderr
-    return own_lines(done.stderr)
+    return errors(done.stderr)
 
 
 def read_workers(ended: Ended) -> list[dict[str, Any]]:

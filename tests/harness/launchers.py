@@ -20,8 +20,8 @@ from commands import (
     ENVIRON,
     HOSTS,
     NODES,
+    errors,
     launch,
-    own_lines,
     see_one_world,
 )
 from waiting import NEVER_S, PATIENCE
@@ -278,7 +278,7 @@ def port_is_taken(cluster: Cluster, *options: str, srun: tuple[str, ...] = ()) -
     finally:
         cluster.end(holder)
     assert "n9: task 0: Exited with exit code 2" in done.stderr
-    (line,) = own_lines(done.stderr)
+    (line,) = errors(done.stderr)
     assert "HPC055]: on n9: port 24321 on 10.10.0.1 cannot be used" in line
     assert "it is taken by python3" in line
     assert "Traceback" not in done.stderr

@@ -21,7 +21,7 @@ def start_line(plan: LaunchPlan) -> str:
         parts = [f"{count(plan.workers.number, 'worker')} on this machine"]
     else:
         parts = [_shape(plan), title]
-    if where.endpoint and where.nodes > 1:
+    if where.endpoint and (where.nodes > 1 or where.may_grow):
         is_known = where.is_ours or plan.mode.is_direct
         what = "meeting" if is_known else f"{where.backend} rendezvous"
         over = f" over {where.interface}" if where.interface else ""

@@ -110,7 +110,7 @@ def environment(wheel, tmp_path_factory):
     """
     if os.environ.get("CI", "").lower() not in {"1", "true", "yes"}:
         pytest.skip("torch is installed once more: CI does that")
-    assert block("docs/README.md", "pip install").text == "pip install .\n"
+    assert block("docs/install.md", "pip install").text == "pip install .\n"
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
     # The release of torch that is here already: pip has it in its cache.

@@ -111,7 +111,7 @@ SPOILED = {
     0: "exec faketime -f +60s",
     1: "mount -t tmpfs -o size=1m tmpfs {small}; export TMPDIR={small}; "
     "dd if=/dev/zero of={small}/all 2> /dev/null; "
-    "export MKL_ENABLE_INSTRUCTIONS=SSE4_2; exec",
+    "export MKL_CBWR=COMPATIBLE; exec",
     2: "mount --bind {folder}/version.py {version}; "
     "mount --bind {folder}/hosts /etc/hosts; exec",
 }

@@ -99,7 +99,7 @@ def test_without_slurms_variables(juelich):
     done = in_containers(
         juelich, "--nnodes=2", inside=["--cleanenv=none"], environ=JUELICH
     )
-    assert {line.split()[2] for line in refused(done)} == {"HPC066"}
+    assert {line.split()[1] for line in refused(done)} == {"error[HPC066]:"}
 
 
 # --- names and networks that are not the host's -------------------------------------

@@ -53,7 +53,7 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster, tmp_path: Path) -> 
         )  # fmt: skip
         try:
             answered = r"HPC100]: 1 of 2 nodes have answered after \d+ s"
-            message = rf"{answered}; the limit is {NEVER_S} s"
+            message = rf"{answered}. The limit is {NEVER_S} s"
             until(
                 lambda: (
                     program.poll() is not None or re.search(message, told.read_text())

@@ -56,6 +56,10 @@ def plan(**changes):
             "4 workers on this machine",
         ),
         (
+            {"nodes": 1, "may_grow": True, "title": "no scheduler"},
+            "4 workers on this machine; c10d rendezvous at jwb0001i:25592",
+        ),
+        (
             {"nodes": 2, "endpoint": "", "title": "no scheduler"},
             "2 nodes, 4 workers here; no scheduler",
         ),
