@@ -69,7 +69,7 @@ def _section(code: str, entry: dict[str, Any]) -> str:
     anchors = "".join(f'<a id="{each.lower()}"></a>' for each in (code, *older))
     message, cause, fix = (_unwrapped(entry[key]) for key in ("text", "cause", "fix"))
     note = f" (formerly also {', '.join(older)})" if older else ""
-    body = [f"{anchors}{message}{note}<br>", f"{cause}<br>", f"**Fix:** {fix}", ""]
+    body = [f"{anchors}{message}{note}<br>", f"{cause}<br> **Fix:** {fix}", ""]
     return "\n".join([f"### {code}: {entry['title']}", *body])
 
 

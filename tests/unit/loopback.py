@@ -420,4 +420,4 @@ OTHER_PROGRAMS = {
 }
 
 
-FAILURE_BEFORE = Failure(Kind.AGENT, (0,), text="HPC111 cannot listen")
+FAILURE_BEFORE = Failure(Kind.AGENT, (0,), text="HPC055 cannot listen")

@@ -89,7 +89,7 @@ class DirectStarter(WorkerStarter):
                 os.execvp(words[0], words)  # noqa: S606
         except OSError as error:
             text = f"{words[0]} cannot be run: {error.strerror}"
-            raise LaunchError("HPC133", text) from None
+            raise LaunchError("HPC016", text) from None
 
 
 def is_set_up(environ: Mapping[str, str]) -> bool:

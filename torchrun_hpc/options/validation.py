@@ -16,7 +16,6 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options import script
 from torchrun_hpc.options.arguments import LONGEST_ID, names_folder
-from torchrun_hpc.options.values import WRONG_VALUE
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
@@ -68,8 +67,8 @@ def check_options(args: argparse.Namespace, options: Options) -> None:
     for dest, problem in _problems(args):
         name = options.given.get(dest) or f"--{dest}={getattr(args, dest)}"
         # Each node may have other GPUs.
-        code, is_everywhere = WRONG_VALUE, dest != "numa_binding"
-        raise LaunchError(code, f"{name}: {problem}", everywhere=is_everywhere)
+        is_everywhere = dest != "numa_binding"
+        raise LaunchError("HPC014", f"{name}: {problem}", everywhere=is_everywhere)
 
 
 def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:

@@ -33,9 +33,6 @@ NONE = "none"  # switches an option off
 # Whether nodes prove that they belong to the job.
 _, REQUIRE, _ = AUTH = ("auto", "require", NONE)
 
-# For a value that ends torchrun with a traceback.
-WRONG_VALUE = "HPC014"
-
 # How workers can be bound to CPUs.
 BIND_GPU, BIND_EVEN, BIND_NONE = BINDINGS = ("gpu", "even", NONE)
 
@@ -67,11 +64,10 @@ class HostPort(NamedTuple):
     port: int | None = None
 
 
-def reader(code: str, read: Callable[[Any], Any], wrong: str) -> Reader:
+def reader(read: Callable[[Any], Any], wrong: str = "") -> Reader:
     """Return a reader.
 
     Args:
-        code: The message's code.
         read: Returns the value, or raises ``ValueError``, whose text comes before
             ``wrong``.
         wrong: The message after the option.
@@ -82,7 +78,7 @@ def reader(code: str, read: Callable[[Any], Any], wrong: str) -> Reader:
             return read(setting.value)
         except ValueError as error:
             text = f"{setting}{error}{wrong}"
-            raise LaunchError(code, text, everywhere=True) from None
+            raise LaunchError("HPC014", text, everywhere=True) from None
 
     return read_setting
 
@@ -104,7 +100,7 @@ def is_module(name: str) -> bool:
 
 def whole(example: str) -> Reader:
     """Return a reader of whole numbers from 0; ``example`` is a right value."""
-    return reader("HPC205", lambda v: _number(v, "[0-9]{1,6}"), f": use {example}")
+    return reader(lambda v: _number(v, "[0-9]{1,6}"), f": use {example}")
 
 
 def _checked(value: _Value, is_right: object) -> _Value:
@@ -174,55 +170,48 @@ def _modules(value: str) -> tuple[str, ...]:
 
 
 node_range = reader(
-    "HPC063",
     _node_range,
     " is not a number of nodes. Use a number (4), or a range with the lower number "
     "first (2:4)",
 )
 endpoint = reader(
-    "HPC053",
     _endpoint,
     " is not an endpoint. Use HOST:PORT, with an IPv6 address in brackets and a port "
     "up to 65535",
 )
 _port_reader = partial(
-    reader, "HPC050", wrong=" is not a port. Use a number from 1 to 65535, or remove it"
+    reader, wrong=" is not a port. Use a number from 1 to 65535, or remove it"
 )
 master_port = _port_reader(lambda port: _checked(port, 0 <= port < PORTS_END))
 port = _port_reader(  # of a variable
     lambda text: _checked(text, 0 < _number(text, "[0-9]{1,5}") < PORTS_END)
 )
 backend = reader(
-    WRONG_VALUE,
     lambda word: _checked(str(word), word not in {SCHEDULER, DIRECT}),
     ": torch has no such backend. Use c10d, or remove the option",
 )
-workers = reader("HPC013", _workers, " starts no worker")
-max_restarts = reader(WRONG_VALUE, lambda n: _checked(n, n >= 0), ": use 0 or more")
+workers = reader(_workers, " starts no worker. Use 1 or more, or gpu")
+max_restarts = reader(lambda n: _checked(n, n >= 0), ": use 0 or more")
 monitor_interval = reader(
-    WRONG_VALUE,
     lambda seconds: _checked(seconds, 0 < seconds < threading.TIMEOUT_MAX),
     ": use a number of seconds above 0",
 )
-signals = reader(WRONG_VALUE, _signals, " cannot be handled")
+signals = reader(_signals, " cannot be handled")
 threads = reader(
-    "HPC090",
     _threads,
     ": use a number of threads per worker, or auto, which divides the CPUs of this "
     "process by the workers",
 )
-binding = reader("HPC219", lambda word: _word(word, BINDINGS), "")
-auth = reader("HPC240", lambda word: _word(word, AUTH), "")
-rendezvous = reader("HPC110", lambda word: _word(word, ("auto", SCHEDULER, C10D)), "")
+binding = reader(lambda word: _word(word, BINDINGS))
+auth = reader(lambda word: _word(word, AUTH))
+rendezvous = reader(lambda word: _word(word, ("auto", SCHEDULER, C10D)))
 modules = reader(
-    "HPC168",
     _modules,
     ". Use names with commas, such as --hpc-preload=torch,numpy, or none",
 )
 stall = reader(
-    "HPC174",
     lambda seconds: _number(seconds, "[1-9][0-9]{0,6}"),
     ": use whole seconds, more than any pause of the training takes, such as "
     "--hpc-stall-report=600",
 )
-dry_run = reader(WRONG_VALUE, lambda word: _word(word, DRY_RUN), "")
+dry_run = reader(lambda word: _word(word, DRY_RUN))

@@ -99,7 +99,7 @@ def _ignored_node_rank(inputs: Inputs) -> tuple[Message, ...]:
         f"{options['node_rank']} is ignored: a world of one node has only node 0. For "
         "several nodes, pass --nnodes"
     )
-    return (Message("HPC151", text),)
+    return (Message("HPC075", text),)
 
 
 def _range_note(inputs: Inputs) -> tuple[Message, ...]:

@@ -275,7 +275,7 @@ class Connection:
         listed = "; ".join(f"port {p}: {e.strerror}" for p, e in problems.items())
         endpoint = join_endpoint(where.connect_host, "PORT")
         raise LaunchError(
-            "HPC111",
+            "HPC055",
             f"cannot listen on {address or 'any address'}: {listed}{holder}. Set "
             f"another port: --rdzv_endpoint={endpoint}",
         )

@@ -62,4 +62,4 @@ def output(text: str) -> None:
         streams.discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):  # as with | head
             text = f"cannot print to standard output: {error.strerror}. Use > FILE"
-            raise LaunchError("HPC102", text) from None
+            raise LaunchError("HPC101", text) from None

@@ -58,7 +58,7 @@ ROWS = {
     "own arguments": ("train.py 0", "ValueError", "HPC012"),
     "backend": ("--rdzv-backend=x t.py", "ValueError", "HPC014"),
     "redirects": ("--tee=x train.py", "ValueError", "HPC015"),
-    "nodes": ("--nnodes=x train.py", "ValueError", "HPC063"),
+    "nodes": ("--nnodes=x train.py", "ValueError", "HPC014"),
     "restarts": ("--max-restarts=-1 train.py", "AssertionError", "HPC014"),
     "flag": ("PET_STANDALONE=yes t.py", "ValueError", "HPC011"),
     "no such option": ("--bogus train.py", "SystemExit", ""),
@@ -139,7 +139,7 @@ def test_a_program_that_does_not_care(tmp_path: Path) -> None:
     assert result.code == 1
     last = result.err.splitlines()[-1]
     name = "torchrun_hpc.errors.EmbeddedLaunchError"
-    assert last.startswith(f"{name}: HPC063 --nnodes=3:2 is not a number")
+    assert last.startswith(f"{name}: HPC014 --nnodes=3:2 is not a number")
 
 
 def test_a_torch_that_is_too_old_cannot_be_imported(tmp_path: Path) -> None:

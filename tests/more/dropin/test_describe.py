@@ -160,11 +160,11 @@ REFUSED = [
     ("slurm-srun-2-nodes-4-tasks-each", {}, ["--max-restarts=1"], "HPC134"),
     ("slurm-srun-3-nodes", {"SLURM_STEP_NODELIST": "jwb[0001-"}, [], "HPC021"),
     ("slurm-srun-3-nodes", {}, ["--nnodes=2"], "HPC070"),
-    ("slurm-srun-3-nodes", ONE_NODE, ["--nnodes=3:2"], "HPC063"),
+    ("slurm-srun-3-nodes", ONE_NODE, ["--nnodes=3:2"], "HPC014"),
     ("slurm-srun-3-nodes", ONE_NODE, ["--bogus"], "HPC010"),
     ("slurm-srun-3-nodes", ONE_NODE, ["--nproc-per-node=x"], "HPC012"),
     ("slurm-srun-3-nodes", ONE_NODE, ["--monitor-interval=0"], "HPC014"),
-    ("slurm-srun-3-nodes", ONE_NODE, ["--hpc-omp-threads=0"], "HPC090"),
+    ("slurm-srun-3-nodes", ONE_NODE, ["--hpc-omp-threads=0"], "HPC014"),
     ("slurm-srun-3-nodes", ONE_NODE, ["--hpc-site=nonsense"], "HPC040"),
     ("slurm-srun-3-nodes", ONE_NODE | {"PET_STANDALONE": "yes"}, [], "HPC011"),
 ]

@@ -52,7 +52,7 @@ def _node(result: Result) -> dict[str, Any]:
     ("shell", "code", "message"),
     [
         ("{} >&-", 2, "HPC101"),
-        ("{} > /dev/full", 2, "HPC102"),
+        ("{} > /dev/full", 2, "HPC101"),
         ("set -o pipefail; {} | true", 0, ""),
         ("PYTHONIOENCODING=ascii {} > /dev/null", 0, ""),
     ],

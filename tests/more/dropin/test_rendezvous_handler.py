@@ -414,7 +414,7 @@ def test_a_coordinator_whose_port_is_taken(job: Job) -> None:
         pytest.raises(LaunchError) as caught,
     ):
         job.handler(0).next_rendezvous()
-    assert caught.value.code == "HPC111"
+    assert caught.value.code == "HPC055"
     for part in (
         f"cannot listen on {HERE}: port {job.ports[0]}: Address already in use",
         f"{psutil.Process().name()} (pid {os.getpid()}",
@@ -438,7 +438,7 @@ def test_a_coordinator_whose_ports_are_all_taken(job: Job) -> None:
         pytest.raises(LaunchError, match=f"port {job.ports[1]}: ") as caught,
     ):
         job.handler(0).next_rendezvous()
-    assert caught.value.code == "HPC111"
+    assert caught.value.code == "HPC055"
 
 
 # What is otherwise on node 1.
@@ -832,8 +832,8 @@ ENDINGS: dict[str, tuple[Any, Failure | None, Any]] = {
         1,
     ),
     "wrong use": (
-        LaunchError("HPC111", "cannot listen"),
-        Failure(Kind.AGENT, text="HPC111 cannot listen"),
+        LaunchError("HPC055", "cannot listen"),
+        Failure(Kind.AGENT, text="HPC055 cannot listen"),
         LaunchError,
     ),
     "anything else": (

@@ -72,8 +72,8 @@ def test_the_exit_code_is_the_jobs(
 
 DRY_RUNS: list[tuple[dict[str, str], int, str]] = [
     ({"1": "closed"}, 2, "HPC101 "),
-    ({"1": "full"}, 2, "HPC102 "),
-    ({"1": "terminal gone"}, 2, "HPC102 "),
+    ({"1": "full"}, 2, "HPC101 "),
+    ({"1": "terminal gone"}, 2, "HPC101 "),
     ({"1": "without reader"}, 0, ""),  # | head
     ({"1": "full", "2": "full"}, 2, ""),
     ({"1": "closed", "2": "closed"}, 2, ""),

@@ -68,7 +68,7 @@ def test_who_finds_the_port_taken(
     if not may_join:
         with pytest.raises(LaunchError, match=re.escape(problem)) as caught:
             _open(place, is_host=1)
-        assert caught.value.code == "HPC081"
+        assert caught.value.code == "HPC055"
         return
     assert _open(place, is_host=1, read_timeout=PATIENCE).get("key") == b"value"
     output = capsys.readouterr().err
@@ -194,10 +194,11 @@ def test_a_client_says_for_what_it_waits(
     patch_all(node_rank=node_rank, coordinator=head, endpoint="jwb0001i:1")
     place = "the head node {}at jwb0001i:1 (127.0.0.2) {} "
     gives_up = re.escape(place.format("did not answer ", "within 1 s (read_timeout):"))
-    with pytest.raises(RendezvousConnectionError, match=f"HPC082 {gives_up}.*refused"):
+    with pytest.raises(RendezvousConnectionError, match=f"{gives_up}.*refused"):
         _open(f"127.0.0.2:{own_port()}", is_host=0, read_timeout=1)
     out, err = capfd.readouterr()
-    start = f"torchrun_hpc: note[HPC083]: waiting for {place.format('', 'for 0 s:')}"
+    waits = place.format("", "after 0 s:")
+    start = f"torchrun_hpc: note[HPC113]: still waiting for {waits}"
     assert (out, err.count("\n"), err.count(start)) == ("", reports, reports)
 
 

@@ -69,7 +69,7 @@ def test_sizes(capsys):
 )
 def test_wrong_values(words, problem, capsys):
     line = wrong(capsys, *words)
-    assert ("HPC013]: " if problem.endswith("worker") else "HPC010]: ") in line
+    assert ("HPC014]: " if "starts no worker" in problem else "HPC010]: ") in line
     assert problem in line
 
 

@@ -106,7 +106,7 @@ def test_a_program_that_cannot_be_run(monkeypatch, tmp_path):
     plan = planned_at([0, 0], 1)
     with pytest.raises(LaunchError, match="cannot be run: ") as caught:
         start.start(plan, worker)
-    assert caught.value.code == "HPC133"
+    assert caught.value.code == "HPC016"
     assert str(program) in str(caught.value)
 
 

@@ -488,7 +488,7 @@ def test_a_site_may_ask_for_it(options, expected):
 
 
 def said(plan):
-    codes = ("HPC219", "HPC221", "HPC222", "HPC092")
+    codes = ("HPC014", "HPC221", "HPC222", "HPC092")
     return [m for m in (*plan.messages.notes, *plan.messages.advice) if m.code in codes]
 
 

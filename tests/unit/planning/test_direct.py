@@ -414,7 +414,7 @@ def test_a_port_that_is_none(port):
     text = f"MASTER_PORT={port} is not a port"
     for address, places in product([None, "jwb0001"], [BLOCK, [0] * 8]):
         environ = exported(address, port)
-        error = task_refused("HPC050", text, job_at(places, 5), environ=environ)
+        error = task_refused("HPC014", text, job_at(places, 5), environ=environ)
         assert error.everywhere, (address, places)
 
 
@@ -640,7 +640,7 @@ def test_a_head_that_was_exported_or_that_the_tasks_have_told_each_other(case):
 def test_a_bad_port_for_agents():
     environ = exported("jwb0001", "none")
     for text in all_planned("mpich-4.0.2-3-nodes", environ=environ):
-        assert text.startswith("HPC050 MASTER_PORT=none is not a port")
+        assert text.startswith("HPC014 MASTER_PORT=none is not a port")
 
 
 @pytest.mark.parametrize("rank", range(3))

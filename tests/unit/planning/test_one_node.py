@@ -265,7 +265,7 @@ def test_rank_beyond_one_node_is_ignored_where_torch_ignores_it(job, options):
     plan = planned(job=job, options={**options, "node_rank": 1})
     assert plan.options["node_rank"].value == 0
     (advice,) = plan.messages.advice
-    assert advice.code == "HPC151"
+    assert advice.code == "HPC075"
     assert advice.text.startswith("--node_rank=1 is ignored: a world of one node")
     assert planned(job=job, options={**options, "node_rank": 0}).messages.advice == ()
 

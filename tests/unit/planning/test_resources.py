@@ -161,7 +161,7 @@ def test_threads_of_every_plan(job):
     assert make_plan(inputs).environment[OMP].value == "4"
     for environ in {}, {OMP: "2"}:  # also where it would be ignored
         wrong = make_inputs(job=job, options=threads("0"), environ=environ)
-        refused("HPC090", "--hpc_omp_threads=0: use a number", wrong, by=make_plan)
+        refused("HPC014", "--hpc_omp_threads=0: use a number", wrong, by=make_plan)
 
 
 # --- what is said -------------------------------------------------------------------

@@ -140,7 +140,7 @@ def _check_free(address: str, port: int, reason: str = "") -> None:
     problem = port_problem(address, port) or reason
     if problem:
         text = f"cannot listen on {address} port {port}: {problem}"
-        raise LaunchError("HPC081", text) from None
+        raise LaunchError("HPC055", text) from None
 
 
 def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
@@ -158,14 +158,14 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
         return True
 
     def report(waited: float) -> None:
-        since = f"for {waited:.0f} s: {problem}"
-        text = f"waiting for the head node at {place} {since}"
-        console.write(Message("HPC083", text))
+        since = f"after {waited:.0f} s: {problem}"
+        text = f"still waiting for the head node at {place} {since}"
+        console.write(Message("HPC113", text))
 
     # At first one node reports for all. A node that waits longer may be the only one.
     is_first = reports_wait_for(plan.meeting.node_rank, plan.meeting.coordinator)
     if not waiting.until(is_reached, limit, report, is_reporter=is_first, pause=None):
         raise RendezvousConnectionError(
-            f"HPC082 the head node did not answer at {place} within "
+            f"the head node did not answer at {place} within "
             f"{limit:.0f} s (read_timeout): {problem}"
         )
