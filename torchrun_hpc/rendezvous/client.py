@@ -1,7 +1,6 @@
 """An agent's connection to the coordinator.
 
-It lives in the thread of a `Loop`. The main thread waits for it only in Python's locks,
-so it acts on a signal within half a second.
+The main thread waits only in Python's locks. So it handles signals within 0.5 s.
 """
 
 from __future__ import annotations
@@ -45,27 +44,16 @@ _TICK = 1.0
 _REPORT_TIMEOUT = 5.0  # for node 0 to report them
 _LEAVE_TIMEOUT = 1.0
 _DECIDED_TIMEOUT = 3.0  # for the coordinator to decide the first failure
-# A signal that arrives just before a thread waits for a lock is handled only after the
-# wait. So no wait is longer.
+# A signal just before a wait for a lock is handled only after the wait.
 _SIGNAL_TIMEOUT = 0.5
 
 
 class Client:
     """An agent's connection to the coordinator.
 
-    Args:
-        silence_timeout: Seconds after which a silent coordinator counts as lost.
-        on_event: Called aside with the coordinator's reports to the user, and with
-            ``looking``, ``seeks``, ``takes_over``, ``suspended``,
-            ``coordinator_silent`` and ``coordinator_answers``.
-
-    Attributes:
-        peers: The other members of a job with spares. Without them, the job ends with
-            the coordinator.
-        ending: The coordinator's message about the end; empty before.
-        next_round: The round to join.
-        is_over: Whether this agent's round has ended.
-        finished: Whether all nodes have finished.
+    A coordinator that is silent for `silence_timeout` seconds counts as lost. Without
+    `peers`, the job ends with it. `is_over` concerns this agent's round, `finished` all
+    nodes. `on_event` is called aside, with events for `messages.render`.
     """
 
     def __init__(
@@ -104,13 +92,7 @@ class Client:
     # --- for the main thread ------------------------------------------------------
 
     def connect(self, search: Search | Within, peers: Peers | None = None) -> None:
-        """Find the coordinator, and be accepted. With spares, the peers use the search.
-
-        Raises:
-            CoordinatorNotFoundError: It was not found in time.
-            RefusedError: It refuses this agent.
-            JobFailedError: The job has already failed.
-        """
+        """Find the coordinator, and be accepted; or raise one of `errors`."""
         self._is_running, self.peers = True, peers
         self._loop.call(self._begin, peers or search)
         self.until(lambda: self.is_accepted)
@@ -118,20 +100,10 @@ class Client:
     def take_part(
         self, open_store: Callable[[], tuple[str, int]]
     ) -> tuple[Mapping[str, Any], int, int]:
-        """Wait for a round in which this node has workers.
+        """Wait for a round in which this node has workers, or raise one of `errors`.
 
-        Args:
-            open_store: Opens the workers' store; returns its address and port. It is
-                called if this node has node rank 0.
-
-        Returns:
-            The coordinator's ``go``, the node rank, and the number of nodes with
-            workers.
-
-        Raises:
-            RoundOverError: The round ended before it began here.
-            NotNeededError: The job has ended well without this node.
-            JobFailedError: The job has failed.
+        Return the coordinator's ``go``, the node rank, and the number of active nodes.
+        Node rank 0 opens the workers' store, and sends its address and port.
         """
         member = None if self.peers is None else self.peers.member
         message: dict[str, Any] = {"join": True}
@@ -177,24 +149,14 @@ class Client:
         return peers.member.record.active if peers else range(self.request.nodes)
 
     def ask(self, question: Mapping[str, Any], timeout: float) -> Any:
-        """Ask the coordinator's store.
-
-        Raises:
-            TimeoutError: No answer.
-            RoundOverError: The question's round has ended.
-            JobFailedError: The job has failed.
-        """
+        """Ask the coordinator's store; raise `TimeoutError` or one of `errors`."""
         answer = self.questions.ask(question, lambda: self.is_over, timeout)
         if self.is_over:
             raise RoundOverError
         return answer
 
     def finish(self) -> None:
-        """Wait until all nodes have finished.
-
-        Raises:
-            JobFailedError: The job has failed.
-        """
+        """Wait until all nodes have finished, or raise `JobFailedError`."""
         if self.peers is not None:
             self.peers.member.is_done = True
         self.send({"done": self.next_round - 1})
@@ -241,11 +203,9 @@ class Client:
         self._loop.call(self._send, message)
 
     def until(self, condition: Callable[[], object], timeout: float = math.inf) -> None:
-        """Wait for a condition; each message of the coordinator may change it.
+        """Wait for a condition, which any message may change.
 
-        Raises:
-            JobFailedError: The job has failed.
-            TimeoutError: The time is up.
+        Raise `JobFailedError` if the job fails, `TimeoutError` if the time is up.
         """
         with self._changed:
             self._wait_for(
@@ -303,7 +263,6 @@ class Client:
             self._changed.notify_all()
 
     async def _communicate(self, finder: Search | Within | Peers) -> None:
-        """Take part until the end; without spares, until the connection's end."""
         found, peers = await finder.find(), self.peers
         while True:
             channel = found[0]
@@ -358,7 +317,6 @@ class Client:
         self._check_lease()
 
     def _check_lease(self) -> bool:
-        """Leave the coordinator if the lease has ended; return whether it has."""
         if self.peers is None or self._channel is None:
             return False
         suspended = self.peers.end_lease(self._channel)
@@ -379,7 +337,6 @@ class Client:
         self._loop.call(self._reported, summary.first)
 
     def _reported(self, first: Failure | None = None) -> None:
-        """Remember that workers' failures are reported, and which was the first."""
         if first is not None and self.failure is not None:
             first = replace(first, finished=self.failure.finished)
         self._change(failure=first or self.failure, _is_reported=True)
@@ -429,7 +386,6 @@ class Client:
             self._handle_workers(message)
 
     def _handle_failure(self, message: Mapping[str, Any]) -> None:
-        """Confirm the failure; ask for a report if this node writes it."""
         self._send({"read": True})
         failure = wire.decode(Failure, message["failed"])
         self._change(failure=failure, ending=message)
@@ -443,7 +399,6 @@ class Client:
             self._send({"report": True})
 
     def _handle_workers(self, message: Mapping[str, Any]) -> None:
-        """Handle a message about workers, or one for the user."""
         if "report" in message:
             summary = message["report"] and wire.decode(Summary, message["report"])
             if summary is None or self.failure is None:

@@ -72,13 +72,9 @@ class Connection:
         on_event: See `Client`.
         segment: Largest TCP segment in bytes; 0 for the interface's own.
         own_failure: Why this agent cannot start, if it connects only to report that.
-        replies: Functions that reply to questions to all nodes, by the question's name.
-            Each gets what the question came with, and returns plain data.
+        replies: Functions that reply to `Client.questions`, by name. They get and
+            return plain data.
         end_workers: Kills this node's workers at once.
-
-    Attributes:
-        client: The connection, also before it is opened.
-        key: This node's key, once the connection is opened.
     """
 
     def __init__(  # noqa: PLR0913 - the last four are of few
@@ -113,14 +109,8 @@ class Connection:
     def open(self, timeout: float) -> Client:
         """Start the coordinator, if this is its node, and connect to it.
 
-        Args:
-            timeout: Seconds to look for it.
-
-        Raises:
-            LaunchError: The coordinator cannot listen or refuses this agent, or there
-                is no key.
-            CoordinatorNotFoundError: It was not found in time.
-            JobFailedError: The job has already failed.
+        Raise `LaunchError` if this is impossible, or one of `errors`. `timeout` is the
+        search's limit in seconds.
         """
         meeting, ports = self._meeting, self._meeting.ports
         self._loop.start()
@@ -174,11 +164,6 @@ class Connection:
         self.client.send(reply)
 
     def _load_key(self) -> None:
-        """Read this node's key.
-
-        Raises:
-            LaunchError: A key is required, and there is none.
-        """
         wanted, key = self._meeting.key, self.key
         key.load()
         if key.secret.key or not wanted.path:
@@ -198,7 +183,6 @@ class Connection:
     def _serve(
         self, opened: socket.socket, finder: search.Search, timeout: float
     ) -> Peers | None:
-        """Serve this node's answers; with spares, return the other members."""
         meeting = self._meeting
         if self._segment:  # for both sides of each connection
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
@@ -224,7 +208,6 @@ class Connection:
         return server
 
     def _member(self, port: int) -> Member:
-        """Return this node as a member, which others can ask at a port."""
         where, own = self._meeting, self._meeting.node_rank
         first_port = where.ports[0]
         return Member(
@@ -235,11 +218,6 @@ class Connection:
         )
 
     def _listen(self) -> socket.socket | None:
-        """Listen as the coordinator, or where others look for this member.
-
-        Raises:
-            LaunchError: The coordinator cannot listen.
-        """
         where = self._meeting
         if where.is_coordinator:
             return self._listen_as_coordinator()
@@ -250,11 +228,7 @@ class Connection:
         return listen(where.local_address, 0)
 
     def _listen_as_coordinator(self) -> socket.socket:
-        """Listen for agents on the first free port.
-
-        Raises:
-            LaunchError: No port is free, or the job already has a coordinator.
-        """
+        """Listen on the first free port, unless the job already has a coordinator."""
         where, problems, opened = self._meeting, {}, None
         address = where.listen[0] if where.listen else None
         for port in where.ports:
@@ -281,11 +255,7 @@ class Connection:
         )
 
     def _check_no_coordinator(self, ports: Sequence[int]) -> None:
-        """Check that this job's coordinator has none of the ports.
-
-        Raises:
-            LaunchError: It has one, so this agent is the second one of its node.
-        """
+        """Raise `LaunchError` if this job's coordinator has one of the ports."""
         meeting, request = self._meeting, self._request
         host, timeout = meeting.connect_host, _CHECK_TIMEOUT
         address = search.CoordinatorAddress(host, ports, timeout)
@@ -304,10 +274,7 @@ class Connection:
 
 
 def _allow_open_files() -> None:
-    """Allow this process as many open files as the system does.
-
-    The head node has a connection to each node, node 0 one to each worker.
-    """
+    """Allow as many open files as possible: each node or worker is a connection."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError):  # the kernel now allows fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

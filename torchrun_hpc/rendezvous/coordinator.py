@@ -1,10 +1,7 @@
-"""The coordinator of a job: it hears all agents, and decides what happens.
+"""The coordinator: a state machine without clock or network.
 
-It is a state machine without clock or network. It is given each message and each
-second, and leaves the messages to send in `Coordinator.outbox`.
-
-It counts its own seconds. So a job that was suspended for an hour is no hour older, and
-changes of the clock have no effect.
+It counts its own seconds. So a suspended job does not age, and changes of the clock
+have no effect.
 """
 
 from __future__ import annotations
@@ -41,11 +38,8 @@ _MOST_UNPROVED = 8  # addresses that the user reads
 class Coordinator:
     """The coordinator's view of a job.
 
-    Args:
-        member: With spares, this node's own knowledge. It then starts on standby.
-
-    Attributes:
-        outbox: Pairs of a connection and a message to send there, in order.
+    `outbox` has pairs of connection and message, in order. With spares, `member` is
+    this node's knowledge, and it starts on standby.
     """
 
     def __init__(self, settings: Settings, member: Member | None = None) -> None:
@@ -76,10 +70,7 @@ class Coordinator:
     # --- taking over --------------------------------------------------------------
 
     def coordinate(self, record: Record) -> None:
-        """Become the coordinator, with this node's record of the job.
-
-        After the first round, this means that the old coordinator was lost.
-        """
+        """Become the coordinator. After the first round, the old one was lost."""
         if self.rounds.phase is Phase.STANDBY:
             self._reset(record)
             self.rounds.take_over()
@@ -94,8 +85,7 @@ class Coordinator:
     def absent(self, *, ask_all: bool) -> dict[int, Address] | None:
         """Return where to look for other nodes; ``None`` if enough are here.
 
-        Args:
-            ask_all: Whether to include nodes that have not joined yet.
+        `ask_all` includes nodes that have not joined yet.
         """
         roster, here = self.rounds.roster, self.members.agents.keys()
         if self._member is None or self.rounds.has_quorum or self.rounds.has_ended:
@@ -143,11 +133,7 @@ class Coordinator:
     # --- events -------------------------------------------------------------------
 
     def receive(self, connection: Hashable, message: Mapping[str, Any]) -> None:
-        """Handle a message.
-
-        Raises:
-            WireError: It is not valid. The connection must be closed.
-        """
+        """Handle a message. After a `WireError` the connection must be closed."""
         if self.rounds.phase is Phase.STANDBY or message.get("asks"):
             self._answer_peer(connection)
             return
@@ -172,10 +158,7 @@ class Coordinator:
     def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:
         """Handle the end of a connection.
 
-        Args:
-            connection: The connection.
-            ended: Whether the process at its other end has ended. Only an end of file
-                proves it.
+        Only an end of file proves that the process at its other end has `ended`.
         """
         rank = self.members.rank_of(connection)
         if rank is None:
@@ -212,7 +195,6 @@ class Coordinator:
     # --- who comes ----------------------------------------------------------------
 
     def _handle_request(self, connection: Hashable, message: Mapping[str, Any]) -> None:
-        """Accept an agent, unless another one has its node rank."""
         request = self.members.examine(connection, message)
         if isinstance(request, Refused):
             self._refused(request)
@@ -275,10 +257,8 @@ class Coordinator:
     ) -> None:
         """Continue without an agent, or with the second one of its node rank.
 
-        Args:
-            rank: Its node rank.
-            failure: How it was lost; ``None`` if it has left, or is not needed.
-            has_ended: Whether its process, or at least its workers, have ended.
+        Without a `failure` it has left, or is not needed. `has_ended` is true if its
+        process, or at least its workers, have ended.
         """
         rounds, has_spares = self.rounds, self.settings.has_spares
         self._remove(rank)
@@ -301,7 +281,6 @@ class Coordinator:
         self.rounds.removed(rank, self.members.remove(rank))
 
     def _silent(self, rank: int) -> None:
-        """End the job, or continue without a silent agent."""
         timeout = self.settings.silence_timeout
         failure = Failure(Kind.SILENT, (rank,), code=timeout)
         if not self.settings.has_spares:
@@ -313,13 +292,10 @@ class Coordinator:
         self._leave(rank, failure)
 
     def _gave_up(self, rank: int, failure: Failure) -> None:
-        """End the job: an agent gives up, or cannot start.
+        """End the job, or continue if enough others are left.
 
-        If enough others are left, they continue without it. It receives the same
-        message as if the job had failed: for this agent it has.
-
-        A launcher that loses an agent sends SIGTERM to all others. The coordinator may
-        see the signal before the loss. So it waits a moment for the loss.
+        A launcher that loses an agent sends SIGTERM to all others. The signal may be
+        seen before the loss. So wait a moment for the loss.
         """
         rounds = self.rounds
         is_own_fault = failure.kind is Kind.AGENT and rank != self.settings.coordinator

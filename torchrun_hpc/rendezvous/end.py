@@ -15,11 +15,8 @@ from torchrun_hpc.rendezvous.protocol import JOIN_REQUEST_LIMIT
 class End(asyncio.Protocol):
     """One end of a connection.
 
-    Attributes:
-        lines: Splits what has arrived. Lines are short until the other end has proved
-            itself.
-        at_end: Whether an end of file has come. Only an ending process sends it without
-            being asked: the kernel does.
+    Lines are short until the other end has proved itself. Only an ending process sends
+    an end of file without being asked: the kernel does.
     """
 
     def __init__(self) -> None:
@@ -45,10 +42,7 @@ class End(asyncio.Protocol):
                 )
 
     def abort(self) -> None:
-        """Close the connection now, and drop unsent data.
-
-        The other end gets a reset instead of an end of file: this process lives.
-        """
+        """Close the connection now. A reset shows that this process lives."""
         if self.transport is not None:
             self._is_aborted = True
             self.transport.abort()

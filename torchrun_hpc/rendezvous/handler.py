@@ -48,7 +48,7 @@ _torch: Any = distributed
 SILENCE_TIMEOUT = 120
 _SHORTEST_SILENCE = 5
 
-# Seconds that an agent may take to notice that its workers must end, and kill them.
+# Seconds in which an agent notices that its workers must end, and kills them.
 _MARGIN = 10
 
 # Seconds to wait at the end for the workers' store, without a message.
@@ -66,14 +66,8 @@ class CoordinatorMissingError(rendezvous.RendezvousConnectionError):
 class SchedulerRendezvous(rendezvous.RendezvousHandler):
     """The rendezvous of a job with known nodes.
 
-    Args:
-        settings: What all agents agree on; see `settings_of`.
-        address: Where the workers' store is, if it is here.
-        replies: See `Connection`.
-        end_workers: See `Connection`.
-
-    Attributes:
-        client: The connection to the coordinator, also before it is opened.
+    `address` is where the workers' store is, if it is here. For `replies` and
+    `end_workers`, see `Connection`.
     """
 
     def __init__(  # noqa: PLR0913 - the last three are of few
@@ -126,10 +120,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def next_rendezvous(self) -> Any:
         """Wait for a round in which this node has workers.
 
-        Raises:
-            NotNeededError: The job has ended well without it.
-            JobFailedError: There is no next round.
-            LaunchError: This node cannot take part.
+        Raise `NotNeededError` or `JobFailedError` if there is none, or `LaunchError`.
         """
         client = self.connect()
         while True:
@@ -145,10 +136,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return capabilities.rendezvous_info(store, rank, nodes, address, port)
 
     def num_nodes_waiting(self) -> int:
-        """Return whether another round must begin; this costs nothing.
+        """Return whether another round must begin, without network traffic.
 
-        Raises:
-            JobFailedError: The job has failed, other than by this node's own workers.
+        Raise `JobFailedError` if the job has failed elsewhere.
         """
         failure, own = self.failure, (self._meeting.node_rank,)
         # PyTorch's agent reports its own workers' failures itself.
@@ -232,13 +222,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def connect(self, timeout: float | None = None) -> Client:
         """Start the coordinator, if this is its node, and connect to it.
 
-        Args:
-            timeout: Seconds to look for it; by default ``join_timeout``.
-
-        Raises:
-            LaunchError: The coordinator cannot listen, or refuses this agent.
-            CoordinatorMissingError: It was not found in time.
-            JobFailedError: The job has already failed.
+        Raise `LaunchError`, `CoordinatorMissingError` or `JobFailedError`. `timeout` is
+        in seconds; by default ``join_timeout``.
         """
         if self.took_part:
             return self.client
@@ -278,7 +263,6 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     # --- parts --------------------------------------------------------------------
 
     def _check_health(self) -> None:
-        """Run the health check. An unhealthy node is excluded."""
         peers, command = self.client.peers, self._meeting.spares.health_check
         if peers is None or peers.member.unhealthy or not command:
             return
@@ -296,10 +280,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             self.client.send({"unfit": problem})
 
     def _open_workers_store(self) -> tuple[str, int]:
-        """Open a store for the workers of one round; return its address and port.
-
-        Each round has its own, so that no worker finds values of the previous round.
-        """
+        """Open a new store, so that no worker finds values of the previous round."""
         opening: list[Any] = []
         self._workers_store = opening
         if not self._shares_store:
@@ -352,10 +333,7 @@ def settings_of(
     max_restarts: int,
     shutdown: float = 0,
 ) -> Settings:
-    """Return what all agents agree on.
-
-    PyTorch's agent ends workers within `shutdown` seconds.
-    """
+    """Return what all agents agree on. `shutdown` is torch's limit in seconds."""
     spares = meeting.spares
     interval, attempts = conf.keep_alive_interval, conf.keep_alive_max_attempt
     silence = SILENCE_TIMEOUT
@@ -379,11 +357,7 @@ def settings_of(
 
 
 def workers_address(go: Mapping[str, Any]) -> tuple[str, int]:
-    """Return address and port of the workers' store.
-
-    Raises:
-        RendezvousError: The coordinator did not send them.
-    """
+    """Return address and port of the workers' store, or raise `RendezvousError`."""
     match go.get("store"):
         case [str(address), int(port)] if 0 < port < 2**16:
             return address, port

@@ -18,12 +18,7 @@ _KILL_TIMEOUT = 5  # seconds for a killed command to end
 
 
 class HealthCheck:
-    """A running health check.
-
-    Args:
-        command: A command for ``/bin/sh``. The node is healthy if its exit code is 0.
-        limit: Seconds that it may take.
-    """
+    """A running health check: a command for ``/bin/sh``, and its limit in seconds."""
 
     def __init__(self, command: str, limit: float) -> None:
         self._limit = limit

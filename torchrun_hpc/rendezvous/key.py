@@ -19,18 +19,12 @@ if TYPE_CHECKING:
 
 _SIZE = 32  # bytes
 
-# Seconds until this node sees a file that another node has made: NFS caches for a
-# while that there was none.
+# Seconds until this node sees another node's new file: NFS caches its absence.
 LATE = 10.0
 
 
 class Key:
-    """This node's key, if it has one.
-
-    Attributes:
-        secret: The secret of the launch.
-        name: The file and a fingerprint, or why there is no key.
-    """
+    """This node's key. `name` is its file and fingerprint, or why there is none."""
 
     def __init__(self, file: KeyFile, launch: str) -> None:
         self._file = file
@@ -38,7 +32,7 @@ class Key:
         self.name = "none (--hpc-auth=none)"
 
     def load(self) -> None:
-        """Read the file, or make it. Nodes that start at once get the same key.
+        """Read the file, or make it: nodes that start at once get the same key.
 
         A loaded key stays, even if the file changes.
         """
@@ -58,12 +52,6 @@ class Key:
 
 
 def _read_or_make(path: Path, *, anywhere: bool) -> bytes:
-    """Return the key.
-
-    Raises:
-        OSError: It cannot be read or made.
-        ValueError: The file breaks our own rules.
-    """
     with suppress(FileNotFoundError):
         return _read(path)
     folder = Path(os.path.realpath(path.parent))
@@ -95,13 +83,7 @@ def _read(path: Path) -> bytes:
 
 
 def _make(path: Path) -> bytes:
-    """Make a key.
-
-    Raises:
-        FileExistsError: Another node was faster.
-        OSError: It cannot be written.
-        ValueError: Others could read it.
-    """
+    """Make a key. Raise `FileExistsError` if another node was faster."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(new, "xb", 0, opener=partial(os.open, mode=0o600)) as file:

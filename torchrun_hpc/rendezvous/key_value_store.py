@@ -38,11 +38,7 @@ class KeyValueStore:
         self._missing: dict[Hashable, str] = {}  # that key, by connection
 
     def ask(self, connection: Hashable, message: Mapping[str, Any]) -> list[Outgoing]:
-        """Answer a question, and others that waited for the keys that it sets.
-
-        Raises:
-            WireError: It is not a question, or there would be too many values.
-        """
+        """Answer a question, and those waiting for its keys; or raise `WireError`."""
         number = message["ask"]
         answers: list[Outgoing] = []
         try:
@@ -88,7 +84,6 @@ class KeyValueStore:
                 yield from self._get(question)
 
     def _get(self, question: _Get) -> Iterator[Outgoing]:
-        """Answer now, or when all keys exist."""
         for index in range(question.start, len(question.keys)):
             key = question.keys[index]
             if key not in self._values:

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class Silence:
-    """Counts the seconds without a message. A suspended process does not age.
-
-    Args:
-        limit: Seconds after which the connection ends.
-    """
+    """Counts the seconds without a message. A suspended process does not age."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -50,15 +46,10 @@ class Silence:
 
 
 class Lease:
-    """The time for which workers may run without hearing from the coordinator.
-
-    Args:
-        length: Seconds.
-    """
+    """The seconds for which workers may run without hearing from the coordinator."""
 
     def __init__(self, length: int) -> None:
         self.length = length
-        # When the last received answer was sent.
         self._since = math.inf
 
     def begin(self) -> None:
@@ -66,7 +57,7 @@ class Lease:
         self._since = now()
 
     def renew(self, sent: float) -> None:
-        """Count from the time when this member sent an answer that has arrived."""
+        """Count from when this member sent an answer that has arrived."""
         self._since = max(self._since, min(sent, now()))
 
     def end(self) -> float | None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Seconds for the thread to end, and twice as many for calls aside. No longer: the main
-# thread acts on a signal only after a wait.
+# Seconds for the thread's end; twice as many for calls aside. Signals wait for it.
 _END_TIMEOUT = 0.5
 
 
@@ -25,12 +24,9 @@ def now() -> float:
 class Loop:
     """An event loop in its own thread.
 
-    Calls that may block run aside, in another thread: a message that nobody reads must
-    not keep the coordinator from answering. The loop's exception handler also gets
+    Calls that may block run aside, in another thread. Otherwise a message that nobody
+    reads would keep the coordinator from answering. The loop's exception handler gets
     their faults.
-
-    Attributes:
-        events: The event loop, once it is started.
     """
 
     def __init__(self) -> None:
@@ -44,11 +40,7 @@ class Loop:
         )
 
     def start(self) -> None:
-        """Start both threads.
-
-        Raises:
-            OSError: No file can be opened for the loop.
-        """
+        """Start both threads. Raise `OSError` if no file can be opened."""
         self.events = asyncio.new_event_loop()
         self._thread.start()
         self._aside.start()

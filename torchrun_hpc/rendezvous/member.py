@@ -1,10 +1,9 @@
-"""A member's knowledge, and the coordinator that it follows: without clock or network.
+"""A member's knowledge, and the coordinator that it follows.
 
-All know the order of the members. When the coordinator is lost, each asks them in this
-order. The first one that answers takes over. A member takes over itself if all before
-it are gone or silent. If a network splits, several may do so. A coordinator with too
-few members looks for others. It steps down for one that has enough, or that comes
-before it.
+If the coordinator is lost, each member asks the others in the same order. The first one
+that answers takes over. A member takes over itself if all before it are gone or silent.
+In a split network, several may do so. A coordinator with too few members looks for
+others. It steps down for one that has enough, or that comes before it.
 """
 
 from __future__ import annotations
@@ -28,10 +27,8 @@ if TYPE_CHECKING:
 class PeerReply:
     """A member's reply to the question who coordinates.
 
-    Attributes:
-        follows: The coordinator that it is connected to; ``None`` without one.
-        coordinates: Whether it coordinates.
-        has_quorum: Whether enough members are connected to it.
+    It `follows` the coordinator that it is connected to. It `has_quorum` if enough
+    members are connected to it.
     """
 
     follows: int | None = None
@@ -49,16 +46,10 @@ def reply_of(message: Mapping[str, Any]) -> PeerReply | None:
 
 
 class Member:
-    """A member: its knowledge, and the coordinator that it follows.
-
-    Args:
-        own: Its number.
-        address: Where it can be asked.
-        record: The record of a job that has not begun.
-        hints: Probable addresses of members that have not sent theirs.
+    """A member with number `own`. `hints` are probable addresses of other members.
 
     Attributes:
-        follows: The coordinator that it is connected to; ``None`` without one.
+        follows: The coordinator that it is connected to.
         is_ready: Whether its workers have ended, and it waits for a round.
         is_done: Whether its workers have finished.
         unhealthy: Why its node is unhealthy; empty if it is healthy.
@@ -124,10 +115,9 @@ class Member:
         self.record = replace(self.record, may_run=())
 
     def saw_end(self) -> None:
-        """Remember that the process of its coordinator has ended.
+        """Remember that its coordinator's process has ended, and in which round.
 
-        The next one must know the round: an agent that was started again may have
-        workers of a later one.
+        If that agent is started again, it may have workers of a later round.
         """
         if self.follows is not None:
             self._gone = self.follows, self.record.round
@@ -141,15 +131,13 @@ class Member:
         return {member: known[member] for member in sorted(known)}
 
     def candidates(self) -> Generator[tuple[int, Address], PeerReply | None, None]:
-        """Ask who coordinates: the coordinator is lost, or all were asked.
+        """Yield members to ask who coordinates; receive their replies, or ``None``.
 
-        A coordinator asks itself first, because others may follow it. A living member
-        knows the coordinator, or will be it, unless it is excluded.
+        It yields this member if it must take over. After the last one, the caller asks
+        all again a little later.
 
-        Yields:
-            A member to ask, and its address; this member, if it must take over. The
-            caller sends the reply, or ``None`` if there was none in time. After the
-            last one, the caller asks all again a little later.
+        A coordinator asks itself first: others may follow it. A living member knows the
+        coordinator, or will be it, unless it is excluded.
         """
         self.follows = None
         known = self.addresses

@@ -37,10 +37,8 @@ _DIFFERENT = {
 class Agent:
     """An accepted agent, or one that claims the node rank of another.
 
-    Attributes:
-        silent_for: Seconds since its last message.
-        heartbeat: Its last answer, by its own clock.
-        has_joined: Whether it has been ready for a round, so that its loss counts.
+    `silent_for` is in seconds. `heartbeat` is its last answer, by its own clock. Only
+    the loss of an agent that `has_joined` a round counts.
     """
 
     connection: Hashable
@@ -51,12 +49,7 @@ class Agent:
 
 
 class Refused(NamedTuple):
-    """A refused agent.
-
-    Attributes:
-        rank: The node rank that it claims; ``None`` if the job has no such rank.
-        text: The difference.
-    """
+    """A refused agent. `rank` is ``None`` if the job has no such rank."""
 
     reason: Refusal
     rank: int | None
@@ -99,8 +92,7 @@ class Members:
     ) -> JoinRequest | Refused:
         """Return the request of an agent that belongs to the job, or refuse it.
 
-        Raises:
-            WireError: It is no join request, or the second one.
+        Raise `WireError` if it is no join request, or the second one.
         """
         version = message.get("protocol")
         candidates = (each.connection for each in self.candidates.values())
@@ -121,10 +113,7 @@ class Members:
     def _refuse(
         self, connection: Hashable, reason: Refusal, rank: Any = None, *values: Any
     ) -> Refused:
-        """Refuse an agent. It hears only the reason: anybody may have asked.
-
-        The user reads its own values, and then the job's.
-        """
+        """Refuse an agent. It hears only the reason: anybody may have asked."""
         self._outbox += [(connection, {"refused": reason.value}), (connection, CLOSE)]
         is_rank = type(rank) is int and 0 <= rank < self._settings.nodes
         shown = (printable(str(value), _SHORT) for value in values)
@@ -186,12 +175,10 @@ class Members:
             agent.heartbeat = heartbeat
 
     def tick(self, seconds: int) -> None:
-        """Count a second, and send the heartbeats that are due.
+        """Count the passed seconds, and send the heartbeats that are due.
 
-        Args:
-            seconds: How many seconds have passed. Only a job with spares counts them:
-                its members and other coordinators also count them, and expect this one
-                to give up in time.
+        Late seconds count only in a job with spares: its members count them, and expect
+        this coordinator to give up in time.
         """
         self.seconds += 1
         for rank, agent in self.agents.items():
@@ -206,10 +193,7 @@ class Members:
         return [rank for rank, a in self.agents.items() if a.silent_for >= seconds]
 
     def replaced(self) -> list[Hashable]:
-        """Return the connections of agents that lose their node rank to a candidate.
-
-        They have not answered for as long as it has waited.
-        """
+        """Return the connections of silent agents, each replaced by its candidate."""
         claimed = self.candidates.items()
         ranks = [r for r, second in claimed if second.silent_for >= CANDIDATE_TIMEOUT]
         return [self.agents[rank].connection for rank in ranks]
@@ -255,10 +239,7 @@ class Members:
         return False
 
     def inform(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Tell an agent how the job has ended; it confirms a failure.
-
-        A failure is marked for the node that reports it.
-        """
+        """Tell an agent how the job ended, and the reporting node what to report."""
         reports = "failed" in message and rank == self._settings.reporter
         self.send(rank, {**message, "reports": True} if reports else message)
         self.unread.add(self.agents[rank].connection)

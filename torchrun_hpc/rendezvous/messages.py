@@ -104,7 +104,6 @@ def _sites(event: Mapping[str, Any], meeting: Meeting) -> Message:
 
 
 def _looking(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
-    """Report a search for the coordinator: one node soon, the others later."""
     waited = event["looking"]
     is_reporter = reports_wait_for(meeting.node_rank, meeting.coordinator)
     if not waiting.is_report_due(waited, is_reporter=is_reporter):
@@ -142,13 +141,11 @@ def _replaced(event: Mapping[str, Any], meeting: Meeting) -> Message:
 
 
 def _excluded(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    """Report an excluded node on the node that reports."""
     why = ", because the script also failed on another node"
     return _exclusion(names([event["excluded"]], meeting), event["because"], why)
 
 
 def _out(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    """Report the same on the excluded node itself."""
     return _exclusion(_own(meeting), event["out"])
 
 
@@ -235,12 +232,7 @@ def names(ranks: Sequence[int], meeting: Meeting) -> str:
 
 
 def disagreement(by_site: Mapping[str, Sequence[int]], meeting: Meeting) -> Message:
-    """Report that nodes use different sites.
-
-    Args:
-        by_site: The node ranks of each site, by its name; empty for no site.
-        meeting: Where the nodes meet.
-    """
+    """Report that nodes use different sites, given node ranks by site ("" is none)."""
     names_of = {wire.printable(site, _SHORT): site for site in by_site}
     who = "; ".join(
         f"{name or 'none'} on {names(by_site[site], meeting)}"
@@ -260,13 +252,9 @@ def disagreement(by_site: Mapping[str, Sequence[int]], meeting: Meeting) -> Mess
 def coordinator_missing(
     found: str, timeout: float, meeting: Meeting, option: str = "join_timeout"
 ) -> Message:
-    """Report that the coordinator was not found.
+    """Report what was found instead of the coordinator within `timeout` seconds.
 
-    Args:
-        found: What was found on its ports instead.
-        timeout: Seconds that the search took.
-        meeting: Where the nodes meet.
-        option: The option that has set the timeout.
+    `option` has set the timeout.
     """
     node = f"{meeting.endpoint} ({meeting.connect_host})"
     text = f"no head node at {node} within {timeout:.0f} s ({option}): "
@@ -274,7 +262,6 @@ def coordinator_missing(
 
 
 def _search_problem(found: str, meeting: Meeting) -> str:
-    """Return why the coordinator was not found: the cause, not its consequences."""
     if NOBODY in found:  # its node is reached
         hint = f"Check that the job has started there. {meeting.hint}".rstrip(" .")
         return f"{found}. {hint}"

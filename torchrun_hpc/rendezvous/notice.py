@@ -28,18 +28,10 @@ def inform(
     limit: float,
     on_event: Callable[[Mapping[str, Any]], None],
 ) -> Failure | None:
-    """Inform the other nodes why this one cannot start.
+    """Inform the other nodes why this one cannot start, within `limit` seconds.
 
-    Args:
-        meeting: Where the nodes meet.
-        failure: Why this node cannot start.
-        limit: Seconds to look for the coordinator, or on its node to wait for the
-            others.
-        on_event: See `Client`.
-
-    Returns:
-        The coordinator's reason for the job's failure; ``None`` if it was not found, or
-        is this node.
+    Return the coordinator's reason for the job's failure; ``None`` if it was not found,
+    or is this node.
     """
     settings = Settings(
         run_id="",

@@ -33,11 +33,8 @@ _ALL_EVERY = 25  # turns, members that never joined are also asked
 class Peers:
     """Finds the coordinator among the other members, or lets this member coordinate.
 
-    Args:
-        server: Serves this member's coordinator, which may be on standby.
-        search: Looks for the coordinator at its expected address.
-        timeout: Seconds to look for a coordinator.
-        end_workers: Kills this node's workers at once.
+    It looks for `timeout` seconds, first with `search`. `end_workers` kills this node's
+    workers at once.
     """
 
     def __init__(
@@ -78,14 +75,10 @@ class Peers:
         return self._confirmation
 
     def end_lease(self, channel: Channel) -> int | None:
-        """Leave the coordinator if the lease is over.
+        """Leave the coordinator if the lease is over; return ``None`` during the lease.
 
         If that is noticed late, this process was suspended, and workers must end at
-        once.
-
-        Returns:
-            Seconds for which this process may have been suspended; 0 if it was not;
-            ``None`` during the lease.
+        once. Then return for how many seconds; otherwise 0.
         """
         late = self._lease.end()
         if late is None:
@@ -123,7 +116,6 @@ class Peers:
                 await self._look_for_another(absent)
 
     async def _look_for_another(self, absent: dict[int, Address]) -> None:
-        """Ask absent members who coordinates, and step down for one that should."""
         if len(absent) > _AT_ONCE:
             absent = dict(random.sample([*absent.items()], _AT_ONCE))
         asked = (self._ask(address, asks=True) for address in absent.values())
@@ -142,9 +134,7 @@ class Peers:
     async def find(self) -> Answered:
         """Find the coordinator at its expected address, otherwise with another member.
 
-        Raises:
-            CoordinatorNotFoundError: It is nowhere.
-            RefusedError: It refuses this member.
+        Raise `CoordinatorNotFoundError` or `RefusedError`.
         """
         try:
             return await self._search.find()
@@ -156,10 +146,9 @@ class Peers:
             raise
 
     async def find_again(self, *, has_ended: bool) -> Answered:
-        """Find the next coordinator, or become it: the old one is lost.
+        """Find the next coordinator, or become it. The old one is lost.
 
-        Raises:
-            CoordinatorNotFoundError: None was found in time.
+        Raise `CoordinatorNotFoundError` if none was found in time.
         """
         if has_ended:
             self.member.saw_end()
@@ -179,7 +168,6 @@ class Peers:
         return found
 
     async def _ask_each(self) -> Answered | None:
-        """Ask one member after the other; return a coordinator's answer."""
         own, reply = self.member, None
         candidates = own.candidates()
         with suppress(StopIteration):
@@ -199,12 +187,7 @@ class Peers:
     async def _ask(
         self, address: Address, *, asks: bool = False
     ) -> Answered | PeerReply | None:
-        """Ask a member for admission, or only who coordinates.
-
-        Returns:
-            The connection and the answer of a coordinator, or another member's reply;
-            ``None`` without an answer in time.
-        """
+        """Ask a member for admission, or only who coordinates."""
         request = {**self._search.first_line, "asks": asks}
         channel = Channel(request, self._search.key.secret)
         opening = channel.open(*address)

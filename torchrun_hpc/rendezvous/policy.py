@@ -26,12 +26,8 @@ def assigned(
 ) -> tuple[int, ...] | None:
     """Return the active members of the next round; ``None`` if some are missing.
 
-    Each member keeps its node rank. Spares replace those that leave.
-
-    Args:
-        record: The record of the previous round.
-        ready: Members that can take part.
-        leaving: Active members that are not waited for.
+    Each member keeps its node rank. A `ready` spare replaces one that is `leaving`: it
+    is not waited for.
     """
     fit = [member for member in sorted(ready) if member not in record.excluded]
     before, fit_ones = set(record.active), set(fit)
@@ -61,15 +57,9 @@ def excluded(record: Record, member: int, reason: str) -> Record:
 def blamed(record: Record, member: int, *, has_spare: bool) -> Record:
     """Record that a worker of an active member was the first to fail in a round.
 
-    If the same member is blamed in two consecutive rounds, its node may be the cause,
-    and is excluded. If a worker then also fails on the node that replaced it, the
-    script was the cause. Then nobody is blamed for this node rank any more, and the
-    first node comes back.
-
-    Args:
-        record: The record of that round.
-        member: The member.
-        has_spare: Whether a spare could replace it.
+    After two consecutive rounds with the same member, its node may be the cause, and is
+    excluded. If a worker also fails on the replacing node, the script was the cause.
+    Then the first node comes back, and nobody is blamed for this node rank any more.
     """
     rank, suspect = record.active.index(member), record.suspect
     record = replace(record, suspect=-1)

@@ -9,8 +9,8 @@ Both know the launch's secret. The caller begins::
 
 Each side has a random ``nonce``. ``to`` is the dialled address and port, so nobody can
 pass the proofs on from another port. ``request`` is the digest of the request. So both
-proofs cover all of it, and the listener proves itself first. Until the listener has the
-caller's proof, its answers differ in random numbers only.
+proofs cover it, and the listener proves itself first. Before the caller's proof, the
+listener's answers differ in random numbers only.
 
 Without a key, the proofs show only that both know the launch id.
 """
@@ -45,12 +45,9 @@ class UnprovedError(ConnectionError):
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message of a caller.
+    """The first message of a caller: a random number, and which address it has dialled.
 
-    Attributes:
-        nonce: A random number.
-        to: The address and the port that it has dialled.
-        request: SHA-256 of its request, as a line of JSON.
+    `request` is the SHA-256 of its request, as a line of JSON.
     """
 
     nonce: str
@@ -60,12 +57,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Secret:
-    """The secret that both sides know.
-
-    Attributes:
-        launch: The launch id.
-        key: The user's key; empty without one.
-    """
+    """The secret that both sides know: the launch id, and the user's key, if any."""
 
     launch: str
     key: bytes = field(default=b"", repr=False)
@@ -82,13 +74,8 @@ class Secret:
     def call(self, to: tuple[str, int], request: Mapping[str, Any]) -> Steps:
         """Prove who calls: yield each line to send, and receive the answer to it.
 
-        Args:
-            to: The dialled address and port.
-            request: The caller's request.
-
-        Raises:
-            WireError: The other side is another program.
-            UnprovedError: It has no proof.
+        Raise `WireError` for another program, `UnprovedError` if the other side has no
+        proof.
         """
         hello = Hello(secrets.token_hex(16), to, _digest(request))
         answer = yield wire.encode(hello)
@@ -98,18 +85,10 @@ class Secret:
         yield {**request, "proof": self.proof(CALLER, hello, nonce)}
 
     def listen(self, address: str, port: int) -> Steps:
-        """Examine a caller: receive each line, and yield the answer to it.
+        """Examine a caller: receive each line, yield its answer, return the request.
 
-        Args:
-            address: Where this side listens. If on all addresses, it cannot know the
-                dialled one.
-            port: The port where it listens.
-
-        Returns:
-            The request.
-
-        Raises:
-            WireError: The other side has no proof.
+        A side that listens on all addresses cannot know the dialled one. Raise
+        `WireError` if the caller has no proof.
         """
         hello = wire.decode(Hello, (yield {}))
         if hello.to[1] != port or address not in {*_ALL, hello.to[0]}:

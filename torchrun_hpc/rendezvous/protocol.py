@@ -79,8 +79,7 @@ LINE_LIMIT = 16 * 2**20
 
 SUSPENDED = 2  # seconds: noticing the end of a lease later means a suspension
 
-# In an outbox: close or reset this connection. A living process resets agents'
-# connections: to them, an end of file means that it has ended.
+# In an outbox. To agents, an end of file means that this process has ended.
 CLOSE: dict[str, Any] = {"close": True}
 RESET: dict[str, Any] = {"reset": True}
 
@@ -99,20 +98,20 @@ class Refusal(Enum):
 
 @dataclass(frozen=True)
 class Settings:
-    """The values that all agents of a job agree on.
+    """The values that all agents of a job agree on. Times are in seconds.
 
     Attributes:
         run_id: PyTorch's rendezvous id.
         coordinator: Node rank of the coordinator; -1 if it is another node.
-        join_timeout: Seconds that a round waits for all nodes.
-        silence_timeout: Seconds after which a silent agent ends the job, or with spares
-            is lost.
+        join_timeout: The time that a round waits for all nodes.
+        silence_timeout: The time after which a silent agent ends the job, or with
+            spares is lost.
         started: As in `JoinRequest`.
         signals_on_loss: Whether the launcher sends SIGTERM to all agents when one is
-            lost. PBS does not: it kills the agents of a deleted job.
-        spare_after: Seconds after which a spare replaces a node that has not joined.
-        kill: Seconds until a node's workers have ended after an order.
-        health_check: Seconds that a node's health check may take.
+        lost. PBS does not: it kills the agents of a deleted job.
+        spare_after: The time after which a spare replaces a node that has not joined.
+        kill: The time until a node's workers have ended after an order.
+        health_check: The time that a node's health check may take.
         is_fixed: Whether all nodes must join, even with spares, as in a dry run.
     """
 
@@ -148,11 +147,11 @@ class JoinRequest:
     Attributes:
         run_id: PyTorch's rendezvous id: the same, or the user's.
         host: Its node's name, for messages.
-        pid: Its process id, for messages. Two containers on one host may use the same
+        pid: Its process id, for messages. Two containers on a host may use the same
             one.
         release: Its release of torchrun_hpc.
-        agent: A random number in hexadecimal, and the process id. It identifies the
-            process. The coordinator sends it to nobody.
+        agent: A random number in hexadecimal, and the process id. The coordinator sends
+            it to nobody.
         site: The name of its site; empty without.
         started: The end of the command, and a digest of all of it, if the launch id
             does not distinguish two launches; otherwise empty.

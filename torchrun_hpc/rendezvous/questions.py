@@ -10,12 +10,7 @@ if TYPE_CHECKING:
 
 
 class Questions:
-    """An agent's questions through the coordinator, and the answers.
-
-    Args:
-        changed: Notified of answers.
-        until: Waits for a condition, or raises.
-    """
+    """An agent's questions through the coordinator, and the answers."""
 
     def __init__(
         self,
@@ -55,11 +50,8 @@ class Questions:
     ) -> dict[int, Any]:
         """Ask all nodes; return their replies, without those that are ``None``.
 
-        Args:
-            what: The question's name, which all nodes know.
-            wait: Waits for enough of the replies so far. The reply of a lost node is
-                ``None``.
-            about: What a node needs for its reply, as plain data.
+        `wait` waits for enough of the replies so far; the reply of a lost node is
+        ``None``. `about` is plain data for the nodes.
         """
         with self._changed:  # several threads ask
             self._asked = number = self._asked + 1

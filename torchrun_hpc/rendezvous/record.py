@@ -10,11 +10,7 @@ _LONGEST = 253  # characters of a host's name (RFC 1035)
 
 
 def _looked_for(address: tuple[str, int]) -> tuple[str, int]:
-    """Return an address that `socket.getaddrinfo` can resolve.
-
-    Raises:
-        ValueError: It cannot, or has no port.
-    """
+    """Return an address for `socket.getaddrinfo`, or raise `ValueError`."""
     host, port = address
     if not (0 < len(host) <= _LONGEST and " " not in host and 0 < port < 2**16):
         raise ValueError("not an address")
@@ -36,11 +32,9 @@ class Record:
         addresses: Where members can be asked.
         losses: How often each member was lost.
         excluded: Excluded members, and why.
-        suspect: The active member whose worker failed first in the last round; -1 if
-            none.
+        suspect: The active member whose worker failed first in the last round, or -1.
         moved_from: Members excluded because of that, by their node rank.
-        script_faults: Node ranks whose workers also failed on another node. The script
-            is at fault.
+        script_faults: Node ranks whose workers also failed on another node.
         may_run: Members that may still have had workers of an earlier round when this
             one was formed; empty once it has begun.
     """
@@ -66,13 +60,8 @@ class Record:
 class MemberState:
     """A member's message to a coordinator that has accepted it.
 
-    Attributes:
-        address: Where it can be asked.
-        done: Whether its workers have finished.
-        term: The term of its record.
-        round: The round of its record.
-        gone: The last coordinator that has ended, and in which round.
-        record: Its record, if that is newer than the coordinator's.
+    `gone` is the last coordinator that has ended, and in which round. The member sends
+    its record if it is newer than the coordinator's.
     """
 
     address: Address

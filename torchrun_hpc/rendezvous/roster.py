@@ -29,7 +29,6 @@ class Roster:
     """The roster of all nodes.
 
     Attributes:
-        record: The record of the job.
         ready: Nodes that wait for the next round, because their workers have ended.
         present: Connected nodes that have sent their address.
         addresses: Where the nodes can be asked that have joined so far.
@@ -97,7 +96,6 @@ class Roster:
         self._replace(policy.blamed(self.record, node, has_spare=bool(spares)))
 
     def _replace(self, record: Record) -> None:
-        """Use a record, and inform nodes that are now excluded, or no longer."""
         changed = record.excluded.keys() ^ self.record.excluded.keys()
         self.record = record
         for node in changed:
@@ -137,14 +135,11 @@ class Roster:
 
     @property
     def longest_run(self) -> int:
-        """Seconds for which workers may run that nobody can end: a node's lease.
-
-        Their agent ends them when it has not heard from the coordinator for so long.
-        """
+        """Seconds for which workers may run that nobody can end: a node's lease."""
         return self._settings.silence_timeout + self._settings.kill
 
     def lease(self, nodes: Iterable[int]) -> None:
-        """Begin to count for how long these nodes, and no others, may have workers."""
+        """Count for how long these nodes, and no others, may have workers."""
         self.leases = self._longest(nodes)
 
     def _longest(self, nodes: Iterable[int]) -> dict[int, int]:
@@ -165,10 +160,10 @@ class Roster:
         self.leases = {n: min(s, shorter[n]) for n, s in self.leases.items()}
 
     def count(self, *, has_quorum: bool) -> None:
-        """Count a second of the leases.
+        """Count a second of the leases, if there is a quorum.
 
-        Without a quorum this is impossible: the others may be a world, which continues.
-        Nodes that come from it have ended it.
+        Otherwise the others may be a world, which continues. Nodes that come from it
+        have ended it.
         """
         if has_quorum:
             self.leases = {n: left - 1 for n, left in self.leases.items() if left > 1}
@@ -180,8 +175,7 @@ class Roster:
     def came(self, node: int, state: MemberState) -> tuple[int, int] | None:
         """Record where a node can be asked.
 
-        Returns:
-            An absent node whose agent it saw end, and the round of that.
+        Return an absent node whose agent it saw end, and the round of that.
         """
         self.addresses[node] = state.address
         self.present.add(node)
@@ -213,8 +207,8 @@ class Roster:
     def share(self, key: str, nodes: AbstractSet[int]) -> None:
         """Send the record to nodes.
 
-        Nodes that may take over need the addresses of all. The others need only theirs:
-        if more are lost, the job cannot continue.
+        Nodes that may take over need all addresses. The others need only theirs: if
+        more are lost, the job cannot continue.
         """
         known = {node: self.addresses[node] for node in self.present}
         self.record = replace(self.record, addresses=known)
@@ -224,7 +218,6 @@ class Roster:
             self._members.send(node, everything if node in self._next_ones else rest)
 
     def _first_addresses(self) -> dict[int, Address]:
-        """Return where the nodes are that may take over."""
         fit = sorted(self.present - self.record.excluded.keys())
         first = fit[: self._settings.spares + 1]
         return {node: self.addresses[node] for node in first}

@@ -31,11 +31,8 @@ WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
 class Rounds:
     """The rounds of a job.
 
-    Attributes:
-        round: The current or next round.
-        began: The last round that has begun; -1 before the first one.
-        store: The values that PyTorch's agents share in this round.
-        failures: Failures of workers in this round.
+    `round` is the current or next one. The last one that `began` is -1 before the
+    first. `store` and `failures` belong to this round.
     """
 
     def __init__(self, settings: Settings, members: Members, record: Record) -> None:
@@ -98,11 +95,8 @@ class Rounds:
     def adopt(self, term: tuple[int, int], known: Record | None) -> None:
         """Use a newer record, of a round that has begun, or might have.
 
-        Another coordinator, of a higher term, may still begin an earlier round.
-
-        Args:
-            term: The highest term that a node has confirmed.
-            known: The node's record, if it may be newer.
+        `term` is the highest one that a node has confirmed. Another coordinator of a
+        higher term may still begin an earlier round.
         """
         self._term, own = max(self._term, term), self.roster.record
         is_newer = known and (known.age > own.age or known.term > own.term)
@@ -158,12 +152,10 @@ class Rounds:
             self._form_or_fail()
 
     def _unconfirm(self) -> None:
-        """Form the round again, if it is formed."""
         if self.phase is Phase.CONFIRM:
             self._enter(Phase.GATHER)
 
     def _form_or_fail(self) -> None:
-        """Form the round, or end the job if too few nodes can be left."""
         if len(self.roster.left) < self.roster.wanted:
             self.fail(self.roster.why(self._cause))
         self._form()
@@ -171,10 +163,7 @@ class Rounds:
     # --- a round ------------------------------------------------------------------
 
     def join(self, node: int, store: Any) -> None:
-        """Handle that a node is ready for a round: its workers have ended.
-
-        A node that knows the address of the workers' store passes it.
-        """
+        """Handle that a node is ready for a round; it may know the workers' store."""
         if self.phase is Phase.RUN and node in self.roster.record.active:
             text = "it asked for another restart"
             self.end(Failure(Kind.AGENT, (node,), text=text, by=node))
@@ -191,7 +180,6 @@ class Rounds:
             self._workers_store = store
 
     def _form(self) -> None:
-        """Form the round, if there is a node for each node rank."""
         roster, settings = self.roster, self._settings
         if self.phase not in (Phase.SEEK, Phase.GATHER):
             self._begin_if_confirmed()
@@ -226,7 +214,6 @@ class Rounds:
         roster.share_with_all("prepare")
 
     def _judge(self) -> None:
-        """Find out whether the first failed worker's node is the cause."""
         self._is_suspect, summary = False, self.failures.summary()
         node = summary.first.nodes[0] if summary is not None else -1
         if node in self.roster.record.active:
@@ -343,7 +330,6 @@ class Rounds:
             roster.share_with_all("record")
 
     def _wait_for_nodes(self) -> None:
-        """Wait for active nodes that are not ready for a round, or have not done it."""
         record, timeout = self.roster.record, self._settings.join_timeout
         is_running, is_formed = self.phase is Phase.RUN, self.phase is Phase.CONFIRM
         ready = self._done if is_running else self.roster.ready
@@ -383,8 +369,7 @@ class Rounds:
     def _fail_without_quorum(self) -> None:
         """End the job if too few nodes have joined for too long.
 
-        As long as the others could be a world of their own, this node may be wanted as
-        a spare.
+        If the others could be a world of their own, this node may be wanted as a spare.
         """
         away, limit = self.roster.away, self.roster.longest_run
         if self.began < 0 or len(away) >= self.roster.wanted:
@@ -397,7 +382,6 @@ class Rounds:
     # --- reports ------------------------------------------------------------------
 
     def _report_restart(self) -> None:
-        """Report the cause of the latest restart once, and the replaced nodes."""
         cause = None if self._is_told else self._cause
         cause = next(iter(self.roster.lost.values()), cause)
         summary = self.failures.summary()

@@ -43,13 +43,10 @@ _SILENT = "a program that sends nothing"
 
 @dataclass(frozen=True)
 class CoordinatorAddress:
-    """The address of the coordinator.
+    """The coordinator's host, and the ports in the order in which it tries them.
 
-    Attributes:
-        host: Its address or name.
-        ports: The ports that it may be on, in the order in which it tries them.
-        timeout: Seconds to look for it.
-        notice_ports: Ports on which it may be only to report that it cannot start.
+    It may be on `notice_ports` only to report that it cannot start. `timeout` is the
+    search's limit in seconds.
     """
 
     host: str
@@ -61,14 +58,8 @@ class CoordinatorAddress:
 class Channel(End):
     """A connection to the coordinator.
 
-    Args:
-        request: Sent once the other side has proved that it belongs to the job.
-        secret: The launch's secret.
-
-    Attributes:
-        has_received: Whether anything has arrived since this was last set to ``False``.
-        on_message: Takes the messages after the first one. The loop's exception handler
-            gets its faults.
+    The `request` is sent once the other side has proved itself. `on_message` takes the
+    messages after the first one. The loop's exception handler gets its faults.
     """
 
     def __init__(self, request: Mapping[str, Any], secret: Secret) -> None:
@@ -124,10 +115,7 @@ class Channel(End):
     async def open(self, host: str, port: int) -> Mapping[str, Any]:
         """Connect; return the answer to the request, see `answer`.
 
-        Raises:
-            OSError: It cannot connect.
-            ValueError: There is no such host.
-            OverflowError: There is no such port.
+        Without such a host or port, raise `OSError`, `ValueError` or `OverflowError`.
         """
         opening = asyncio.get_running_loop().create_connection(lambda: self, host, port)
         try:
@@ -140,9 +128,8 @@ class Channel(End):
     async def answer(self) -> Mapping[str, Any]:
         """Return the answer to the request; empty if the connection ends.
 
-        Raises:
-            UnprovedError: The other side is not of this job.
-            asyncio.TimeoutError: There is no answer.
+        Raise `UnprovedError` if the other side is not of this job,
+        `asyncio.TimeoutError` without an answer.
         """
         await asyncio.wait_for(self._arrived.wait(), _ANSWER_TIMEOUT)
         if self._problem is not None:
@@ -180,12 +167,8 @@ class Within:
 class Search:
     """Looks for the coordinator at its expected address.
 
-    Args:
-        tell: Called with ``looking`` each second.
-        own_failure: Why this agent cannot start, if it connects only to report that.
-
-    Attributes:
-        first_line: The first message to send.
+    `tell` is called with ``looking`` each second. `own_failure` is why this agent
+    cannot start, if it connects only to report that.
     """
 
     def __init__(
@@ -209,9 +192,7 @@ class Search:
     async def find(self) -> Answered:
         """Try the ports until the coordinator answers on one; return its answer.
 
-        Raises:
-            CoordinatorNotFoundError: It does not answer in time.
-            RefusedError: It refuses this agent.
+        Raise `CoordinatorNotFoundError` or `RefusedError`.
         """
         clock = asyncio.get_running_loop().time
         start = clock()
@@ -262,7 +243,6 @@ class Search:
         return None
 
     def _summary(self) -> str:
-        """Return what was found on the ports, without repetition."""
         texts: dict[str, list[int]] = {}
         for port in self._address.ports:
             if port in self._found:
@@ -273,11 +253,7 @@ class Search:
         )
 
     async def _attempt(self, port: int) -> Answered | None:
-        """Connect to a port; return the coordinator's answer, or note what is there.
-
-        Raises:
-            RefusedError: The coordinator refuses this agent.
-        """
+        """Connect to a port; return the coordinator's answer, or note what is there."""
         channel = Channel(self.first_line, self.key.secret)
         now = asyncio.get_running_loop().time()
         since = self._unproved.pop(port, now)

@@ -43,8 +43,7 @@ UNKNOWN_PEERS = 256
 # Errors of accept(2) when no other file can be opened.
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-# Bytes kept for an agent that does not read: a line or two, and the replies of all
-# nodes to a question, which may arrive at once.
+# Bytes kept for an agent that does not read. All replies to a question come at once.
 _UNSENT_LIMIT = 2 * protocol.LINE_LIMIT
 _REPLY = 64 * 1024
 
@@ -52,8 +51,7 @@ _REPLY = 64 * 1024
 def listen(address: str | None, port: int) -> socket.socket:
     """Open a listening socket; without an address, on all.
 
-    Raises:
-        OSError: The port is taken, or the address is not this node's.
+    Raise `OSError` if the port is taken, or the address is not this node's.
     """
     if address is None and socket.has_dualstack_ipv6():
         return socket.create_server(
@@ -72,12 +70,12 @@ class CoordinatorServer:
     """Serves a coordinator.
 
     Args:
-        listening: The bound socket to listen on; closed by this server. Without one, it
-            serves only connections passed to `take`.
-        key: This node's key. A caller must prove that it has the same one.
-        unknown_peers: How many connections it may hold besides one for each node.
-            Beyond that, the oldest one without a join request is closed: the next
-            caller may be an agent.
+        listening: The bound socket, closed by this server; without one, it serves only
+            connections passed to `take`.
+        key: A caller must prove that it has the same one.
+        unknown_peers: How many connections it holds besides one for each node. Then the
+            oldest one without a join request
+        is closed: the next caller may be an agent.
         on_problem: Called aside, once, with the system's reason if a connection still
             cannot be accepted.
     """
@@ -120,9 +118,8 @@ class CoordinatorServer:
     ) -> None:
         """Stop serving as soon as all agents know how the job ended.
 
-        Args:
-            timeout: Seconds to wait for that.
-            late_timeout: The same for nodes that have not connected yet.
+        Wait up to `timeout` seconds for them, and up to `late_timeout` for nodes that
+        have not connected yet.
         """
         end = self._end or asyncio.run_coroutine_threadsafe(
             self._close(timeout, late_timeout), self._events
@@ -162,7 +159,6 @@ class CoordinatorServer:
         await asyncio.sleep(0)  # sends what it can
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept one connection. The loop calls again while there are more."""
         try:
             opened, _ = listening.accept()
         except OSError as error:
@@ -184,7 +180,6 @@ class CoordinatorServer:
         task.add_done_callback(self._opening.discard)
 
     def _abort_oldest(self) -> bool:
-        """Abort the oldest connection of an unknown peer; return whether it existed."""
         oldest = next(iter(self._unknown), None)
         if oldest is not None:
             del self._unknown[oldest]
@@ -200,8 +195,7 @@ class CoordinatorServer:
 
     def _tick(self) -> None:
         self._next_second = self._events.call_later(_TICK, self._tick)
-        # Not asyncio's own server: it writes a traceback for each connection without a
-        # free file.
+        # asyncio's server writes a traceback for each connection without a free file.
         if self._listening is not None:
             self._events.add_reader(self._listening, self._accept, self._listening)
         expired = self._events.time() - _JOIN_REQUEST_TIMEOUT
@@ -216,7 +210,7 @@ class CoordinatorServer:
     def catch_up(self, least: int = 3) -> None:
         """Let the coordinator count the seconds that have passed, if enough have.
 
-        It counts late ones before it reads anything, because messages may be as old.
+        Count before reading anything, because messages may be as old.
         """
         if (seconds := int(now() - self._counted)) >= least:
             self._counted += seconds
@@ -261,8 +255,6 @@ class CoordinatorServer:
 
 
 class _Connection(End):
-    """The connection of an agent, or of an unknown peer."""
-
     def __init__(self, server: CoordinatorServer, steps: Steps) -> None:
         super().__init__()
         self._server = server
