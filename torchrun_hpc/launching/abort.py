@@ -1,8 +1,8 @@
 """Faults before the start: who reports them, and how the other nodes learn of them.
 
-The other nodes would wait for ``join_timeout``. So a node that gives up reports the
-fault to the rendezvous coordinator. If it is the coordinator itself, it accepts the
-other nodes and tells each of them. This needs no torch, which may be missing.
+The others would wait for ``join_timeout``. So a node that gives up tells the rendezvous
+coordinator; the coordinator itself accepts the others and tells them. This needs no
+torch, which may be missing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
 
-# Seconds to tell other nodes, which may start slowly. SHARED_LIMIT is for faults that
-# probably all nodes have.
+# Seconds to tell slow nodes. SHARED_LIMIT is for faults that all nodes may have.
 SHARED_LIMIT = 30.0
 LIMIT = 120.0
 
@@ -54,10 +53,7 @@ WRONG_USE = 2  # exit code
 
 @dataclass
 class LaunchState:
-    """The state of a launch so far; a fault can come at any time.
-
-    A field is ``None`` until it is known.
-    """
+    """The state of a launch so far. A field is ``None`` until it is known."""
 
     preflight: Preflight | None = None
     options: Options = field(default_factory=Options)
@@ -84,8 +80,7 @@ def give_up(fault: LaunchError, known: LaunchState, *, is_silent: bool = False) 
     """Report a fault, unless ``is_silent``, and tell the other nodes.
 
     One node reports a fault that all nodes find. A node reports its own fault itself,
-    with its name, unless the coordinator has already heard of the same failure from
-    another node.
+    with its name, unless another node has already failed in the same way.
     """
     seen = known.preflight or preflight("")
     is_first = is_reporter(seen.task_rank or 0)
@@ -126,8 +121,8 @@ def give_up(fault: LaunchError, known: LaunchState, *, is_silent: bool = False) 
 def _is_said(text: str) -> bool:
     """Return whether another task of this node has just reported the same.
 
-    pbsdsh gives all tasks of a node the same number. The first one binds a socket name
-    and keeps it for two seconds, until the others have tried.
+    pbsdsh gives all tasks of a node the same number. The first one keeps a socket name
+    for two seconds, until the others have tried.
     """
     name = hashlib.sha256(f"{os.getuid()} {text}".encode(errors="replace")).hexdigest()
     said = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -142,8 +137,7 @@ def _is_said(text: str) -> bool:
 def meeting_place(known: LaunchState) -> Meeting | None:
     """Return where the nodes meet; ``None`` if nobody can be told there.
 
-    If this is not decided yet, the explicit endpoint may be at fault. All nodes with
-    that fault then meet without it.
+    If the explicit endpoint may be at fault, all nodes with that fault meet without it.
     """
     found, seen, job = known.meeting, known.preflight, known.job
     if found is None and seen and job and job.context is LaunchContext.STEP:
@@ -175,17 +169,11 @@ def tell(
     limit: float,
     wait: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> bool:
-    """Tell the other nodes that this one gives up.
+    """Tell the other nodes why this one gives up; return whether to tell the user.
 
-    Args:
-        place: Where they meet.
-        reason: Why this node gives up.
-        limit: Seconds to look for the coordinator; on its node, to stay for the others.
-        wait: Called each second without a coordinator, see `Client`.
-
-    Returns:
-        Whether this node has to report the fault to the user. It does not if another
-        node has already failed for the same reason.
+    The user already knows if another node has failed for the same reason. `limit` is in
+    seconds: to look for the coordinator, or on its node, to stay for the others. `wait`
+    is called each second.
     """
     # Few launches need these, and direct mode must start fast.
     from torchrun_hpc.failures.failure import Failure, Kind  # noqa: PLC0415
@@ -224,7 +212,6 @@ def _host(job: Job | None) -> str:
 
 
 def _advice(job: Job | None) -> str:
-    """Return how to end all tasks if they cannot be told."""
     if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
     option = messages.fail_together(job.launcher)

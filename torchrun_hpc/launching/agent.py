@@ -64,13 +64,9 @@ _run = torch_run.run  # the original, which `torchrun_hpc.auto` replaces
 class AgentStarter(Starter):
     """Hands over to torch's agent.
 
-    Args:
-        inputs: What is known without torch.
-        args: torchrun's arguments, which `plan` fills in.
-        preloaded: Connects to the fork server, if there is one.
-        resolver: Checks whether the resolver answers.
-        is_command: Whether this process does nothing else. Then torch's own failure
-            report is withheld, unless the user asked for torch's logs.
+    `plan` fills in torchrun's `args`. `resolver` checks whether the resolver answers.
+    If this process does nothing else (`is_command`), torch's own failure report is
+    withheld, unless the user asked for torch's logs.
     """
 
     def __init__(
@@ -97,8 +93,7 @@ class AgentStarter(Starter):
     def plan(self, meeting: Meeting) -> LaunchPlan:
         """Plan with what torch finds on this node, and fill in torchrun's arguments.
 
-        Raises:
-            LaunchError: An option or a variable cannot work.
+        Raise `LaunchError` if an option or a variable cannot work.
         """
         inputs, args = self.inputs, self._args
         node = replace(
@@ -120,9 +115,8 @@ class AgentStarter(Starter):
     def ready(self, plan: LaunchPlan) -> Iterator[None]:
         """Let torch find our rendezvous, and end in the same way as all other nodes.
 
-        Raises:
-            LaunchError: Torch cannot use the command line.
-            SystemExit: The job has failed; its ``__cause__`` is the reason.
+        Raise `LaunchError` for a wrong command line, or `SystemExit` if the job has
+        failed.
         """
         args, environ, preloaded = self._args, self.inputs.environ, self._preloaded
         if CPP_LOG_LEVEL in plan.environment:
@@ -162,11 +156,6 @@ class AgentStarter(Starter):
 
     @contextlib.contextmanager
     def _rendezvous(self, plan: LaunchPlan) -> Iterator[SchedulerRendezvous | None]:
-        """Report failures to our rendezvous, and yield it if the nodes meet there.
-
-        Raises:
-            LaunchError: The folder for the outcome does not exist.
-        """
         args, observer, meeting = self._args, self._observer, plan.meeting
         outcome.forget(plan)
         observer.watch.on_begin = functools.partial(self._begun, plan)
@@ -273,11 +262,7 @@ class AgentStarter(Starter):
 
 @contextlib.contextmanager
 def _backend_faults(backend: str, asked: Options) -> Iterator[None]:
-    """Turn a backend's error into one message.
-
-    Raises:
-        LaunchError: Its package is missing, or it cannot use ``--rdzv-conf``.
-    """
+    """Turn a missing package, or a wrong ``--rdzv-conf``, into one message."""
     try:
         yield
     except ImportError as error:  # torch has a stub for one

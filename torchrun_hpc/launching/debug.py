@@ -1,7 +1,7 @@
 """``--hpc-debug``: torch's log from every node, with host and rank on each line.
 
-Torch's C++ code writes to the file descriptor of stderr until the process ends. So a
-separate process copies the stderr of launcher and workers, and adds the prefix.
+Torch's C++ code writes to stderr until the process ends. So a separate process adds the
+prefix.
 """
 
 from __future__ import annotations

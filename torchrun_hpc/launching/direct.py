@@ -45,11 +45,7 @@ class DirectStarter(WorkerStarter):
         self._line = line
 
     def ready(self, plan: LaunchPlan) -> AbstractContextManager[None]:
-        """Check that the script exists, and return a context to start in.
-
-        Raises:
-            LaunchError: The script does not exist.
-        """
+        """Raise `LaunchError` if the script does not exist; return a context."""
         script.check(self._line.script, self._line.options, self.inputs.environ)
         return super().ready(plan)
 
@@ -76,11 +72,7 @@ class DirectStarter(WorkerStarter):
         return [*python, *(["-m"] if self._line.options.module else []), *words]
 
     def run(self, plan: LaunchPlan) -> None:
-        """Become the script.
-
-        Raises:
-            LaunchError: The system cannot run it.
-        """
+        """Become the script. Raise `LaunchError` if the system cannot run it."""
         super().run(plan)
         words = self.command()
         signals.uninstall()

@@ -1,7 +1,7 @@
 """The dry run: the nodes meet and exchange their plans, but start nothing.
 
-They use the launch's endpoint and port, so that the dry run finds whatever would keep
-the nodes apart. Node 0 prints to stdout; nothing else in the launcher does.
+They use the launch's endpoint and port, to find whatever would keep the nodes apart.
+Only node 0 prints to stdout.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def meet(
 ) -> DryRunReplies:
     """Meet the other nodes; return, on the reporting node, what all nodes would do.
 
-    Raises:
-        JobFailedError: A node cannot take part.
-        RendezvousError: The head node could not be reached, or is lost.
+    Raise `JobFailedError` or `RendezvousError` if a node cannot take part.
     """
     meeting = plan.meeting
     limit = plan.asked.rdzv_conf.join_timeout or LIMIT
@@ -118,7 +116,6 @@ def _wait(
     limit: float,
     state: Callable[[], str] | None,
 ) -> bool:
-    """Wait for a condition, and report progress; raise if a node fails."""
 
     def report(waited: float) -> None:
         if state is not None:

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.setting import Setting
 
-# It tells workers that the agent hosts the store; direct mode has no agent. See
-# torch/distributed/rendezvous.py.
+# Tells workers that the agent hosts the store (torch/distributed/rendezvous.py).
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
@@ -47,8 +46,7 @@ def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
 def drop_empty_options() -> dict[str, str]:
     """Remove the empty ``PET_*`` variables, and return them.
 
-    For the launcher and the workers, empty means unset. Torch's parser takes it as a
-    value.
+    For us, empty means unset. Torch's parser takes it as a value.
     """
     names = [name for name in os.environ if name.startswith("PET_")]
     return {name: os.environ.pop(name) for name in names if not os.environ[name]}

@@ -53,9 +53,8 @@ def together(
 ) -> Iterator[None]:
     """End a launch in the same way as all other nodes, if they can be told.
 
-    Raises:
-        SystemExit: 1 if the job failed, here or elsewhere; ``__cause__`` is the reason.
-        ChildFailedError: Workers of this node failed.
+    Raise `SystemExit` if the job failed, with its reason as ``__cause__``, or
+    `ChildFailedError` if workers of this node failed.
     """
     before = _handle(plan, _raise)
     problem: BaseException | None = None
@@ -93,7 +92,7 @@ def together(
 def _handle(plan: LaunchPlan, handler: Callable[..., None]) -> dict[int, Any]:
     """Handle ``--signals-to-handle``; return the earlier handlers.
 
-    Without a rendezvous of ours, torch alone handles them, as in torchrun.
+    Without a rendezvous of ours, torch alone handles them.
     """
     before: dict[int, Any] = {}
     is_main = threading.current_thread() is threading.main_thread()
@@ -112,7 +111,6 @@ def _raise(number: int, _frame: Any) -> None:
 
 
 def _give_up(plan: LaunchPlan, world: World, problem: BaseException) -> None:
-    """Tell the other nodes that this one gives up: they would wait for it."""
     failure, meeting = failure_of(problem), plan.meeting
     if isinstance(problem, OSError):
         where = dict(enumerate(meeting.hosts)).get(meeting.node_rank)
@@ -133,9 +131,8 @@ def _give_up(plan: LaunchPlan, world: World, problem: BaseException) -> None:
 def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
     """Write the outcome and the notes, and last why the job failed.
 
-    A command writes these among the last lines of its process. A program may continue,
-    and it gets an exception: it gets the lines now, but the reason only without a
-    report.
+    A command writes them at its process's end. A program may continue, and gets an
+    exception: so write them now, and the reason only without a report.
     """
     failure, meeting = world.failure, plan.meeting
     say = functools.partial(_write, at_exit=is_command)

@@ -24,11 +24,8 @@ def inputs_of(
 ) -> Inputs:
     """Collect what is known without torch, and add the site's options.
 
-    ``script`` is empty in a program that has called torch: it has imported torch
-    already, so workers cannot be its forks.
-
-    Raises:
-        LaunchError: The site is unknown, or its file is wrong.
+    ``script`` is empty in a program that has imported torch: its workers cannot be its
+    forks. Raise `LaunchError` if the site is unknown, or its file is wrong.
     """
     site = sites.find(seen.environ, seen.site_host, options.given.get("hpc_site"))
     if site is not None:
@@ -52,7 +49,7 @@ def inputs_of(
 
 
 def _node_of(inputs: Inputs) -> Node:
-    """Look at the CPUs and GPUs of this node, without a driver call."""
+    """Return this node's CPUs and GPUs, without a driver call."""
     cpus, options = len(topology.own_cpus()), inputs.options
     if inputs.mode.is_direct:
         if not topology.is_bound():  # they share

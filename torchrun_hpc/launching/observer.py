@@ -22,10 +22,9 @@ _REST_TIMEOUT = 1.0  # seconds to read the rest of the workers' stderr
 
 
 def ask_for_stacks(client: Client, timeout: float) -> dict[int, Any]:
-    """Ask all agents for the stacks of their workers; return the replies by node.
+    """Ask all agents for stacks, up to ``timeout`` seconds; return replies by node.
 
-    Wait up to ``timeout`` seconds. Lost nodes, and nodes without workers, are not
-    missed.
+    Lost nodes, and nodes without workers, are not missed.
     """
 
     def wait(replies: Mapping[int, Any]) -> None:
@@ -40,10 +39,8 @@ def ask_for_stacks(client: Client, timeout: float) -> dict[int, Any]:
 class Observer:
     """Observes the workers of this node.
 
-    Attributes:
-        ask_all: Returns the stacks from all nodes, by node; ``None`` if the other nodes
-            cannot be asked.
-        is_first: Returns whether this node acts for all nodes.
+    `ask_all` returns the stacks by node; it is ``None`` if other nodes cannot be asked.
+    `is_first` returns whether this node acts for all.
     """
 
     def __init__(self) -> None:

@@ -49,17 +49,13 @@ def outcome_of(
 ) -> dict[str, Any]:
     """Return how a job has ended, as plain data.
 
-    Args:
-        failure: Why it failed; ``None`` if it did not.
-        plan: Has the names of the nodes.
-        out: Ranks of nodes that were lost or excluded meanwhile.
-        restarts: How often all workers were started again.
+    `out` has the ranks of nodes lost or excluded meanwhile.
 
     Returns:
         ``outcome`` (a constant of this module), ``launch_id``, ``reason`` (a sentence),
-        ``rank`` and ``code`` of the worker that failed first, or ``None``, ``nodes``
-        (names of the nodes that failed), ``exclude`` (these, and nodes lost before),
-        ``restarts``.
+            ``rank`` and ``code`` of the worker that failed first, or ``None``,
+            ``nodes`` (names of the nodes that failed), ``exclude`` (these, and nodes
+            lost before), ``restarts`` (of all workers).
     """
     is_worker = failure is not None and failure.worker is not None
     kind = DONE if failure is None else _OUTCOMES[failure.kind]
@@ -85,8 +81,8 @@ def _hosts(ranks: set[int], plan: LaunchPlan) -> list[str]:
 def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
     """Write the outcome, if it is wanted: the whole file, or none.
 
-    Only the first final outcome counts. A node that was cut off may come back after the
-    end, and believe that all others were lost.
+    The first final outcome counts: a node that was cut off may come back later, and
+    believe that all others were lost.
     """
     if not plan.asked.hpc_outcome:
         return
@@ -103,7 +99,6 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
 
 
 def _launch_of(file: Path) -> str | None:
-    """Return the launch id of a final outcome in the file."""
     try:
         found = wire.from_json(files.read(file, _LARGEST, os.O_NOFOLLOW))
     except (OSError, WireError):
@@ -113,11 +108,7 @@ def _launch_of(file: Path) -> str | None:
 
 
 def forget(plan: LaunchPlan) -> None:
-    """Remove the outcome of an earlier launch.
-
-    Raises:
-        LaunchError: The folder for the new outcome does not exist.
-    """
+    """Remove an earlier launch's outcome. Raise `LaunchError` if there is no folder."""
     file = Path(plan.asked.hpc_outcome)
     if not plan.asked.hpc_outcome or not is_reporter(plan.meeting.report_rank):
         return

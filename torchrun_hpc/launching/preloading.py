@@ -1,8 +1,8 @@
 """``--hpc-preload``: import once, split off the fork server, let it start workers.
 
-This process imports torch, because the agent also needs it. The fork server imports all
-other modules, so that their side effects do not reach the agent. If preloading fails,
-each worker is started by exec, and a message gives the reason.
+The fork server imports all modules except torch, so that their side effects do not
+reach the agent. If preloading fails, each worker is started by exec, and a message
+gives the reason.
 """
 
 from __future__ import annotations
@@ -47,11 +47,9 @@ _LONGEST = 4096  # bytes of a reason
 
 
 class Preloaded:
-    """The connection to the fork server, if there is one.
+    """The connection to the fork server; `problem` is why preloading failed.
 
-    Attributes:
-        server: Its process number; 0 without one.
-        problem: Why preloading failed; ``None`` if it did not, or was not wanted.
+    `server` is its process number; 0 without one.
     """
 
     def __init__(self, preload: Preload = _NOTHING) -> None:
@@ -64,10 +62,8 @@ class Preloaded:
     def start(self, words: Sequence[str]) -> None:
         """Import torch, and split off the fork server if possible.
 
-        ``words`` are the script, or ``-m`` and a module, and its arguments.
-
-        Raises:
-            SplitOff: In the process of the fork server.
+        ``words`` are the script, or ``-m`` and a module, and its arguments. Raise
+        `SplitOff` in the process of the fork server.
         """
         variables = self._preload.variables
         try:
@@ -104,10 +100,8 @@ class Preloaded:
     ) -> ForkedWorker | None:
         """Start a worker; return ``None`` if it must be started by exec.
 
-        ``stdout`` and ``stderr`` are open files; ``None`` means this process's own.
-
-        Raises:
-            OSError: There can be no more processes.
+        Without ``stdout`` and ``stderr``, use this process's own. Raise `OSError` if
+        there can be no more processes.
         """
         if self._connection is None or tuple(command[: len(PYTHON)]) != PYTHON:
             return None

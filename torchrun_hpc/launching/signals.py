@@ -1,13 +1,12 @@
 """SIGUSR1 and SIGUSR2 for the agent are forwarded to its workers; training continues.
 
-Schedulers send them before the end of a job to the task that they started. This is the
-agent; torchrun would die of them. Here a handler records them. `forward` delivers each
-signal once to each worker, whenever the agent monitors its workers. A worker without a
-handler would die of the signal, so it gets the signal later.
+Schedulers send them before a job's end to the task that they started: the agent.
+Torchrun would die of them. `forward` delivers each signal once to each worker. A worker
+without a handler would die of it, so it gets the signal later.
 
 Some schedulers signal all descendants of a task, some only the task; Slurm's
-``ProctrackType`` decides. So a probe process, with all signals blocked, is started
-beside the workers: if a signal is pending there, the workers also got it.
+``ProctrackType`` decides. So a probe process, with all signals blocked, runs beside the
+workers: a signal pending there has also reached the workers.
 """
 
 from __future__ import annotations
@@ -38,13 +37,9 @@ _TOGETHER = 0.2
 
 @dataclass(eq=False)
 class _ReceivedSignal:
-    """A signal that the agent received.
+    """A signal that the agent received, at ``time.monotonic``.
 
-    Attributes:
-        when: Arrival time, by ``time.monotonic``.
-        workers_have_it: Whether all processes beside the agent got it; ``None`` if
-            unknown.
-        delivered_to: Process numbers of the workers that had it.
+    `workers_have_it` is ``None`` if unknown. `delivered_to` has process numbers.
     """
 
     number: signal.Signals
@@ -62,10 +57,9 @@ class _Forwarder:
         self._reported = False
 
     def install(self) -> None:
-        """Handle the signals that would end this process.
+        """Handle the signals that would end this process, in the main thread only.
 
-        Leave handled and ignored signals alone: the workers inherit the ignored ones.
-        Do nothing outside the main thread.
+        Workers inherit ignored signals, so leave these and handled ones alone.
         """
         if threading.current_thread() is not threading.main_thread():
             return
@@ -83,8 +77,7 @@ class _Forwarder:
     def leave_to_torch(self, names: Iterable[str]) -> None:
         """Give the signals of ``--signals-to-handle`` their meaning in torchrun.
 
-        Torch installs its handler when it starts the workers. An earlier signal ends
-        this process, as it would end torchrun.
+        Until torch handles them, they end this process.
         """
         wanted = {name.strip() for name in names}
         for number in FORWARDED:
@@ -95,8 +88,7 @@ class _Forwarder:
     def begin(self, *, scheduled: bool, fork_server: int = 0) -> None:
         """Prepare, before the workers start.
 
-        A scheduler that started this process may also signal the workers.
-        ``fork_server`` is a process number; 0 without one.
+        A scheduler that started this process (`scheduled`) may also signal the workers.
         """
         self._fork_server, self._reported = fork_server, False
         if scheduled and any(signal.getsignal(n) == self._on_signal for n in FORWARDED):
@@ -114,14 +106,12 @@ class _Forwarder:
         self._undelivered.append(received)
 
     def _restore_default(self, number: signal.Signals) -> bool:
-        """Restore the default action; return whether the handler was ours."""
         is_ours = signal.getsignal(number) == self._on_signal
         if is_ours:
             signal.signal(number, signal.SIG_DFL)
         return is_ours
 
     def _find_who_has_it(self, now: float) -> None:
-        """Find out which signals the scheduler has also sent to the workers."""
         unknown = [
             received
             for received in self._undelivered
@@ -133,8 +123,7 @@ class _Forwarder:
             return
         pending = 0 if self._probe is None else _pending(self._probe.pid)
         for received in unknown:
-            # The kernel merges pending signals of one number, so a second one cannot be
-            # told from the first.
+            # The kernel merges pending signals of one number.
             if pending & _bit(received.number):
                 received.workers_have_it = True
             elif self._probe is None or received.when + _TOGETHER <= now:
@@ -170,7 +159,6 @@ class _Forwarder:
         known: Sequence[_ReceivedSignal],
         now: float,
     ) -> None:
-        """Deliver what a worker has not had, once per signal number."""
         age = procfs.age(pid)
         for received in known:
             if received.workers_have_it and age > now - received.when:
@@ -242,10 +230,7 @@ def _pending(pid: int) -> int:
 
 
 def _survives(pid: int, status: Mapping[str, str], number: int) -> bool:
-    """Return whether a process catches, ignores or blocks a signal.
-
-    A signal that some threads block goes to another thread.
-    """
+    """Return whether a process handles a signal, or all its threads block it."""
     handled = int(status["SigCgt"], 16) | int(status["SigIgn"], 16)
     if handled & _bit(number):
         return True

@@ -1,7 +1,4 @@
-"""The last stage: write the environment, check the port, announce, and start.
-
-It is the same in all modes. A `Starter` knows how to start the workers.
-"""
+"""The last stage: write the environment, check the port, announce, and start."""
 
 from __future__ import annotations
 
@@ -32,9 +29,9 @@ INTERRUPTED = 130  # as in a shell: 128 plus SIGINT
 
 
 class DryRunReplies(NamedTuple):
-    """The nodes' replies in a dry run, in the order of the nodes' ranks.
+    """The nodes' replies in a dry run, by rank.
 
-    ``missing`` are the names of the nodes that did not answer within ``limit`` seconds.
+    ``missing`` names the nodes that did not answer within ``limit`` seconds.
     """
 
     nodes: Sequence[Description]
@@ -49,11 +46,7 @@ class Starter:
         self.inputs = inputs
 
     def plan(self, meeting: Meeting) -> LaunchPlan:
-        """Return a plan that can be started, as far as this process can tell.
-
-        Raises:
-            LaunchError: An option or a variable cannot work.
-        """
+        """Return a plan that can be started here, or raise `LaunchError`."""
         return make_plan(self.inputs, meeting)
 
     def ready(self, _plan: LaunchPlan) -> AbstractContextManager[None]:
@@ -78,12 +71,9 @@ class Starter:
 
 
 def start(plan: LaunchPlan, starter: Starter) -> None:
-    """Start what is planned.
+    """Start what is planned. Raise `LaunchError` if something on this node prevents it.
 
-    Raises:
-        LaunchError: Something on this node prevents it.
-        SystemExit: It was a dry run; or the job has failed, and ``__cause__`` is the
-            reason.
+    Raise `SystemExit` after a dry run, or if the job has failed.
     """
     check_port(plan)
     environment.write(plan)

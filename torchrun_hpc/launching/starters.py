@@ -35,17 +35,13 @@ def starter_of(
 ) -> Starter:
     """Return the starter; with an agent, torch's parser has the last word.
 
-    Change nothing in this process unless ``is_launch``.
-
-    Raises:
-        LaunchError: The command line is wrong, or there is no torch.
-        SplitOff: In the process of a fork server.
+    Change nothing in this process unless ``is_launch``. Raise `LaunchError`, or
+    `SplitOff` in the process of a fork server.
     """
     if inputs.mode.is_direct:
         return DirectStarter(inputs, line)
     check = ResolverCheck(inputs.network) if is_launch else None
-    # Modules contain little garbage, and the search for it takes a sixth of the import
-    # time (measured with torch 2.13).
+    # The search for garbage takes a sixth of the import time (measured, torch 2.13).
     gc.disable()
     try:
         preloaded = _preloaded(inputs, line) if is_launch else None
