@@ -38,12 +38,8 @@ def sample(watch: Watch) -> list[dict[str, Any]]:
 class Inspection:
     """Answers requests for stacks, and reports a stall if that is wanted.
 
-    Args:
-        plan: The plan of this node.
-        watch: Knows the workers of this node.
-        ask_all: Returns the stacks from all nodes, by node; ``None`` if they cannot be
-            asked.
-        is_first: Returns whether this node reports a stall.
+    `ask_all` returns the stacks by node; it is ``None`` if other nodes cannot be asked.
+    `is_first` returns whether this node reports a stall.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 ENDED = "it has ended"  # instead of a stack
 
-# Waits that py-spy adds to a process at each look, and the smallest share of CPU time
-# that counts as progress. A loop that polls every 0.2 s uses 0.03 % (measured).
+# Waits that py-spy adds at each look, and the least share of CPU time of progress. A
+# loop that polls every 0.2 s uses 0.03 % (measured).
 _OF_A_LOOK = 2
 _WORKING = 0.001
 
@@ -40,11 +40,9 @@ _ShortText = Annotated[str, wire.short_text(_LONGEST)]
 
 @dataclass(frozen=True)
 class WorkerStack:
-    """The stack of a worker.
+    """The stack of a worker, by global rank and node rank.
 
     Attributes:
-        rank: Its global rank.
-        node: Rank of its node.
         frames: Main thread, outermost first, as ``FUNCTION FILE:LINE``.
         problem: Why they are unknown; empty if they are known.
         is_lasting: Whether the problem will stay while the job runs.
@@ -94,7 +92,6 @@ def _without(workers: Sequence[Worker], problem: str) -> list[WorkerStack]:
 
 
 def _program() -> str | None:
-    """Return py-spy, preferably from this environment."""
     own = Path(sys.executable).with_name("py-spy")
     return str(own) if own.exists() else shutil.which("py-spy")
 

@@ -83,10 +83,9 @@ def launches() -> Iterator[tuple[str, str]]:
 
 
 def ask(name: str, timeout: float) -> Mapping[str, Any]:
-    """Ask the agent with this socket, from `launches`, for up to ``timeout`` seconds.
+    """Ask the agent with this socket for up to ``timeout`` seconds.
 
-    Raises:
-        OSError: It does not answer, or belongs to another user.
+    Raise `OSError` if it does not answer, or belongs to another user.
     """
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(timeout)

@@ -1,8 +1,7 @@
 """The capabilities of the installed torch: everything that depends on its release.
 
-A capability is found by looking at torch. The releases of each are known from reading
-torch 2.0 to 2.15, and from running the tests on each of them. A newer torch is expected
-to match 2.15. A torch that seems to lack an expected capability has changed.
+Their releases are known from reading torch 2.0 to 2.15, and from running the tests on
+each. A newer torch is expected to match 2.15.
 """
 
 from __future__ import annotations
@@ -44,12 +43,8 @@ _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
 class Capability:
     """Something that not every release of torch has.
 
-    Attributes:
-        releases: Releases that have it, as a version specifier.
-        present: Whether the installed torch has it.
-        is_fault: Whether it is a fault of torch. If one of these releases lacks a
-            fault, torch was fixed and needs no patch. If it lacks anything else, torch
-            has changed (HPC080).
+    If one of its releases lacks it, torch has changed (HPC080). But if it is a fault,
+    torch was fixed, and needs no patch.
     """
 
     releases: str
@@ -182,9 +177,9 @@ def variables() -> dict[str, Setting]:
 
 
 def without_default(args: argparse.Namespace) -> argparse.Namespace:
-    """Return torchrun's arguments without the default that it warns of.
+    """Return torchrun's arguments without a default, see `WARNS_OF_DEFAULT`.
 
-    See `WARNS_OF_DEFAULT`. Only the static rendezvous reads the option.
+    Only the static rendezvous reads the option.
     """
     if not WARNS_OF_DEFAULT.present or args.rdzv_backend == "static":
         return args
@@ -194,15 +189,9 @@ def without_default(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def rendezvous_info(store: Any, rank: int, nodes: int, address: str, port: int) -> Any:
-    """Return what torch expects from ``next_rendezvous``.
+    """Return what torch expects from ``next_rendezvous``: where the workers meet.
 
-    Args:
-        store: The agents' store. If torch asks it for ``MASTER_ADDR`` and
-            ``MASTER_PORT``, it must know them.
-        rank: Group rank of this node.
-        nodes: Number of nodes.
-        address: Host where the workers meet.
-        port: Port where the workers meet.
+    Torch may ask the agents' `store` for ``MASTER_ADDR`` and ``MASTER_PORT``.
     """
     if not RENDEZVOUS_INFO.present:
         return store, rank, nodes

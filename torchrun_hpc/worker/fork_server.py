@@ -2,9 +2,8 @@
 
     agent ──fork──► fork server ──fork──► workers
 
-It splits off after the import of torch, before the agent has threads, a store, or a
-GPU: a process that has used a GPU driver cannot be forked. Then it imports the other
-modules.
+It splits off before the agent has threads, a store, or a GPU: a process that has used a
+GPU driver cannot be forked.
 """
 
 from __future__ import annotations
@@ -37,13 +36,10 @@ _WAKEUPS = 4096  # bytes, one for each signal
 
 
 class ForkServer:
-    """Imports modules, and forks a worker for each request.
+    """Imports `modules`, and forks a worker for each request.
 
-    Args:
-        words: The script, or ``-m`` and a module, and its arguments.
-        modules: The modules to import; some may already be imported.
-        variables: Set before the imports.
-        files: Numbers of the open files that the workers keep.
+    `words` are the script, or ``-m`` and a module, and its arguments. `variables` are
+    set before the imports. Workers keep the open `files`.
     """
 
     def __init__(
@@ -64,8 +60,7 @@ class ForkServer:
     def serve(self, connection: socket.socket, agent: int) -> None:
         """Fork workers until the agent ends; in a worker, run its script.
 
-        All signals are blocked: signals to the agent's group are not for the fork
-        server.
+        Block all signals: those to the agent's group are not for the fork server.
         """
         os.setsid()
         end_with_parent(agent)()
@@ -96,7 +91,6 @@ class ForkServer:
         imports.check_threads()
 
     def _wait_for_worker(self, connection: socket.socket) -> Request:
-        """Serve; return in the workers only."""
         ended, wakes = socket.socketpair()
         ended.setblocking(False)  # noqa: FBT003
         wakes.setblocking(False)  # noqa: FBT003
@@ -145,7 +139,6 @@ class ForkServer:
         return False
 
     def _collect(self) -> None:
-        """Send the exit codes of the ended workers."""
         while self._answers:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:

@@ -34,8 +34,6 @@ class ForkError(Exception):
 
 
 class _WatchedEnvironment(type(environment())):  # type: ignore[misc]
-    """Records which variables of a worker are read."""
-
     read: set[str]
 
     def __getitem__(self, key: str) -> str:
@@ -91,7 +89,7 @@ def check_gpus(files: Iterable[int]) -> None:
 def check_threads() -> None:
     """Raise `ForkError` if there are threads, which a fork would not have.
 
-    Libraries that can be forked, such as OpenBLAS, end their threads before a fork.
+    OpenBLAS and others end their threads before a fork.
     """
     if _other_threads():
         with warnings.catch_warnings():

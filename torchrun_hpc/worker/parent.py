@@ -20,8 +20,8 @@ _PR_SET_PTRACER = 0x59616D61  # for a process and its children, under Yama's mod
 def end_with_parent(parent: int, agent: int = 0) -> Callable[[], None]:
     """Return a function that lets the calling process end with its parent.
 
-    It can be called between fork and exec, because it loads no library. ``agent`` is a
-    process number, if the agent is not the parent.
+    It loads no library, so it can be called between fork and exec. ``agent`` is 0 if it
+    is the parent.
     """
     prctl = ctypes.CDLL(None).prctl
 

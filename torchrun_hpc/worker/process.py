@@ -1,7 +1,4 @@
-"""The change of a fork into a worker: everything that an exec would have set.
-
-Only the effects of the imported modules are left of the fork server.
-"""
+"""The change of a fork into a worker: everything that an exec would have set."""
 
 from __future__ import annotations
 
@@ -86,9 +83,9 @@ def set_title(title: str) -> None:
 
 
 def _set_signals(request: Request) -> None:
-    """Set the signal actions as Python's start does; pending signals arrive now.
+    """Set the signal actions as Python's start does, but keep those of modules.
 
-    A handler that a module has installed stays.
+    Pending signals arrive now.
     """
     for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
         handler = signal.getsignal(number)
@@ -108,7 +105,7 @@ def _set_signals(request: Request) -> None:
 def _renew_streams() -> None:
     """Make the standard streams those of ``python -u``, also for C.
 
-    The stream objects stay, because log handlers refer to them.
+    Keep the objects, because log handlers refer to them.
     """
     libc = ctypes.CDLL(None)
     known = [stream for stream in (sys.__stdin__, sys.__stdout__) if stream is not None]

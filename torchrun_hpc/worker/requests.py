@@ -1,9 +1,9 @@
 """The protocol between an agent and its fork server.
 
-The agent sends a `Request` for each worker, with four open files: the worker's standard
-input, output and error, and a socket. The socket brings two answers: first the worker's
-process number, or the error of the fork; then its exit code. If the socket is closed
-early, the fork server has ended, and all its workers with it.
+The agent sends a `Request` for each worker, with four open files: standard input,
+output, error, and a socket. The socket brings the process number, or the error of the
+fork; then the exit code. If it is closed early, the fork server and all its workers
+have ended.
 """
 
 from __future__ import annotations
@@ -45,11 +45,8 @@ _LIMITS = tuple(
 class Request:
     """A worker to start, with everything that an exec would pass on.
 
-    Attributes:
-        command: Python, its option ``-u``, and what it runs.
-        ignored: Numbers of the signals that it ignores.
-        blocked: Numbers of the signals that it blocks.
-        limits: Number, soft and hard limit of each resource.
+    `command` is Python, its option ``-u``, and what it runs. `ignored` and `blocked`
+    are signal numbers. `limits` are number, soft and hard limit of each resource.
     """
 
     command: list[AnyText]
@@ -82,10 +79,7 @@ def send(connection: socket.socket, request: Request, files: Sequence[int]) -> N
 
 
 def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
-    """Receive a request, and the numbers of its open files.
-
-    Return ``None`` at the end, or if this process cannot open that many files.
-    """
+    """Receive a request, and its open files; ``None`` at the end, or without files."""
     head, files, _, _ = socket.recv_fds(connection, _LENGTH, _FILES)
     if len(files) < _FILES:
         return None
@@ -101,11 +95,8 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
 class ForkedWorker:
     """A worker of the fork server: the part of ``Popen`` that torch uses.
 
-    It calls ``lost`` if the fork server ends first.
-
-    Raises:
-        OSError: No more processes are possible.
-        EOFError: The fork server has ended.
+    It calls ``lost`` if the fork server ends first. Raises `OSError` if no more
+    processes are possible, `EOFError` if the fork server has ended.
     """
 
     def __init__(

@@ -1,4 +1,1 @@
-"""The changes inside torch: one file for each.
-
-`registry` lists and applies them; `replacing` has the means.
-"""
+"""The changes inside torch: one file for each."""

@@ -63,14 +63,12 @@ class JobAgent(LocalElasticAgent):
             return api.RunResult(api.WorkerState.SUCCEEDED, return_values=nothing)
 
     def _monitor_workers(self, worker_group: Any) -> Any:
-        """Monitor the workers; ignore how they end if the round is over."""
         handler = _handler(self)
         if handler and handler.has_spares and handler.num_nodes_waiting():
             return api.RunResult(api.WorkerState.HEALTHY)
         return super()._monitor_workers(worker_group)
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
-        """Stop the workers; tell the other agents of a signal first."""
         handler = _handler(self)
         if handler is not None:
             error = sys.exc_info()[1]
@@ -79,7 +77,6 @@ class JobAgent(LocalElasticAgent):
         super()._shutdown(*args, **options)
 
     def _exit_barrier(self) -> None:
-        """Wait until all nodes have finished, or one has failed."""
         handler = _handler(self)
         if handler is None:
             super()._exit_barrier()  # type: ignore[no-untyped-call]

@@ -1,9 +1,8 @@
 """Stores listen on the job's address only, and clients wait for them.
 
 Torch's TCPStore listens on all interfaces. It warns if there is no IPv6, and asks the
-name server for every peer, because it sees IPv4 peers as IPv6 ones. A client that
-starts before its server blocks signals until it is connected. It prints C++ traces
-while it cannot reach the server's network.
+name server for every peer: it sees IPv4 peers as IPv6 ones. A client that starts before
+its server blocks signals, and prints C++ traces.
 """
 
 from __future__ import annotations
@@ -117,7 +116,6 @@ def _open(
 
 
 def _open_for_workers(address: str, _original: Any, _handler: Any, *at: Any) -> Any:
-    # Host and port, or an object that has both.
     port = at[1] if len(at) > 1 else at[0].master_port
     store = getattr(_torch.dist, _STORE)
     return _serve(store, address, port, {"multi_tenant": True})
@@ -144,7 +142,6 @@ def _check_free(address: str, port: int, reason: str = "") -> None:
 
 
 def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
-    """Wait up to ``limit`` seconds for the head node, with plain sockets."""
     place = f"{plan.meeting.endpoint} ({host})"
     problem: OSError | None = None
 

@@ -1,7 +1,7 @@
 """Each worker runs on its own CPUs, with ``--hpc-bind`` only.
 
-The thread that starts a worker takes the worker's CPUs meanwhile, and the worker
-inherits them. This needs no ``numactl``, unlike torch's ``--numa-binding``.
+A worker inherits the CPUs of the thread that starts it. This needs no ``numactl``,
+unlike torch's ``--numa-binding``.
 """
 
 from __future__ import annotations

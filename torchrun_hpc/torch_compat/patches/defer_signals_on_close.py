@@ -1,8 +1,7 @@
 """A second SIGTERM does not interrupt what the first one began.
 
-The agent passes a death signal on to its workers, and waits while they write their
-checkpoints. Torch's handler raises an exception even during this wait. Then the workers
-are signalled again, and after one more signal the agent ends without them.
+Torch's handler raises an exception even while the workers write their checkpoints. Then
+they are signalled again, and after one more signal the agent ends without them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SIGUSR1 and SIGUSR2 for the agent are forwarded to its workers.
 
-Torchrun dies of both, and its workers, which have their own sessions, keep running.
-With ``--signals-to-handle`` it forwards them, but then ends the job.
+Torchrun dies of both, and its workers keep running in their own sessions. With
+``--signals-to-handle`` it forwards them, but then ends the job.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every attempt of the workers gets its own store.
 
-The agent of rank 0 opens one store for all attempts, and keys have no prefix. So after
-a restart the first workers find the addresses of the dead ones. Other nodes keep using
-the store of an earlier round's rank 0.
+The agent of rank 0 opens one store for all attempts, without prefixes. So after a
+restart, workers find the addresses of dead ones. Other nodes keep the store of an
+earlier round's rank 0.
 """
 
 from __future__ import annotations

@@ -18,14 +18,13 @@ class Hooks:
     """The functions and objects that the patches call.
 
     Attributes:
-        forward: Delivers this process's signals to its workers, given by local rank and
-            process number.
+        forward: Delivers signals to the workers, given by local rank and process
+            number.
         relay: Passes on the workers' stderr.
         watch: Finds out which workers fail.
-        fork: Starts a worker as a fork, from command line, environment, stdout and
-            stderr; returns ``None`` if it cannot.
-        rendezvous: What torch finds instead of its own rendezvous; ``None`` to keep
-            that.
+        fork: Forks a worker, from command line, environment, stdout and stderr; returns
+            ``None`` if it cannot.
+        rendezvous: What torch finds instead of its own; ``None`` to keep its own.
     """
 
     forward: Callable[[Mapping[int, int]], None]

@@ -1,7 +1,7 @@
 """The host of the rendezvous leaves last.
 
-When a job ends well, the host's agent may leave before the others have read the end.
-Without the store, they print a warning, or a trace from the exit barrier.
+At the end, the host's agent may leave before the others have read the end. Without the
+store, they print a warning, or a trace from the exit barrier.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The agent knows its host's name without asking a name server.
 
-Torch asks for the full name when it records an event, such as the end of the agent or
-of a worker. With a slow name server, each event stalls the agent for seconds. When a
-worker's failure is reported, torch still asks in another way. The original is not
-called, because it would ask.
+Torch asks for the full name for each event, such as the end of a worker. A slow name
+server stalls the agent for seconds. For a worker's failure, torch still asks in another
+way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """MASTER_ADDR is the address that the head node has published.
 
-Torch ignores ``--local-addr`` here: the agent of rank 0 uses its host's full name, on
-whatever network that is.
+Torch ignores ``--local-addr`` here, and uses the full name of rank 0's host.
 """
 
 from __future__ import annotations

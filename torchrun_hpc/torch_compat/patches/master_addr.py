@@ -1,7 +1,7 @@
 """Torch does not warn of an option that the user has not passed.
 
-With any rendezvous except the static one, it warns that ``--master-addr`` has no
-effect, although torch itself has set that default.
+It warns that ``--master-addr`` has no effect, although torch itself has set the
+default.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Nodes are ranked in the scheduler's order, not by their addresses as text.
 
-Torch sorts the participants of a c10d rendezvous as dataclasses, so by address: n10
-comes before n9, and MASTER_ADDR follows rank 0.
+Torch sorts the participants of a c10d rendezvous by address: n10 comes before n9, and
+MASTER_ADDR follows rank 0.
 """
 
 from __future__ import annotations
@@ -56,10 +56,9 @@ class RankedNode(getattr(_torch, "_NodeDesc", object)):  # type: ignore[misc]
 
 
 def _key(node: Any) -> tuple[float | str, ...]:
-    """Return the sort key of a node.
+    """Return a node's sort key; participants from outside the job come last.
 
-    A node's second agent comes after its first. Participants from outside the job have
-    no rank, and come last.
+    A node's second agent comes after its first.
     """
     rank = getattr(node, "node_rank", math.inf)
     return rank, node.addr, node.pid, node.local_id

@@ -1,14 +1,13 @@
 """A worker ends when its agent ends, even if that is killed.
 
-Workers have their own sessions. They outlive an agent that dies of SIGKILL or of a lack
-of memory. Slurm with cgroups then cleans up. ssh, PBS and mpirun sometimes do not, and
-the next job finds the GPUs taken.
+Workers have their own sessions, so they outlive a killed agent. Slurm with cgroups
+cleans up. ssh, PBS and mpirun sometimes do not, and the next job finds the GPUs taken.
 
-A worker's own children do not end with it. DataLoader workers check their parent and
-end within seconds. A program that a shell has started continues, unless the shell
-started it with ``exec``. The kernel clears the setting for a process that changes its
-user or gains capabilities, as set-user-ID container starters do. For workers that are
-Python functions, torch itself sets SIGINT.
+A worker's own children do not end with it. DataLoader workers check their parent. A
+program that a shell has started continues, unless the shell used ``exec``. The kernel
+clears the setting for a process that changes its user or gains capabilities, as
+set-user-ID container starters do. For workers that are Python functions, torch itself
+sets SIGINT.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The patches, and what became of each.
 
-A patch extends a class of torch, or wraps a function and calls the original. It names
-its target, its reason and its releases, and checks that it fits. If it does not fit,
-torch is left as it is, and a message reports it.
+A patch extends a class of torch, or wraps a function. If it does not fit, torch is left
+as it is, and a message reports it.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ class Patch(Protocol):
     Attributes:
         TARGET: What is replaced, as a dotted name.
         REASON: What goes wrong without it, with the issue's number.
-        IS_FOR: What in torch makes the patch necessary; it is applied only if this is
-            present.
+        IS_FOR: It is applied only if this is present in torch.
     """
 
     __name__: str
@@ -67,8 +65,7 @@ class Patch(Protocol):
         """Replace the target as the plan says; see `apply_patches`."""
 
 
-# ``import torchrun_hpc.auto`` applies the first ones before there is a plan; the others
-# need one. They are applied in this order.
+# In this order. ``import torchrun_hpc.auto`` applies ALWAYS before there is a plan.
 ALWAYS: tuple[Patch, ...] = (state_as_json, fresh_store)
 PATCHES: tuple[Patch, ...] = (
     *ALWAYS,
@@ -117,8 +114,8 @@ def apply_patches(
 ) -> tuple[Outcome, ...]:
     """Apply the patches that this torch needs and that fit it; return all outcomes.
 
-    First undo the patches of an earlier launch of this process. Without a plan, apply
-    only those that need none, except ``without``; a plan has its own.
+    First undo an earlier launch's patches. Without a plan, apply only those that need
+    none, except ``without``; a plan has its own.
     """
     replacing.restore()
     if plan is None:

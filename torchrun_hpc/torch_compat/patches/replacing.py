@@ -16,8 +16,7 @@ _originals: list[tuple[Any, str, Any]] = []
 def has(owner: Any, *names: str) -> bool:
     """Return whether a module or class itself defines these names.
 
-    An abstract method does not count: its subclasses have their own, so nobody would
-    call the wrapped one.
+    Abstract methods do not count: nobody would call the wrapped one.
     """
     found = [vars(owner).get(name, _MISSING) for name in names]
     return not any(
@@ -53,8 +52,8 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 def extend(owner: Any, name: str, extension: type) -> None:
     """Replace a class, where torch looks it up, by a subclass of the same name.
 
-    The methods of the extension, a subclass of torch's class, come first. Their
-    ``super()`` is the replaced class, so several extensions are possible.
+    The extension's methods come first. Their ``super()`` is the replaced class, so
+    several extensions are possible.
     """
     base = getattr(owner, name)
     replace(owner, name, type(base.__name__, (extension, base), {}))

@@ -1,7 +1,7 @@
 """The rendezvous state travels as JSON of one fixed form; nothing is unpickled.
 
-Anyone who reaches the rendezvous port can write to its store. Torch unpickles what it
-finds there, so anyone could run a program in every agent.
+Anyone who reaches the rendezvous port can write to its store. Torch unpickles it, so
+anyone could run a program in every agent.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NODES = "nodes"  # our field: each participant once
 class StateAsJson:
     """Replaces the module ``pickle`` where torch keeps the rendezvous state.
 
-    A node is written once, as a list of its fields: ``[addr, pid, local_id]``, followed
-    by its rank if it has one. All other places have its index in that list. A time is a
-    number of microseconds since 1970; a dictionary is a list of pairs.
+    A node is written once: ``[addr, pid, local_id]``, and its rank if it has one. All
+    other places have its index. A time is in microseconds since 1970; a dictionary is a
+    list of pairs.
     """
 
     PickleError = pickle.PickleError
@@ -58,11 +58,7 @@ class StateAsJson:
 
     @staticmethod
     def loads(data: bytes) -> Any:
-        """Read a rendezvous state.
-
-        Raises:
-            pickle.PickleError: It is something else.
-        """
+        """Read a rendezvous state, or raise `pickle.PickleError`."""
         try:
             return _read(json.loads(data))
         except Exception as error:  # noqa: BLE001 - it may be anything
@@ -112,7 +108,7 @@ def _epoch(*, aware: bool) -> datetime:
 
 
 def _node(values: Any) -> Any:
-    # Address, process number, local id; with the patch `node_order`, also the rank.
+    # The patch `node_order` adds the rank.
     kind: Any = _torch._NodeDesc
     if len(_of(list, values)) > len(dataclasses.fields(kind)):
         kind = RankedNode

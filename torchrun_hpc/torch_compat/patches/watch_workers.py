@@ -1,7 +1,7 @@
 """A failed worker is noticed at once, together with its traceback.
 
-Torch's agent looks only every ``--monitor-interval``. It then stops the other workers
-first, which may take long. The worker's own text is lost in the output of all.
+Torch's agent looks only every ``--monitor-interval``, and stops the other workers
+first. The worker's own text is lost in the output of all.
 """
 
 from __future__ import annotations
@@ -115,7 +115,6 @@ def _file(name: str | None) -> str:
 
 
 def _processes(context: Any) -> dict[int, Any]:
-    """Return what torch knows of each worker's end, by local rank."""
     if hasattr(context, "subprocess_handlers"):
         return {k: h.proc for k, h in context.subprocess_handlers.items()}
     processes = getattr(getattr(context, "_pc", None), "processes", ())  # functions
