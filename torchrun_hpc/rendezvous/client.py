@@ -203,10 +203,7 @@ class Client:
         self._loop.call(self._send, message)
 
     def until(self, condition: Callable[[], object], timeout: float = math.inf) -> None:
-        """Wait for a condition, which any message may change.
-
-        Raise `JobFailedError` if the job fails, `TimeoutError` if the time is up.
-        """
+        """Wait for a condition, or raise `JobFailedError` or `TimeoutError`."""
         with self._changed:
             self._wait_for(
                 lambda: condition() or self.failure or self._problem, timeout

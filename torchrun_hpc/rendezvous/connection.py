@@ -68,13 +68,10 @@ def request_of(meeting: Meeting, run_id: str) -> JoinRequest:
 class Connection:
     """The coordinator, if this is its node, and this node's connection to it.
 
-    Args:
-        on_event: See `Client`.
-        segment: Largest TCP segment in bytes; 0 for the interface's own.
-        own_failure: Why this agent cannot start, if it connects only to report that.
-        replies: Functions that reply to `Client.questions`, by name. They get and
-            return plain data.
-        end_workers: Kills this node's workers at once.
+    `segment` is the largest TCP segment in bytes; 0 means the interface's own.
+    `own_failure` is why this agent cannot start, if it connects only to report that.
+    `replies` has functions that reply to questions to all nodes, by name. They get and
+    return plain data. For `on_event`, see `Client`.
     """
 
     def __init__(  # noqa: PLR0913 - the last four are of few

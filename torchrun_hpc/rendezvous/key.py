@@ -32,10 +32,7 @@ class Key:
         self.name = "none (--hpc-auth=none)"
 
     def load(self) -> None:
-        """Read the file, or make it: nodes that start at once get the same key.
-
-        A loaded key stays, even if the file changes.
-        """
+        """Read the file, or make it: nodes that start at once get the same key."""
         path = Path(self._file.path)
         if self.secret.key or not self._file.path:
             return

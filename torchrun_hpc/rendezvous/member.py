@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PeerReply:
-    """A member's reply to the question who coordinates.
-
-    It `follows` the coordinator that it is connected to. It `has_quorum` if enough
-    members are connected to it.
-    """
+    """A member's reply: whom it `follows`, whether it coordinates, and has a quorum."""
 
     follows: int | None = None
     coordinates: bool = False
@@ -48,11 +44,8 @@ def reply_of(message: Mapping[str, Any]) -> PeerReply | None:
 class Member:
     """A member with number `own`. `hints` are probable addresses of other members.
 
-    Attributes:
-        follows: The coordinator that it is connected to.
-        is_ready: Whether its workers have ended, and it waits for a round.
-        is_done: Whether its workers have finished.
-        unhealthy: Why its node is unhealthy; empty if it is healthy.
+    It `is_ready` when its workers have ended, and it waits for a round. It `is_done`
+    when they have finished. `unhealthy` is why its node is unhealthy, or empty.
     """
 
     def __init__(

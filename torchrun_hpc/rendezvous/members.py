@@ -59,12 +59,10 @@ class Refused(NamedTuple):
 class Members:
     """The connected agents of a job, by node rank.
 
-    Attributes:
-        seen: Node ranks of agents that have been connected, or never will be.
-        unread: Connections that have not confirmed a failure.
-        candidates: Agents that claim the node rank of another one.
-        unproved: Addresses of callers without a proof, and whether the user has read
-            each.
+    `seen` are node ranks of agents that have been connected, or never will be. `unread`
+    connections have not confirmed a failure. `candidates` claim the node rank of
+    another agent. `unproved` are addresses of callers without a proof, and whether the
+    user has read each.
     """
 
     def __init__(self, settings: Settings, outbox: list[Outgoing]) -> None:

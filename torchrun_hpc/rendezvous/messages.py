@@ -252,10 +252,7 @@ def disagreement(by_site: Mapping[str, Sequence[int]], meeting: Meeting) -> Mess
 def coordinator_missing(
     found: str, timeout: float, meeting: Meeting, option: str = "join_timeout"
 ) -> Message:
-    """Report what was found instead of the coordinator within `timeout` seconds.
-
-    `option` has set the timeout.
-    """
+    """Report what was found instead of the coordinator within `timeout` seconds."""
     node = f"{meeting.endpoint} ({meeting.connect_host})"
     text = f"no head node at {node} within {timeout:.0f} s ({option}): "
     return Message("HPC112", text + _search_problem(found, meeting))

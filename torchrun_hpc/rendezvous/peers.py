@@ -132,10 +132,7 @@ class Peers:
     # --- without ------------------------------------------------------------------
 
     async def find(self) -> Answered:
-        """Find the coordinator at its expected address, otherwise with another member.
-
-        Raise `CoordinatorNotFoundError` or `RefusedError`.
-        """
+        """Find the coordinator at its expected address, or with another member."""
         try:
             return await self._search.find()
         except CoordinatorNotFoundError:
@@ -146,10 +143,7 @@ class Peers:
             raise
 
     async def find_again(self, *, has_ended: bool) -> Answered:
-        """Find the next coordinator, or become it. The old one is lost.
-
-        Raise `CoordinatorNotFoundError` if none was found in time.
-        """
+        """Find the next coordinator, or become it: the old one is lost."""
         if has_ended:
             self.member.saw_end()
         return await self._ask_all(self._timeout)

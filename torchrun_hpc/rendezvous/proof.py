@@ -45,10 +45,7 @@ class UnprovedError(ConnectionError):
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message of a caller: a random number, and which address it has dialled.
-
-    `request` is the SHA-256 of its request, as a line of JSON.
-    """
+    """The first message; `request` is the SHA-256 of the request's line of JSON."""
 
     nonce: str
     to: tuple[str, int]
@@ -74,8 +71,7 @@ class Secret:
     def call(self, to: tuple[str, int], request: Mapping[str, Any]) -> Steps:
         """Prove who calls: yield each line to send, and receive the answer to it.
 
-        Raise `WireError` for another program, `UnprovedError` if the other side has no
-        proof.
+        Raise `UnprovedError`, or for another program `WireError`.
         """
         hello = Hello(secrets.token_hex(16), to, _digest(request))
         answer = yield wire.encode(hello)

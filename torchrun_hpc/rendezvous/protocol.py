@@ -52,13 +52,8 @@ from the coordinator          meaning
 ``replied: NUMBER``           a ``node``'s reply to its question
 ``heartbeat: SECONDS``        to answer by ``heartbeat``; repeats the last answer
 ``answer: NUMBER``            the answer to ``ask``
-``waiting``, ``finishing``,   for the user, on the node that reports: see
-``silent``, ``answering``,    `messages.render`
-``lost``, ``restart``,
-``sites``, ``stranger``,
-``replaced``, ``excluded``,
-``may_run``, ``suspended``,
-``unproved``
+other keys                    for the user, on the node that reports: see
+                              `messages.render`
 ============================  ==========================================================
 """
 
@@ -101,14 +96,13 @@ class Settings:
     """The values that all agents of a job agree on. Times are in seconds.
 
     Attributes:
-        run_id: PyTorch's rendezvous id.
         coordinator: Node rank of the coordinator; -1 if it is another node.
         join_timeout: The time that a round waits for all nodes.
-        silence_timeout: The time after which a silent agent ends the job, or with
-            spares is lost.
+        silence_timeout: The time until a silent agent ends the job, or with spares is
+            lost.
         started: As in `JoinRequest`.
         signals_on_loss: Whether the launcher sends SIGTERM to all agents when one is
-        lost. PBS does not: it kills the agents of a deleted job.
+            lost. PBS does not: it kills the agents of a deleted job.
         spare_after: The time after which a spare replaces a node that has not joined.
         kill: The time until a node's workers have ended after an order.
         health_check: The time that a node's health check may take.
@@ -147,8 +141,7 @@ class JoinRequest:
     Attributes:
         run_id: PyTorch's rendezvous id: the same, or the user's.
         host: Its node's name, for messages.
-        pid: Its process id, for messages. Two containers on a host may use the same
-            one.
+        pid: Its process id, for messages. Containers on a host may use the same one.
         release: Its release of torchrun_hpc.
         agent: A random number in hexadecimal, and the process id. The coordinator sends
             it to nobody.

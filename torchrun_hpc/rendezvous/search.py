@@ -128,8 +128,7 @@ class Channel(End):
     async def answer(self) -> Mapping[str, Any]:
         """Return the answer to the request; empty if the connection ends.
 
-        Raise `UnprovedError` if the other side is not of this job,
-        `asyncio.TimeoutError` without an answer.
+        Raise `UnprovedError`, or `asyncio.TimeoutError` without an answer.
         """
         await asyncio.wait_for(self._arrived.wait(), _ANSWER_TIMEOUT)
         if self._problem is not None:

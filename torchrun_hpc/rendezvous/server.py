@@ -49,10 +49,7 @@ _REPLY = 64 * 1024
 
 
 def listen(address: str | None, port: int) -> socket.socket:
-    """Open a listening socket; without an address, on all.
-
-    Raise `OSError` if the port is taken, or the address is not this node's.
-    """
+    """Open a listening socket; without an address, on all. May raise `OSError`."""
     if address is None and socket.has_dualstack_ipv6():
         return socket.create_server(
             ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
@@ -69,15 +66,11 @@ def listen(address: str | None, port: int) -> socket.socket:
 class CoordinatorServer:
     """Serves a coordinator.
 
-    Args:
-        listening: The bound socket, closed by this server; without one, it serves only
-            connections passed to `take`.
-        key: A caller must prove that it has the same one.
-        unknown_peers: How many connections it holds besides one for each node. Then the
-            oldest one without a join request
-        is closed: the next caller may be an agent.
-        on_problem: Called aside, once, with the system's reason if a connection still
-            cannot be accepted.
+    It closes `listening`; without it, it serves only connections passed to `take`. A
+    caller must prove that it has the same `key`. Beyond `unknown_peers`, it closes the
+    oldest connection without a join request: the next caller may be an agent.
+    `on_problem` is called aside, once, with the system's reason if a connection still
+    cannot be accepted.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - the last two are of tests
