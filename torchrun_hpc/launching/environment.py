@@ -46,7 +46,7 @@ def with_variables(variables: Mapping[str, str]) -> Iterator[None]:
 def drop_empty_options() -> dict[str, str]:
     """Remove the empty ``PET_*`` variables, and return them.
 
-    For us, empty means unset. Torch's parser takes it as a value.
+    Torch's parser takes an empty one as a value. Here it means unset.
     """
     names = [name for name in os.environ if name.startswith("PET_")]
     return {name: os.environ.pop(name) for name in names if not os.environ[name]}

@@ -53,9 +53,9 @@ def outcome_of(
 
     Returns:
         ``outcome`` (a constant of this module), ``launch_id``, ``reason`` (a sentence),
-            ``rank`` and ``code`` of the worker that failed first, or ``None``,
-            ``nodes`` (names of the nodes that failed), ``exclude`` (these, and nodes
-            lost before), ``restarts`` (of all workers).
+        ``rank`` and ``code`` of the worker that failed first, or ``None``,
+        ``nodes`` (names of the nodes that failed), ``exclude`` (these, and nodes
+        lost before), ``restarts`` (of all workers).
     """
     is_worker = failure is not None and failure.worker is not None
     kind = DONE if failure is None else _OUTCOMES[failure.kind]

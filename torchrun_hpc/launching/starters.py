@@ -61,7 +61,6 @@ def starter_of(
 
 
 def _preloaded(inputs: Inputs, line: CommandLine) -> Preloaded | None:
-    """Start to preload, unless this is a dry run or preloading cannot work."""
     preload = inputs.preload
     if preload is None or preload.problem or inputs.options.hpc_dry_run:
         return None

@@ -31,11 +31,7 @@ _ALL_EVERY = 25  # turns, members that never joined are also asked
 
 
 class Peers:
-    """Finds the coordinator among the other members, or lets this member coordinate.
-
-    It looks for `timeout` seconds, first with `search`. `end_workers` kills this node's
-    workers at once.
-    """
+    """Finds the coordinator among the other members, or lets this member coordinate."""
 
     def __init__(
         self,
@@ -181,7 +177,6 @@ class Peers:
     async def _ask(
         self, address: Address, *, asks: bool = False
     ) -> Answered | PeerReply | None:
-        """Ask a member for admission, or only who coordinates."""
         request = {**self._search.first_line, "asks": asks}
         channel = Channel(request, self._search.key.secret)
         opening = channel.open(*address)

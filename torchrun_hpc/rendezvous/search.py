@@ -164,11 +164,7 @@ class Within:
 
 
 class Search:
-    """Looks for the coordinator at its expected address.
-
-    `tell` is called with ``looking`` each second. `own_failure` is why this agent
-    cannot start, if it connects only to report that.
-    """
+    """Looks for the coordinator at its expected address; reports it each second."""
 
     def __init__(
         self,
@@ -189,10 +185,7 @@ class Search:
         self._unproved: dict[int, float] = {}  # since when, on each port
 
     async def find(self) -> Answered:
-        """Try the ports until the coordinator answers on one; return its answer.
-
-        Raise `CoordinatorNotFoundError` or `RefusedError`.
-        """
+        """Try the ports until the coordinator answers on one; return its answer."""
         clock = asyncio.get_running_loop().time
         start = clock()
         turn = reported = 0
@@ -252,7 +245,6 @@ class Search:
         )
 
     async def _attempt(self, port: int) -> Answered | None:
-        """Connect to a port; return the coordinator's answer, or note what is there."""
         channel = Channel(self.first_line, self.key.secret)
         now = asyncio.get_running_loop().time()
         since = self._unproved.pop(port, now)

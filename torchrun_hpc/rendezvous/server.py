@@ -180,7 +180,6 @@ class CoordinatorServer:
         return oldest is not None
 
     def _pause_accepting(self, listening: socket.socket, reason: str) -> None:
-        """Accept no more connections before the next second."""
         self._events.remove_reader(listening)
         if not self._has_reported:
             self._has_reported = True

@@ -74,7 +74,6 @@ class Inspection:
             self._stall.end()
 
     def _collect(self) -> tuple[list[WorkerStack], list[int]]:
-        """Return the stacks of all workers, and the nodes without an answer."""
         answers = {} if self._ask_all is None else {**self._ask_all(_TIMEOUT)}
         own = self._plan.meeting.node_rank
         if own not in answers:

@@ -127,7 +127,6 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
 
 
 def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
-    """Return the frames of the main thread, outermost first."""
     main = next(thread for thread in threads if thread["os_thread_id"] == pid)
     frames = [f for f in main["frames"] if not f["filename"].startswith(_IMPORTS)]
     ours = (n for n, f in enumerate(frames) if LAUNCHER in f["filename"])
@@ -139,7 +138,6 @@ def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
 
 
 def _activity(pid: int) -> tuple[int, float]:
-    """Return the waits of the main thread, and its CPU time in seconds."""
     waits = procfs.status(pid).get("voluntary_ctxt_switches", "0")
     used, *_ = (procfs.read(_SCHEDSTAT.format(pid=pid)) or "0").split()
     return int(waits), int(used) / 1e9

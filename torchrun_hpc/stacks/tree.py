@@ -84,7 +84,6 @@ class _Tree(NamedTuple):
 
 
 def _common(group: Sequence[WorkerStack]) -> int:
-    """Return how many of the outermost frames are the same."""
     first = group[0].frames
     for depth, frame in enumerate(first):
         if any(s.frames[depth : depth + 1] != (frame,) for s in group):

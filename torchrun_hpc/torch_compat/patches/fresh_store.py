@@ -1,8 +1,7 @@
 """Every attempt of the workers gets its own store.
 
-The agent of rank 0 opens one store for all attempts, without prefixes. So after a
-restart, workers find the addresses of dead ones. Other nodes keep the store of an
-earlier round's rank 0.
+The agent of rank 0 opens one store for all, without prefixes. So after a restart,
+workers find the addresses of dead ones, or use the store of an earlier round's rank 0.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ class Hooks:
     """The functions and objects that the patches call.
 
     Attributes:
-        forward: Delivers signals to the workers, given by local rank and process
-            number.
+        forward: Delivers signals to the workers, by local rank and process number.
         relay: Passes on the workers' stderr.
         watch: Finds out which workers fail.
         fork: Forks a worker, from command line, environment, stdout and stderr; returns

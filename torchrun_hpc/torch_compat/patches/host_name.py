@@ -1,8 +1,7 @@
 """The agent knows its host's name without asking a name server.
 
-Torch asks for the full name for each event, such as the end of a worker. A slow name
-server stalls the agent for seconds. For a worker's failure, torch still asks in another
-way.
+Torch asks for the full name for each event, which may take seconds. For a worker's
+failure, torch still asks in another way.
 """
 
 from __future__ import annotations

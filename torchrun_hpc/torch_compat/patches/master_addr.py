@@ -1,7 +1,6 @@
 """Torch does not warn of an option that the user has not passed.
 
-It warns that ``--master-addr`` has no effect, although torch itself has set the
-default.
+Torch sets ``--master-addr`` itself, and then warns that it has no effect.
 """
 
 from __future__ import annotations
