@@ -231,7 +231,6 @@ class Coordinator:
                 self.members.send(rank, {"printed": True})
 
     def _refused(self, refused: Refused) -> None:
-        """End the job if it waits for the refused agent; otherwise report it."""
         reason, rank, text = refused
         nodes = () if rank is None else (rank,)
         is_news = reason not in self._reported and not self.rounds.has_ended

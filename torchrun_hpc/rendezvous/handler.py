@@ -64,11 +64,7 @@ class CoordinatorMissingError(rendezvous.RendezvousConnectionError):
 
 
 class SchedulerRendezvous(rendezvous.RendezvousHandler):
-    """The rendezvous of a job with known nodes.
-
-    `address` is where the workers' store is, if it is here. For `replies` and
-    `end_workers`, see `Connection`.
-    """
+    """The rendezvous of a job. `address` is where its workers' store is, if here."""
 
     def __init__(  # noqa: PLR0913 - the last three are of few
         self,
@@ -222,8 +218,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def connect(self, timeout: float | None = None) -> Client:
         """Start the coordinator, if this is its node, and connect to it.
 
-        Raise `LaunchError`, `CoordinatorMissingError` or `JobFailedError`. `timeout` is
-        in seconds; by default ``join_timeout``.
+        Raise `LaunchError`, `CoordinatorMissingError` or `JobFailedError`.
         """
         if self.took_part:
             return self.client

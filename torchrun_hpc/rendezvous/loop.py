@@ -24,9 +24,8 @@ def now() -> float:
 class Loop:
     """An event loop in its own thread.
 
-    Calls that may block run aside, in another thread. Otherwise a message that nobody
-    reads would keep the coordinator from answering. The loop's exception handler gets
-    their faults.
+    Calls that may block run aside, in another thread: a full pipe must not keep the
+    coordinator from answering. The loop's exception handler gets their faults.
     """
 
     def __init__(self) -> None:

@@ -175,8 +175,8 @@ class Members:
     def tick(self, seconds: int) -> None:
         """Count the passed seconds, and send the heartbeats that are due.
 
-        Late seconds count only in a job with spares: its members count them, and expect
-        this coordinator to give up in time.
+        Late seconds count only with spares: members expect this coordinator to give up
+        in time.
         """
         self.seconds += 1
         for rank, agent in self.agents.items():

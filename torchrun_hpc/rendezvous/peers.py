@@ -73,8 +73,8 @@ class Peers:
     def end_lease(self, channel: Channel) -> int | None:
         """Leave the coordinator if the lease is over; return ``None`` during the lease.
 
-        If that is noticed late, this process was suspended, and workers must end at
-        once. Then return for how many seconds; otherwise 0.
+        If that is noticed late, this process was suspended for as many seconds as
+        returned: workers must end at once. Otherwise return 0.
         """
         late = self._lease.end()
         if late is None:

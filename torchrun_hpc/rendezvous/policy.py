@@ -26,8 +26,8 @@ def assigned(
 ) -> tuple[int, ...] | None:
     """Return the active members of the next round; ``None`` if some are missing.
 
-    Each member keeps its node rank. A `ready` spare replaces one that is `leaving`: it
-    is not waited for.
+    Each member keeps its node rank. Nobody waits for the `leaving` ones: spares replace
+    them.
     """
     fit = [member for member in sorted(ready) if member not in record.excluded]
     before, fit_ones = set(record.active), set(fit)

@@ -83,8 +83,8 @@ class Secret:
     def listen(self, address: str, port: int) -> Steps:
         """Examine a caller: receive each line, yield its answer, return the request.
 
-        A side that listens on all addresses cannot know the dialled one. Raise
-        `WireError` if the caller has no proof.
+        Raise `WireError` without a proof. A side that listens on all addresses cannot
+        know the dialled one.
         """
         hello = wire.decode(Hello, (yield {}))
         if hello.to[1] != port or address not in {*_ALL, hello.to[0]}:

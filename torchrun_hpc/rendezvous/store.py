@@ -20,8 +20,8 @@ _torch: Any = distributed
 class AgentStore(_torch.Store):  # type: ignore[misc]
     """A store that the coordinator keeps. A wait ends when the job fails.
 
-    Each question may raise `JobFailedError`, `RoundOverError`, and PyTorch's timeout
-    error. Keys in `known` have fixed values, and are never asked for.
+    Questions may raise `JobFailedError`, `RoundOverError`, or PyTorch's timeout error.
+    Keys in `known` have fixed values, and are never asked for.
     """
 
     def __init__(self, client: Client, known: Mapping[str, str] | None = None) -> None:
