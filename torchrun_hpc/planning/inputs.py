@@ -26,11 +26,10 @@ class Node:
     """A node's resources for its workers.
 
     Attributes:
-        workers: Number of workers on this node; a guess before torch is imported.
+        workers: Their number; a guess before torch is imported.
         cpus: Number of CPUs in this process's affinity mask.
         gpus: Number of GPUs that torch sees here; 0 before it is imported.
         topology: The places of CPUs and GPUs, if the workers will be bound.
-        resolver: Whether this node resolves addresses to names.
         of_release: Variables that correct c10d of the installed torch release.
         incompatible_patches: Names of needed patches that do not fit this torch.
     """
@@ -49,18 +48,14 @@ class Inputs:
     """The inputs of a plan.
 
     Attributes:
-        mode: How the workers start.
         job: The scheduler's job; ``None`` without one.
         site: The computing centre; ``None`` if unknown or switched off.
-        network: This node's network.
         options: The values of the user and the site.
-        environ: The same as in `Preflight`.
+        environ, promise: The same as in `Preflight`.
         command: The user's command, for messages.
         hostname: Name of this machine; empty if unknown.
         free_port: A free port on this node, for a single worker.
-        promise: The scheduler's promise, see `Preflight`.
         preload: The modules to import once; ``None`` without the option.
-        node: This node's resources.
     """
 
     mode: Mode

@@ -24,7 +24,6 @@ class Spares:
     """The spare nodes of a job, which replace lost nodes.
 
     Attributes:
-        number: Number of spares.
         after: Seconds until a spare replaces a node that has not joined.
         health_check: Command that checks a node; empty without one.
         health_check_timeout: Its limit in seconds.
@@ -59,10 +58,7 @@ class Meeting:
     """The nodes, and where they meet.
 
     Attributes:
-        backend: Kind of the rendezvous: ``scheduler`` and ``direct`` are ours, the
-            others are torch's.
-        nodes: Number of nodes.
-        node_rank: Rank of this node.
+        backend: ``scheduler`` and ``direct`` are ours, the others are torch's.
         report_rank: Rank that decides who reports: the node's, or the task's in direct
             mode.
         launch_id: Name of this launch alone; can be empty on one node.
@@ -73,7 +69,6 @@ class Meeting:
         fast_hosts: Their names on the fast network, by the site's rule, unresolved.
         fewest: Number of nodes that is enough to start; 0 if all are needed.
         may_grow: Whether agents of other launches can join.
-        spares: The spare nodes.
         key: The file of this node's key; empty if nobody else can connect.
         site: Name of the site, with the variable that identifies it.
         endpoint: Where the nodes meet, for messages.
@@ -86,8 +81,8 @@ class Meeting:
             process.
         local_address: This node's address for the job, as a number; ``None`` if
             unknown.
-        listen: Address and port on which this process hosts the rendezvous; ``None``
-            if it hosts none, or listens on all addresses.
+        listen: Address and port on which this process hosts the rendezvous; ``None`` if
+            it hosts none, or listens on all addresses.
         may_join: Whether another agent of this machine can have the port and be the
             host.
         interface: Interface of gloo, for messages; empty if gloo chooses it.

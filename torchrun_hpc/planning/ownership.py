@@ -29,11 +29,7 @@ def key_file(inputs: Inputs) -> KeyFile:
 
 
 def check(inputs: Inputs, meeting: Meeting) -> None:
-    """Check that a required proof is possible.
-
-    Raises:
-        LaunchError: The rendezvous cannot check a key.
-    """
+    """Check that a required proof is possible."""
     options = inputs.options
     if options.hpc_auth == REQUIRE and not meeting.has_coordinator:
         how = "direct mode" if inputs.mode.is_direct else meeting.backend

@@ -75,9 +75,8 @@ class Workers:
     """The workers of this node.
 
     Attributes:
-        number: Number of workers on this node.
         size: World size; 0 if it is unknown before the nodes meet.
-        environment: Environment variables of each worker: threads, and its GPU.
+        environment: Variables of each worker: threads, and its GPU.
         binding: The CPUs of each worker; ``None`` if they are not bound.
         preload: The modules to import once; ``None`` without the option.
     """
