@@ -31,17 +31,14 @@ class LaunchContext(Enum):
 
 @dataclass(frozen=True)
 class Promise:
-    """A scheduler's promises for this node, each with its variable.
+    """A scheduler's promises for this node, each with its variable; 0 or empty without.
 
     Attributes:
-        cpus_per_task: CPUs of each task if the launcher did not forward the number,
-            otherwise 0.
-        cpus_on_node: The job's CPUs on the node with the fewest; 0 if unknown.
-        gpus_on_node: The job's GPUs on this node; 0 if unknown.
-        threads: The scheduler's own ``OMP_NUM_THREADS``, or empty. Its source names the
+        cpus_per_task: CPUs of each task if the launcher did not forward the number.
+        cpus_on_node: The job's CPUs on the node with the fewest.
+        threads: The scheduler's own ``OMP_NUM_THREADS``. Its source names the
             scheduler.
-        hook_port: The ``MASTER_PORT`` that a container hook exports, equal for all
-            steps of a job; or empty.
+        hook_port: The ``MASTER_PORT`` that a container hook exports for all steps.
     """
 
     cpus_per_task: Setting = _NO_NUMBER
@@ -53,32 +50,29 @@ class Promise:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A program that starts tasks, and its command line.
+    """A program that starts tasks, and its command line; an empty text means none.
 
     Attributes:
-        name: Its name.
         template: A command that starts ``{command}`` once on each of ``{nodes}`` nodes,
             or on all nodes.
-        cpu_option: Option that gives a task ``{cpus}`` CPUs, or all; or empty. An
-            option without ``{cpus}`` is always added for one task per node, because
-            many launchers bind a task to a core.
+        cpu_option: Option that gives a task ``{cpus}`` CPUs, or all. Without ``{cpus}``
+            it is always added for one task per node: many launchers bind a task to a
+            core.
         block_option: Option that puts ``{tasks}`` neighbouring ranks on each node.
         host_file_option: Option for a host file; empty if it always asks the scheduler.
         fills_all_nodes: Whether it uses all nodes of the job by default. Others fill
             one node after another.
         fail_together: Command and option with which one failed task ends all; empty if
-            that is the default, or there is no option.
-        exclude: Option before the names of nodes that a job must avoid; or empty.
+            that is the default.
+        exclude: Option before the names of nodes that a job must avoid.
         forward_option: Option that forwards a variable, before its name; empty if the
             launcher forwards all.
-        bind_option: Options that give each task ``N`` CPUs of its own; empty if
-            unknown.
-        all_gpus_option: Option that shows a task all GPUs of its node; or empty.
-        forgets_cpus: Why a task may have fewer CPUs than promised, and what to do; or
-            empty.
+        bind_option: Options that give each task ``N`` CPUs of its own.
+        all_gpus_option: Option that shows a task all GPUs of its node.
+        forgets_cpus: Why a task may have fewer CPUs than promised, and what to do.
         takes_from: The commands that make a job and also accept ``cpu_option``; empty
             if the job's CPUs are no limit.
-        node_variable: Variable with the rank of a task's node; or empty.
+        node_variable: Variable with the rank of a task's node.
         network_hint: How to name the nodes' network, with ``{interface}``; empty if it
             shows at most one address.
         ends_others: Whether it ends all tasks of a failed job.
@@ -125,14 +119,7 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Task:
-    """One of the processes that a launcher started together.
-
-    Attributes:
-        rank: Its rank among all tasks, from 0.
-        size: Number of all tasks.
-        local_rank: Its rank among its node's tasks, from 0.
-        local_size: Number of its node's tasks.
-    """
+    """One of the processes that a launcher started together; all ranks count from 0."""
 
     rank: int = 0
     size: int = 1
@@ -147,10 +134,7 @@ class Job:
     Attributes:
         scheduler: What started this process: ``Slurm``, ``Open MPI in PBS``.
         launch_id: Unique name of this launch, equal on all nodes. It has job, array
-            element, step and restart: ``123456_7.0-r1``. Characters
-            ``[A-Za-z0-9._-]``.
-        context: How this process was started.
-        launcher: The program that starts tasks in this job.
+            element, step and restart: ``123456_7.0-r1``. Characters ``[A-Za-z0-9._-]``.
         nodes: Node names, in rank order if ``is_ranked``; an unknown name is empty. In
             a step, these are the step's nodes; in an interactive step, only this node;
             otherwise, the job's.
@@ -163,14 +147,13 @@ class Job:
         hostname: Name of this machine, to compare with ``head_candidates``.
         nodelist_is_shared: Whether all nodes find the same ``nodes``. Over ssh, Open
             MPI forwards the scheduler's variables to no other node.
-        pmi_is_open: Whether the tasks have exchanged their hosts over a connection to
-            their process manager (PMI) that is still open.
+        pmi_is_open: Whether the connection to the process manager (PMI) is still open,
+            over which the tasks have exchanged their hosts.
         host_file: Host file for a launcher that does not ask the scheduler; or empty.
         started_by: The program that started the tasks, if known.
         names_instance: Whether ``launch_id`` differs between two simultaneous launches
             in one job.
-        listed_at: Index of this node in ``nodes`` if these are not in rank order;
-            otherwise ``None``.
+        listed_at: Index of this node in ``nodes`` if these are not in rank order.
     """
 
     scheduler: str
@@ -220,10 +203,9 @@ class Job:
     def once_per_node(
         self, command: str, options: str = "", nodes: int | None = None
     ) -> str:
-        """Write the line that starts a command once on each node.
+        """Write the line that starts a command once on each node of this launch.
 
-        By default, these are ``nodes``. If the launcher filled the first nodes, they
-        are all nodes of the job.
+        If the launcher filled the first nodes, these are all nodes of the job.
         """
         if nodes is None:
             filled = self.has_several_tasks and not self.launcher.fills_all_nodes

@@ -155,11 +155,8 @@ def _node_file(
     """Return the lines of the node file, and its source.
 
     ``qsub -V`` inside another job forwards that job's variable. In pbsdsh's first task,
-    PBS does not replace it. There, the job's own file comes first. A file that is named
-    after another job never counts.
-
-    Raises:
-        LaunchError: The file does not list hosts.
+    PBS does not replace it, so there the job's own file comes first. A file named after
+    another job never counts.
     """
     named, job = pbs.first(NODE_FILE), pbs.first(JOB_ID)
     folder, _, name = named.rpartition("/")

@@ -27,7 +27,6 @@ class Process:
         in_own_group: Whether its process group differs from that of the session leader.
             An interactive shell starts each program in a group of its own; a wrapper or
             container runtime does not.
-        pid: Its pid.
         command: The user's command, for messages.
         ancestors: Names of the visible processes above it, nearest first; at most 15
             characters each.
@@ -35,8 +34,7 @@ class Process:
         may_be_renamed: Whether the host name may be a container's own, which no list of
             nodes has.
         read: Returns the text of a file; ``None`` if it cannot be read.
-        exchange: Asks the process manager (`pmi.exchange`); returns ``None`` without
-            one.
+        exchange: Asks the process manager (`pmi.exchange`).
     """
 
     environ: Mapping[str, str]

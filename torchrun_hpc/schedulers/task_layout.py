@@ -16,16 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskLayout:
-    """The launcher's placement of the tasks.
+    """The launcher's placement of the tasks; fields that it does not set are ``None``.
 
     Attributes:
-        task: This process among the others.
         provenance: The variable of ``tasks``, ``task``, and other fields. Without an
             entry, ``local_rank`` and ``local_size`` come from the variable of
             ``tasks``.
-        nodes: Number of nodes, if the launcher sets it.
-        most_nodes: Maximum number of nodes.
-        node_rank: Rank of this node, if the launcher sets it.
         nodes_before: Maximum number of nodes before this one.
         instance: Unique name of this launch in its job.
         head_candidates: Probable place of node 0: one name, or addresses of one
@@ -54,15 +50,9 @@ def read_layout(
 ) -> TaskLayout:
     """Return the layout in the launcher's variables.
 
-    Args:
-        variables: The launcher's.
-        names: The variables of rank, size, local rank, and local size. The local size
-            may have several; the first set one counts.
-        sources: The provenance of other fields.
-        known: The other fields of the layout.
-
-    Raises:
-        LaunchError: A variable is not set, or is not a number.
+    ``names`` are the variables of rank, size, local rank, and local size. The local
+    size may have several; the first set one counts. ``sources`` is the provenance of
+    ``known``.
     """
     rank, size, local_rank, *local_size = names
     read = variables.integer
