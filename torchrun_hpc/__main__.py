@@ -12,10 +12,7 @@ NEEDED = ("packaging", "psutil")
 
 
 def run() -> None:
-    """Run the command, if this Python has the required packages.
-
-    In a clone, any Python finds the command in the working folder.
-    """
+    """Run the command, if this Python has the required packages."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         text = (

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_of_system(path: Path) -> bool:
-    """Return whether a path is in /dev or /proc, for example /dev/stdout.
-
-    No other user can put a link there.
-    """
+    """Return whether a path is in /dev or /proc, where no other user can put a link."""
     folder = os.path.realpath(path.parent)
     return os.path.exists(path) and (folder == "/dev" or folder.startswith("/proc/"))  # noqa: PTH110
 
@@ -25,10 +22,7 @@ def is_of_system(path: Path) -> bool:
 def opened(path: str, flags: int) -> int:
     """Open a regular file; an opener for `open`.
 
-    Opening an unused pipe would wait, and a device may have no end.
-
-    Raises:
-        OSError: It cannot be opened, or is no regular file.
+    Opening an unused pipe would wait, and a device may have no end: both are refused.
     """
     number = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
     # `open` itself refuses folders.
@@ -39,16 +33,9 @@ def opened(path: str, flags: int) -> int:
 
 
 def read(path: Path | str, most: int, flags: int = 0) -> bytes:
-    """Read a regular file.
+    """Read a regular file of at most ``most`` bytes, or raise `OSError`.
 
-    Args:
-        path: Its path.
-        most: Maximum size in bytes.
-        flags: More flags for `os.open`: ``os.O_NOFOLLOW`` if others can put a link
-            there.
-
-    Raises:
-        OSError: It cannot be read, is no regular file, or is larger.
+    ``flags`` are for `os.open`: ``os.O_NOFOLLOW`` if others can put a link there.
     """
     with open(path, "rb", opener=lambda name, own: opened(name, own | flags)) as file:
         data: bytes = file.read(most + 1)
@@ -58,14 +45,11 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the whole file, or nothing.
+    """Write the whole file, or raise `OSError` and write nothing.
 
     An existing file or link is replaced. In /dev and /proc the text is appended,
     because /dev/stdout may be a file. A new file's permissions follow from the umask or
     the folder's default ACL.
-
-    Raises:
-        OSError: It cannot be written.
     """
     if is_of_system(path):
         with path.open("a", encoding="utf-8") as file:
@@ -78,13 +62,7 @@ def write(path: Path, text: str) -> None:
 
 
 def check(path: Path) -> None:
-    """Check whether `write` can write a file, without changing it.
-
-    Files in /dev and /proc are not checked.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Raise `OSError` if `write` cannot write a file, outside /dev and /proc."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not is_of_system(path):

@@ -34,8 +34,7 @@ class Core:
     Attributes:
         cpus: Numbers of its CPUs (hardware threads), in ascending order.
         node: Number of its NUMA node; 0 if unknown.
-        cache: CPUs that share its L3 cache, in Linux's form: ``0-7,64-71``; empty if
-            unknown.
+        cache: CPUs that share its L3 cache: ``0-7,64-71``; empty if unknown.
     """
 
     cpus: tuple[int, ...]
@@ -58,7 +57,6 @@ class Gpu:
         uuid: Its name in a list of visible devices: ``GPU-...``; empty if unknown.
         is_usable: Whether this process may open it.
         is_amd: Whether it is AMD's; otherwise it is NVIDIA's.
-        model: Its name; empty if unknown.
     """
 
     address: str
@@ -95,11 +93,9 @@ class Topology:
 
 
 def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topology:
-    """Describe this node.
+    """Describe this node; the folder ``root`` has ``sys``, ``proc`` and ``dev``.
 
-    Args:
-        root: The folder that has ``sys``, ``proc`` and ``dev``.
-        mask: The CPUs that this process may run on; by default its affinity mask.
+    By default, ``mask`` is this process's affinity mask.
     """
     cpus = sorted(own_cpus() if mask is None else mask)
     online = len(_cpus(root / _CPUS / "online"))
@@ -122,11 +118,7 @@ def gpu_files() -> int:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Read a list of CPUs in Linux's form: ``0-3,8``.
-
-    Raises:
-        ValueError: The text has another form.
-    """
+    """Read a list of CPUs in Linux's form: ``0-3,8``; raise `ValueError` for others."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -221,7 +213,6 @@ def _cpus(path: Path) -> frozenset[int]:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

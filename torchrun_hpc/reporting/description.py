@@ -1,7 +1,6 @@
 """The description of a launch: all facts and decisions, as one node sees them.
 
-The dry run prints it, nodes send it to each other, and `torchrun_hpc.describe` returns
-it. As JSON, it has the fields of its dataclasses by name (`torchrun_hpc.wire`).
+As JSON, it has the fields of its dataclasses by name (`torchrun_hpc.wire`).
 """
 
 from __future__ import annotations
@@ -51,17 +50,12 @@ class Description:
 
     Attributes:
         version: Version of this format.
-        torchrun_hpc: Version of this package.
-        torch: Version of torch.
-        python: Version of Python.
+        torchrun_hpc, torch, python: Their versions.
         job: The scheduler's job; ``None`` without one.
-        meeting: The nodes, and where they meet.
-        workers: The workers of this node.
         options: The explicit and derived options of torchrun, by their names in its
             parser.
         environment: Environment variables to set.
         messages: The messages about this launch, each on one line.
-        patches: The changes inside torch.
         exports: Variables to export for plain torchrun.
         command: The same launch with plain torchrun, on this node.
     """
@@ -122,11 +116,6 @@ def received(data: object, rank: int, meeting: Meeting) -> Description | None:
 
     Anybody who reaches the coordinator can send one. So it must have the format of a
     `Description`, without anything that a terminal or a shell would execute.
-
-    Args:
-        data: The received data.
-        rank: Rank of the sender.
-        meeting: This node's meeting.
     """
     with contextlib.suppress(WireError):
         found = wire.decode(Description, data)
