@@ -34,11 +34,7 @@ class Collection:
         self._failures: dict[int, Failure] = {}
 
     def add(self, failure: Failure) -> None:
-        """Add a failure; only the first one of a worker counts.
-
-        Raises:
-            WireError: It is not about a worker.
-        """
+        """Add a failure; only the first one of a worker counts."""
         if failure.worker is None:
             raise WireError("not a worker's failure")
         self._failures.setdefault(failure.rank, failure)
@@ -71,7 +67,6 @@ def _ranks(group: list[Failure]) -> tuple[int, ...]:
 
 
 def _cause(group: list[Failure]) -> str:
-    """Return the cause of equal failures, without what differs between them."""
     first = group[0]
     text = first.plain or ending(first.code)
     if any(failure.text != first.text for failure in group):

@@ -1,7 +1,4 @@
-"""The record of a failure: how a job, or one of its workers, has failed.
-
-Whoever notices the failure makes it. It is sent, collected and written unchanged.
-"""
+"""The record of a failure: how a job, or one of its workers, has failed."""
 
 from __future__ import annotations
 
@@ -79,7 +76,6 @@ class Failure:
     """How a job, or one of its workers, has failed.
 
     Attributes:
-        kind: What happened.
         nodes: Ranks of the nodes where it happened.
         code: A worker's exit code (negative: the signal that killed it), an agent's
             signal number, or the seconds of a wait.
@@ -87,7 +83,6 @@ class Failure:
         finished: How many nodes had finished, which prevented a restart.
         time: Seconds since 1970; 0 from the coordinator, which has no clock.
         by: Rank of the node that noticed it; -1 if it is none of the job's nodes.
-        worker: The failed worker, if it is about one.
     """
 
     kind: Kind

@@ -91,7 +91,6 @@ def last_words(tail: bytes, code: int) -> LastWords:
 
 
 def _lines(tail: bytes) -> list[str]:
-    """Split the text into lines; a traceback begins with a line of its own."""
     text = _COLOUR.sub("", tail.decode(errors="backslashreplace"))
     text = _RANK.sub(r"\1", _LINE_END.sub("\n", text))
     text = _BEFORE_HEADER.sub(r"\1\n", text).rstrip()
@@ -101,7 +100,7 @@ def _lines(tail: bytes) -> list[str]:
 def _traceback(lines: Sequence[str], most: int) -> LastWords | None:
     """Return the last traceback that ended the process, and the chain before it.
 
-    At most ``most`` lines can follow it: the process may have survived an earlier one.
+    At most ``most`` lines can follow: the process may have survived an earlier one.
     """
     first = start = None
     before = ""
@@ -139,8 +138,7 @@ def _of_group(block: Sequence[str]) -> str:
 def _crash(lines: Sequence[str]) -> LastWords | None:
     """Return why a process crashed, and the innermost frames of a thread.
 
-    This is the current thread. If it runs no Python, it is the main thread, which comes
-    last.
+    If the current thread runs no Python, it is the main thread, which comes last.
     """
     fatal = _last(_FATAL, lines)
     if fatal is None:
@@ -166,12 +164,10 @@ def _last(text: str, lines: Sequence[str]) -> int | None:
 
 
 def _what(lines: Sequence[str]) -> list[str]:
-    """Return the lines in which C++ describes an exception."""
     return [line for line in lines if line.strip().startswith(_WHAT)]
 
 
 def _limited(words: LastWords) -> LastWords:
-    """Cut long parts, and make control characters visible."""
     lines = words.lines
     left_out = len(lines) - _SHOWN + 1
     if left_out > 1:

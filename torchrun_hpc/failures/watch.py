@@ -48,8 +48,7 @@ class Watch:
 
     Attributes:
         on_begin: Gets the workers of each attempt.
-        on_failure: Gets each failure, the first one first. Several threads call it, but
-            never two at a time.
+        on_failure: Gets each failure, the first one first; one call at a time.
         has_failed: Whether a worker of this attempt has failed.
     """
 
@@ -138,10 +137,7 @@ class Watch:
                     self.on_failure(self._brief(failure), self._attempt)
 
     def _failure(self, worker: Worker, code: int) -> Failure:
-        """Describe a failure, without a signal that only shortened the teardown.
-
-        The worker had already failed, and the agent then stopped all workers.
-        """
+        """Describe a failure, without a signal that only shortened the teardown."""
         failure = describe_failure(worker, code, self._relay)
         is_terminated = signal_of(code) == signal.SIGTERM
         if is_terminated and failure.time <= self._stopped_since < _NEVER:
@@ -149,7 +145,6 @@ class Watch:
         return failure
 
     def _brief(self, failure: Failure) -> Failure:
-        """Leave out the lines of a failure that equals an earlier one."""
         is_known = failure.signature in self._known
         self._known.add(failure.signature)
         return failure.brief if is_known else failure

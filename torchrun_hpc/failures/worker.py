@@ -68,7 +68,6 @@ def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
 
 
 def _end_of_file(path: str) -> tuple[bytes, float]:
-    """Return the end of a file, and its modification time."""
     with open(path, "rb", opener=files.opened) as file:
         return end_of(file.fileno()), os.fstat(file.fileno()).st_mtime
 

@@ -49,12 +49,10 @@ class Site:
     Attributes:
         name: As passed to ``--hpc-site``.
         title: Names of the systems.
-        centre: The centre that runs them.
         source: Where the centre documents the facts.
         file: Path of the file that describes it.
         signs: How it is recognised; empty if only by name.
-        pattern: Regular expression for the part of a node's name to rewrite; empty if
-            names stay.
+        pattern: Regular expression for the part of a node's name to rewrite.
         replacement: Its replacement, as for ``re.sub``.
         examples: Node names, and their names on the fast network.
         variables: Variables that the centre documents, to set if they are unset.
