@@ -94,13 +94,8 @@ class Conductor:
     ) -> dict[int, _T]:
         """Ask tasks; return the replies by task, in the order of their arrival.
 
-        Args:
-            what: The question.
-            about: Its data.
-            tasks: Ranks of the tasks.
-            have: What tasks have done when they reply, for progress messages.
-            form: The type of the replies.
-            least: Seconds to wait at least.
+        ``have`` tells in progress messages what tasks have done when they reply.
+        ``form`` is the type of the replies. ``least`` is the shortest wait in seconds.
         """
         asked, client = {*tasks}, self._client
 
@@ -142,7 +137,6 @@ class Conductor:
     # --- pairs --------------------------------------------------------------------
 
     def _measure_pairs(self) -> None:
-        """Let all pairs measure, and doubtful pairs again."""
         found = self._found
         nodes = [node for node in found.nodes.values() if node.address and node.port]
         wanted = pairs.rounds([node.rank for node in nodes])
@@ -185,7 +179,6 @@ class Conductor:
     # --- torch's collectives ------------------------------------------------------
 
     def _launch(self) -> None:
-        """Launch the collectives, and again without the nodes that ended them."""
         found = self._found
         lost = {*judgement.unusable(found.links), *found.hung}
         for number in range(_LAUNCHES):
@@ -207,7 +200,6 @@ class Conductor:
                 return
 
     def _run(self, tasks: Mapping[int, int], number: int) -> dict[int, Ended]:
-        """Let these tasks launch; return the ends by task, in the order of replies."""
         nodes = [self._found.nodes[rank] for rank in sorted({*tasks.values()})]
         is_direct = self._here.mode.is_direct
         workers = len(tasks) if is_direct else sum(node.workers for node in nodes)
@@ -223,7 +215,6 @@ class Conductor:
         return self._ask(LAUNCH, part, tasks, have, Ended, limit)
 
     def _keep(self, rank: int, end: Ended) -> None:
-        """Keep the results of a launch on a task of a node."""
         found = self._found
         found.rows += end.rows
         found.workers += end.workers

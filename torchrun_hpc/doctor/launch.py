@@ -2,7 +2,6 @@
 
 The doctor starts this module as a process, which becomes the launcher. It gets the job
 as a line of JSON on stdin, because only one process can ask a process manager for it.
-The workers write their results to a file of the doctor, see `collectives`.
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ class Ended:
         torch: PyTorch, if it was imported.
         workers: Results of the workers that reached their end.
         rows: Results of collectives.
-        backend: Backend of the collectives.
         is_stopped: Whether the doctor ended it.
     """
 
@@ -196,13 +194,11 @@ class Launch:
 
 
 def _messages(written: bytes) -> tuple[tuple[str, str, bool], ...]:
-    """Return code and text of the launcher's messages, and whether each is an error."""
     lines = on_one_line(written.decode(errors="replace"))  # with the lines to copy
     return tuple((code, x, kind == "error") for kind, code, x in _SAID.findall(lines))
 
 
 def _outcome(text: bytes) -> tuple[str, tuple[str, ...]]:
-    """Return the reason and the nodes from the outcome file, if there is one."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         found = json.loads(text)
         return str(found["reason"]), tuple(map(str, found["nodes"]))
@@ -210,7 +206,6 @@ def _outcome(text: bytes) -> tuple[str, tuple[str, ...]]:
 
 
 def _words(here: Place, part: Part, outcome: str) -> list[str]:
-    """Return the arguments of the launcher: the job's own options, and the script."""
     words, asked = [*here.options], here.asked
     if not here.mode.is_direct:
         words += ["--max-restarts=0", f"--hpc-outcome={outcome}"]
@@ -242,7 +237,6 @@ def _changed(here: Place, part: Part) -> Iterator[tuple[str, object]]:
 
 
 def _job_of(here: Place, part: Part) -> Job | None:
-    """Return the job of the tasks that take part."""
     job = here.job and replace(here.job, pmi_is_open=False)
     if job is None or len(part.tasks) == job.task.size:
         return job

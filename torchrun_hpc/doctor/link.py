@@ -96,13 +96,7 @@ def merged(first: Link, second: Link) -> Link:
 
 
 class Links:
-    """This node's side of all links.
-
-    Args:
-        key: This node's key. Callers must prove that they have the same one.
-        address: This node's address for the job; empty if unknown.
-        nodes: Number of nodes.
-    """
+    """This node's side of all links; callers must prove that they have its ``key``."""
 
     def __init__(self, key: Key, address: str, nodes: int) -> None:
         self._key = key
@@ -123,8 +117,8 @@ class Links:
     def measure(self, own: Peer, other: Peer, turn: str) -> Link:
         """Measure the link to another node, which does the same.
 
-        Return the half that this node sees: what it receives. ``turn`` is a name for
-        this measurement, the same on both nodes.
+        Return the half that this node sees: what it receives. Both nodes name it
+        ``turn``.
         """
         half = Link(min(own.rank, other.rank), max(own.rank, other.rank))
         try:
@@ -143,12 +137,7 @@ class Links:
                 return replace(half, problem=_reason(error))
 
     def _open(self, own: Peer, other: Peer, turn: str) -> socket.socket:
-        """Connect to another node, which proves that it belongs to the job.
-
-        Raises:
-            OSError: The connection fails, or nobody answers.
-            ValueError: Another program answers.
-        """
+        """Connect to another node, which proves that it belongs to the job."""
         opened = socket.create_connection((other.address, other.port), _OPEN_TIMEOUT)
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -183,11 +172,7 @@ class _Arrivals:
         self._changed = threading.Condition()
 
     def receive(self, connection: Any, message: Mapping[str, Any]) -> None:
-        """Keep a node's latest connection for `wait`.
-
-        Raises:
-            WireError: The message is wrong. The server closes its connection.
-        """
+        """Keep a node's latest connection for `wait`."""
         rank, turn = wire.decode(tuple[int, str], message.get("from"))
         if rank not in range(self.nodes):
             raise wire.WireError(f"there is no node {rank}")
@@ -207,11 +192,7 @@ class _Arrivals:
             self._changed.notify_all()
 
     def wait(self, rank: int, turn: str) -> socket.socket:
-        """Return a node's connection.
-
-        Raises:
-            ConnectionError: The node did not connect in time.
-        """
+        """Return a node's connection, or raise `ConnectionError` after some seconds."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._arrived.get(rank, ("",))[0] == turn, _PARTNER_TIMEOUT
@@ -236,7 +217,6 @@ def _reason(error: Exception) -> str:
 
 
 def _answer(connection: socket.socket) -> Mapping[str, Any]:
-    """Receive a line before a deadline."""
     lines, end = wire.Lines(JOIN_REQUEST_LIMIT), time.monotonic() + _OPEN_TIMEOUT
     while True:
         connection.settimeout(max(end - time.monotonic(), 1e-3))
@@ -318,9 +298,6 @@ def _receive(connection: socket.socket) -> float:
 
     It is the median of some windows of time. The first window is TCP's slow start. In
     any other, a busy machine can pause.
-
-    Raises:
-        _NothingComesError: No byte arrived.
     """
     connection.settimeout(_FIRST_TIMEOUT)
     try:

@@ -82,7 +82,6 @@ def prepare(operation: str, world: World, count: int) -> Trial:
 
 
 def _renamed(old: str, new: str) -> Any:
-    """Return a function that torch 2.13 has renamed."""
     return getattr(distributed, new, None) or getattr(distributed, old)
 
 
@@ -162,7 +161,6 @@ def lateness(world: World, waits: Sequence[float]) -> float:
 
 
 def _of_all(world: World, value: float, reduction: Any) -> float:
-    """Reduce the values of all ranks to the same number on each."""
     tensor = torch.tensor(value, dtype=torch.float64, device=world.device)
     distributed.all_reduce(tensor, reduction)
     return float(tensor)

@@ -34,10 +34,10 @@ class Finding:
         code: ``HPC`` and three digits; messages.md explains it.
         text: The problem, with the values.
         remedy: The solution.
-        nodes: Ranks of the nodes to blame. It is empty if they are not known, or if all
-            nodes have the problem.
-        is_suspect: Whether a job is likely to fail or to be slow. Otherwise, the
-            finding is advice.
+        nodes: Ranks of the nodes to blame; empty if unknown, or if all have the
+            problem.
+        is_suspect: Whether a job is likely to fail or to be slow; otherwise it is
+            advice.
     """
 
     code: str
