@@ -30,22 +30,17 @@ JOIN_TIMEOUT = 900
 class Preflight:
     """The facts of this process: its environment, and its job.
 
-    Attributes:
-        problem: Why the job is unclear. A launch on one node needs no job, so it is not
-            raised yet.
-        environ: Environment of this process, without stale variables.
-        command: The user's command, for messages.
-        promise: The scheduler's promises, even if it did not start this process.
-        task_rank: Rank of this task; ``None`` if there is none, or it is unclear.
+    A launch on one node needs no job, so ``problem`` is not raised yet. ``promise`` is
+    also the scheduler's if it did not start this process.
     """
 
     job: Job | None
-    problem: LaunchError | None
-    environ: Mapping[str, str]
+    problem: LaunchError | None  # why the job is unclear
+    environ: Mapping[str, str]  # without stale variables
     hostname: str
-    command: str
+    command: str  # of the user, for messages
     promise: Promise = field(default_factory=Promise)
-    task_rank: int | None = None
+    task_rank: int | None = None  # ``None`` if there is none, or it is unclear
 
     @property
     def site_host(self) -> str:

@@ -53,19 +53,12 @@ _SAID = re.compile(rf"{PREFIX}(error|warning)\[(HPC(?!125)\d+)\]: (.*)")
 
 @dataclass(frozen=True)
 class Part:
-    """The tasks of a launch.
+    """The tasks of a launch."""
 
-    Attributes:
-        number: Number of the launch, from 0.
-        tasks: Node ranks by task rank.
-        hosts: Names of these nodes, in the order of their ranks.
-        address: Address or name of the first node.
-    """
-
-    number: int
-    tasks: Mapping[int, int]
-    hosts: tuple[str, ...]
-    address: str
+    number: int  # of the launch, from 0
+    tasks: Mapping[int, int]  # node ranks by task rank
+    hosts: tuple[str, ...]  # names of these nodes, in the order of their ranks
+    address: str  # address or name of the first node
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -77,30 +70,20 @@ class Part:
 class Ended:
     """The end of a launch on a task, with its results.
 
-    Attributes:
-        code: Exit code of the launcher; below 0, the signal that ended it.
-        cause: What it wrote last.
-        reason: Why the job failed; empty if another node reports it.
-        blamed: Names of the nodes in ``reason``.
-        said: Messages of the launcher: code, text, and whether it is an error.
-        at: Number and name of each worker's last step, by rank.
-        torch: PyTorch, if it was imported.
-        workers: Results of the workers that reached their end.
-        rows: Results of collectives.
-        is_stopped: Whether the doctor ended it.
+    ``at`` has number and name of each worker's last step, by rank.
     """
 
-    code: int
-    cause: str = ""
-    reason: str = ""
-    blamed: tuple[str, ...] = ()
-    said: tuple[tuple[str, str, bool], ...] = ()
+    code: int  # exit code of the launcher; below 0, the signal that ended it
+    cause: str = ""  # what it wrote last
+    reason: str = ""  # why the job failed; empty if another node reports it
+    blamed: tuple[str, ...] = ()  # names of the nodes in ``reason``
+    said: tuple[tuple[str, str, bool], ...] = ()  # code, text, if it is an error
     at: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     torch: Torch | None = None
-    workers: tuple[Worker, ...] = ()
-    rows: tuple[Collective, ...] = ()
+    workers: tuple[Worker, ...] = ()  # results of the workers that reached their end
+    rows: tuple[Collective, ...] = ()  # results of collectives
     backend: str = ""
-    is_stopped: bool = False
+    is_stopped: bool = False  # whether the doctor ended it
 
 
 # --- in the doctor ----------------------------------------------------------------

@@ -68,28 +68,18 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this task.
+    """The place of this task."""
 
-    Attributes:
-        job: The job; ``None`` without one.
-        mode: How a launch would start the workers.
-        tasks_meeting: The meeting of the doctor's tasks, as if each were a node.
-        task: This task among all of them; with an agent on each node, the node.
-        options: The words before the script in the job's launch line.
-        asked: The same options, parsed, with the site's.
-        workers: Number of workers that it would start.
-    """
-
-    job: Job | None
+    job: Job | None  # ``None`` without one
     mode: Mode
     meeting: Meeting
-    tasks_meeting: Meeting
-    task: Task
+    tasks_meeting: Meeting  # the meeting of the doctor's tasks, as if each were a node
+    task: Task  # this task among all of them; with an agent on each node, the node
     node_rank: int
     hostname: str
-    options: tuple[str, ...]
-    asked: Options
-    workers: int = 1
+    options: tuple[str, ...]  # the words before the script in the job's launch line
+    asked: Options  # the same options, parsed, with the site's
+    workers: int = 1  # number of workers that it would start
 
     @functools.cached_property
     def address(self) -> str:

@@ -28,12 +28,10 @@ _UNHEARD = "look at its output. If there is none, the launcher did not start it 
 
 @dataclass
 class Found:
-    """The records of an examination so far.
+    """The records of an examination so far; ``steady`` is from `judgement.steadiness`.
 
     Attributes:
         nodes: Records of the nodes, by rank.
-        steady: See `judgement.steadiness`.
-        rows: Collectives.
         causes: Why a launch ended too early: texts, with the nodes to blame.
         said: Node ranks by the launcher's message there: code, text, and whether it
             refused to start.

@@ -13,18 +13,12 @@ _LONGEST = 150  # characters of a cause
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of a report.
-
-    Attributes:
-        same_as_first: Ranks of the other workers that failed in the same way.
-        others: Causes of other failures, and the ranks that had them.
-        unlisted: Number of workers that failed in yet other ways.
-    """
+    """The content of a report."""
 
     first: Failure
-    same_as_first: tuple[int, ...] = ()
-    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    unlisted: int = 0
+    same_as_first: tuple[int, ...] = ()  # ranks of workers with the same failure
+    others: tuple[tuple[str, tuple[int, ...]], ...] = ()  # other causes, with ranks
+    unlisted: int = 0  # number of workers that failed in yet other ways
 
 
 class Collection:

@@ -59,17 +59,11 @@ _SOURCE = re.compile(r"\[\S+\.(cc|cpp|cu|h|hpp):\d+\] ")  # from torch and gloo
 
 
 class LastWords(NamedTuple):
-    """The last lines of a worker.
+    """The last lines of a worker."""
 
-    Attributes:
-        cause: Why it ended, in one line; empty if it wrote nothing.
-        lines: What to show; the last one is the newest.
-        is_traceback: Whether a traceback or a crash report ended it.
-    """
-
-    cause: str = ""
-    lines: tuple[str, ...] = ()
-    is_traceback: bool = False
+    cause: str = ""  # why it ended, in one line; empty if it wrote nothing
+    lines: tuple[str, ...] = ()  # what to show; the last one is the newest
+    is_traceback: bool = False  # whether a traceback or a crash report ended it
 
 
 def last_words(tail: bytes, code: int) -> LastWords:

@@ -27,21 +27,13 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface of this node.
+    """A network interface of this node."""
 
-    Attributes:
-        name: Its exact name (``ib0``), with a label if it has one (``eth0:1``).
-        addresses: Its addresses, each with the prefix length of its network.
-        up: Whether it is up and running.
-        mtu: Bytes per packet; 0 if unknown.
-        speed_mbit: Megabits per second, from its driver; 0 if unknown.
-    """
-
-    name: str
+    name: str  # ``ib0``; ``eth0:1`` with a label
     addresses: tuple[ipaddress.IPv4Interface | ipaddress.IPv6Interface, ...]
-    up: bool = True
-    mtu: int = 0
-    speed_mbit: int = 0
+    up: bool = True  # up and running
+    mtu: int = 0  # bytes per packet; 0 if unknown
+    speed_mbit: int = 0  # from its driver; 0 if unknown
 
 
 @dataclass(frozen=True)

@@ -29,17 +29,11 @@ _L3 = "3"
 
 @dataclass(frozen=True)
 class Core:
-    """A core with the CPUs that this process may use.
+    """A core with the CPUs that this process may use."""
 
-    Attributes:
-        cpus: Numbers of its CPUs (hardware threads), in ascending order.
-        node: Number of its NUMA node; 0 if unknown.
-        cache: CPUs that share its L3 cache: ``0-7,64-71``; empty if unknown.
-    """
-
-    cpus: tuple[int, ...]
-    node: int = 0
-    cache: str = ""
+    cpus: tuple[int, ...]  # numbers of its CPUs (hardware threads), in ascending order
+    node: int = 0  # number of its NUMA node; 0 if unknown
+    cache: str = ""  # CPUs that share its L3 cache: ``0-7,64-71``; empty if unknown
 
     @property
     def domain(self) -> tuple[int, str]:
@@ -49,37 +43,23 @@ class Core:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of the node.
+    """A GPU of the node."""
 
-    Attributes:
-        address: Its PCI address: ``0000:c1:00.0``.
-        cpus: Numbers of its local CPUs; empty if unknown.
-        uuid: Its name in a list of visible devices: ``GPU-...``; empty if unknown.
-        is_usable: Whether this process may open it.
-        is_amd: Whether it is AMD's; otherwise it is NVIDIA's.
-    """
-
-    address: str
-    cpus: frozenset[int]
-    uuid: str = ""
-    is_usable: bool = True
-    is_amd: bool = False
+    address: str  # PCI address: ``0000:c1:00.0``
+    cpus: frozenset[int]  # its local CPUs; empty if unknown
+    uuid: str = ""  # in a list of visible devices: ``GPU-...``; empty if unknown
+    is_usable: bool = True  # whether this process may open it
+    is_amd: bool = False  # otherwise it is NVIDIA's
     model: str = ""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The node, as this process sees it.
+    """The node, as this process sees it."""
 
-    Attributes:
-        cores: The cores of the affinity mask.
-        gpus: All GPUs of the node, in CUDA's or ROCm's order.
-        cpus: Number of the node's online CPUs; 0 if unknown.
-    """
-
-    cores: tuple[Core, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
-    cpus: int = 0
+    cores: tuple[Core, ...] = ()  # the cores of the affinity mask
+    gpus: tuple[Gpu, ...] = ()  # all GPUs of the node, in CUDA's or ROCm's order
+    cpus: int = 0  # number of the node's online CPUs; 0 if unknown
 
     @property
     def mask(self) -> frozenset[int]:

@@ -48,22 +48,14 @@ _READ_BY = {C10D: _OF_C10D, STATIC: ("timeout",)}
 
 @dataclass(frozen=True)
 class RdzvConf:
-    """The pairs of ``--rdzv-conf``; ``None`` if not given.
-
-    Attributes:
-        uses_file: Whether c10d's store is a file, so that the endpoint is a path.
-        is_host: Whether this node hosts c10d.
-        join_timeout: Seconds for the nodes to join.
-        keep_alive_interval: Seconds between two signs of life.
-        keep_alive_max_attempt: Missing signs after which a node is lost.
-    """
+    """The pairs of ``--rdzv-conf``; ``None`` if not given."""
 
     pairs: Mapping[str, str] = field(default_factory=dict)
-    uses_file: bool = False
-    is_host: bool | None = None
-    join_timeout: int | None = None
-    keep_alive_interval: int | None = None
-    keep_alive_max_attempt: int | None = None
+    uses_file: bool = False  # c10d's store is a file: the endpoint is a path
+    is_host: bool | None = None  # whether this node hosts c10d
+    join_timeout: int | None = None  # seconds for the nodes to join
+    keep_alive_interval: int | None = None  # seconds between signs of life
+    keep_alive_max_attempt: int | None = None  # missing signs of a lost node
 
     def filled(self, **defaults: object) -> str:
         """Write it again, with defaults for keys that are not there."""

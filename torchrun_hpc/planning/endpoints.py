@@ -40,24 +40,15 @@ _NOTICES = 4
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The place where the nodes meet, by name.
+    """The place where the nodes meet, by name."""
 
-    Attributes:
-        host: Name or number of the host, rewritten for the site.
-        plain: The host before it was rewritten.
-        node: Index of the node with this name; ``None`` without one.
-        setting: The explicit endpoint; ``None`` if the host was derived.
-        ports: The ports of the launch, by its id.
-        notice_ports: Ports on which a coordinator reports that ``ports`` are taken.
-    """
-
-    host: str
-    plain: str
+    host: str  # name or number of the host, rewritten for the site
+    plain: str  # the host before it was rewritten
     port: int
-    node: int | None
-    setting: Setting | None
-    ports: tuple[int, ...]
-    notice_ports: tuple[int, ...]
+    node: int | None  # index of the node with this name; ``None`` without one
+    setting: Setting | None  # the explicit endpoint; ``None`` if the host was derived
+    ports: tuple[int, ...]  # the ports of the launch, by its id
+    notice_ports: tuple[int, ...]  # to report that ``ports`` are taken
 
 
 def port_of(launch_id: str) -> int:

@@ -22,25 +22,20 @@ class LocalEndpoint:
     """The place where the nodes meet, as this node sees it.
 
     Attributes:
-        host: Name or number of the host, as used here.
-        name: Name of this node, as used here.
         connect_host: Number of ``host``, so that torch asks no name server. The name if
             it has several numbers; empty if it has none.
         local_address: This node's address; ``None`` if no known address is reachable
             from other nodes.
-        is_host: Whether this node is the host.
-        used_plain_name: Whether other nodes could use another name or address.
-        warnings: Problems of this node that the launch works around.
     """
 
-    host: str
-    name: str
+    host: str  # its name or number, as used here
+    name: str  # of this node, as used here
     port: int
     connect_host: str
     local_address: Address | None
-    is_host: bool
-    used_plain_name: bool
-    warnings: tuple[Message, ...]
+    is_host: bool  # whether this node is the host
+    used_plain_name: bool  # whether others could use another name or address
+    warnings: tuple[Message, ...]  # problems that the launch survives
 
     def __str__(self) -> str:
         """Return host and port as an endpoint."""

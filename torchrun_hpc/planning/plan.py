@@ -49,36 +49,23 @@ _MEETINGS = {
 
 @dataclass(frozen=True)
 class Messages:
-    """The messages about a plan.
+    """The messages about a plan."""
 
-    Attributes:
-        title: The scheduler and the launch, for the start line.
-        notes: Corrections, the same on all nodes.
-        advice: Probable mistakes, mostly the same on all nodes.
-        warnings: Problems of this node that the launch works around.
-    """
-
-    title: str = ""
-    notes: tuple[Message, ...] = ()
-    advice: tuple[Message, ...] = ()
-    warnings: tuple[Message, ...] = ()
+    title: str = ""  # the scheduler and the launch, for the start line
+    notes: tuple[Message, ...] = ()  # corrections, the same on all nodes
+    advice: tuple[Message, ...] = ()  # probable mistakes, mostly the same on all nodes
+    warnings: tuple[Message, ...] = ()  # problems of this node that the launch survives
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """All decisions before the start.
-
-    Attributes:
-        asked: The values of the user and of the site.
-        options: Options of torchrun to set, by their names in its parser.
-        environment: Environment variables to set.
-    """
+    """All decisions before the start."""
 
     mode: Mode
-    asked: Options
+    asked: Options  # the values of the user and of the site
     meeting: Meeting
     workers: Workers
-    options: Mapping[str, Setting] = field(default_factory=dict)
+    options: Mapping[str, Setting] = field(default_factory=dict)  # by torchrun's names
     environment: Mapping[str, Setting] = field(default_factory=dict)
     messages: Messages = field(default_factory=Messages)
 

@@ -46,33 +46,21 @@ class DescribedPatch:
 
 @dataclass(frozen=True)
 class Description:
-    """A launch, as one of its nodes sees it.
+    """A launch, as one of its nodes sees it."""
 
-    Attributes:
-        version: Version of this format.
-        torchrun_hpc, torch, python: Their versions.
-        job: The scheduler's job; ``None`` without one.
-        options: The explicit and derived options of torchrun, by their names in its
-            parser.
-        environment: Environment variables to set.
-        messages: The messages about this launch, each on one line.
-        exports: Variables to export for plain torchrun.
-        command: The same launch with plain torchrun, on this node.
-    """
-
-    version: int
+    version: int  # of this format
     torchrun_hpc: str
     torch: str
     python: str
-    job: Job | None
+    job: Job | None  # ``None`` without a scheduler
     meeting: Meeting
     workers: Workers
-    options: Mapping[str, Setting]
-    environment: Mapping[str, Setting]
-    messages: Messages
+    options: Mapping[str, Setting]  # of torchrun, explicit and derived
+    environment: Mapping[str, Setting]  # variables to set
+    messages: Messages  # each on one line
     patches: tuple[DescribedPatch, ...]
-    exports: Mapping[str, str]
-    command: tuple[str, ...]
+    exports: Mapping[str, str]  # for plain torchrun
+    command: tuple[str, ...]  # the same launch with plain torchrun, on this node
 
 
 def description(

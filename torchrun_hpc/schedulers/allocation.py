@@ -25,15 +25,13 @@ class Allocation:
     """The nodes of a job, whoever starts the tasks there.
 
     Attributes:
-        launch_id: Number, array element and restart of the job.
-        nodes: Node names in the order in which launchers use them; empty if unknown.
         provenance: For ``nodes`` and ``launch_id``, the variable that they came from.
         host_file: Host file for a launcher that does not ask this scheduler; or empty.
     """
 
     scheduler: str
-    launch_id: str
-    nodes: tuple[str, ...]
+    launch_id: str  # number, array element and restart of the job
+    nodes: tuple[str, ...]  # in the order of the launchers; empty if unknown
     provenance: Mapping[str, str]
     host_file: str = ""
 

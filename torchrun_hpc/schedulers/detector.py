@@ -32,8 +32,6 @@ class Detector:
             a scheduler that does not number its tasks.
         prefixes: Prefixes of the variables to remove if they are stale. Without
             ``prefixes`` and ``daemons``, a launcher's variables never count as stale.
-        daemons: Names of the processes with which it starts others.
-        node_name: Variable with its name for this node, or empty.
         task_pid: Variable with the pid of the process that it started itself, if
             ``node_name`` is this machine; or empty.
         detect: Describes the job; ``None`` if it did not start this process.
@@ -45,9 +43,9 @@ class Detector:
     signs: tuple[str, ...]
     rank: tuple[str, ...]
     prefixes: tuple[str, ...]
-    daemons: tuple[str, ...]
+    daemons: tuple[str, ...]  # the processes with which it starts others
     launcher: Launcher
-    node_name: str = ""
+    node_name: str = ""  # variable with its name for this node, or empty
     task_pid: str = ""
     task_layout: Callable[[Process], TaskLayout] | None = None
     detect: Callable[[Process], Job | None] | None = None

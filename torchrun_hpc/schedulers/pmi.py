@@ -58,20 +58,12 @@ _LONGEST = 2**16
 
 @dataclass(frozen=True)
 class Exchanged:
-    """The facts that the tasks have exchanged, equal for all tasks.
+    """The facts that the tasks have exchanged, equal for all tasks."""
 
-    Attributes:
-        first_host: Host name of rank 0.
-        instance: Unique name of this launch: a random number from rank 0.
-        node_of_rank: For each rank, the number of its node, from 0 in rank order; or
-            empty.
-        hosts: For each node, its host name; empty if unknown.
-    """
-
-    first_host: str
-    instance: str
-    node_of_rank: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
+    first_host: str  # of rank 0
+    instance: str  # of this launch: a random number from rank 0
+    node_of_rank: tuple[int, ...] = ()  # for each rank, from 0; empty if unknown
+    hosts: tuple[str, ...] = ()  # of each node; empty if unknown
 
 
 class PmiError(Exception):

@@ -22,12 +22,8 @@ class TaskLayout:
         provenance: The variable of ``tasks``, ``task``, and other fields. Without an
             entry, ``local_rank`` and ``local_size`` come from the variable of
             ``tasks``.
-        nodes_before: Maximum number of nodes before this one.
-        instance: Unique name of this launch in its job.
         head_candidates: Probable place of node 0: one name, or addresses of one
             machine.
-        hosts: For each node its host name, if the tasks have exchanged them.
-        pmi_is_open: Whether ``head_candidates`` came from rank 0 by PMI.
         nodelist_is_shared: Whether all nodes have the scheduler's variables. If not,
             values that must be equal on all nodes do not depend on them.
     """
@@ -37,11 +33,11 @@ class TaskLayout:
     nodes: int | None = None
     most_nodes: int | None = None
     node_rank: int | None = None
-    nodes_before: int | None = None
-    instance: str = ""
+    nodes_before: int | None = None  # maximum number of nodes before this one
+    instance: str = ""  # unique name of this launch in its job
     head_candidates: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    pmi_is_open: bool = False
+    hosts: tuple[str, ...] = ()  # for each node, if the tasks have exchanged them
+    pmi_is_open: bool = False  # ``head_candidates`` came from rank 0 by PMI
     nodelist_is_shared: bool = True
 
 
