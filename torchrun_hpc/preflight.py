@@ -77,8 +77,6 @@ def of_process(process: Process) -> Preflight:
 def _exchange(
     tell: Callable[[Message], None], environ: Mapping[str, str]
 ) -> pmi.Exchanged | None:
-    """Ask the process manager, and report the wait for other tasks."""
-
     def wait(seconds: float) -> None:
         waited = f"for {_other_tasks(environ)} to start, for {seconds:.0f} s"
         if seconds > JOIN_TIMEOUT:

@@ -245,12 +245,10 @@ def _speed(node: Node) -> float:
 
 
 def _expected(node: Node) -> float:
-    """Return the approximate bytes that a node sends to another one."""
     return min(MOST_BYTES, _speed(node) * SENDING)
 
 
 def _expected_of_collectives(max_bytes: int, nodes: Sequence[Node]) -> float:
-    """Return the approximate bytes in and out of a worker."""
     in_time = _LONG_ENOUGH * min(map(_speed, nodes))
     sizes = [max_bytes / 4**number for number in range(_SIZES)]
     return _OPERATIONS * sum((min(_MOST * n, in_time) + 2 * n for n in sizes), 0.0)

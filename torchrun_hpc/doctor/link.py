@@ -137,7 +137,6 @@ class Links:
                 return replace(half, problem=_reason(error))
 
     def _open(self, own: Peer, other: Peer, turn: str) -> socket.socket:
-        """Connect to another node, which proves that it belongs to the job."""
         opened = socket.create_connection((other.address, other.port), _OPEN_TIMEOUT)
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

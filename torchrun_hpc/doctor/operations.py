@@ -119,7 +119,6 @@ def measure(
 
 
 def _measure(world: World, trial: Trial) -> tuple[int, float]:
-    """Return the number of wrong elements on all ranks, and the seconds of one run."""
     trial.run()  # the first one also opens connections
     wrong = int((trial.result != trial.expected).sum())
     all_wrong = _of_all(world, wrong, distributed.ReduceOp.SUM)

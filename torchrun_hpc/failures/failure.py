@@ -67,9 +67,8 @@ class WorkerPart:
 class Failure:
     """How a job, or one of its workers, has failed.
 
-    Attributes:
-        code: A worker's exit code (negative: the signal that killed it), an agent's
-            signal number, or the seconds of a wait.
+    ``code`` is a worker's exit code (negative: the signal that killed it), an agent's
+    signal number, or the seconds of a wait.
     """
 
     kind: Kind

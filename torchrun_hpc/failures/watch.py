@@ -43,13 +43,10 @@ class Attempt(NamedTuple):
 class Watch:
     """Watches the workers, in its own thread.
 
-    Torch's agent looks only every ``--monitor-interval``. It then stops the other
-    workers first, which may take long.
+    Torch's agent looks only every ``--monitor-interval``, and first stops the others.
 
-    Attributes:
-        on_begin: Gets the workers of each attempt.
-        on_failure: Gets each failure, the first one first; one call at a time.
-        has_failed: Whether a worker of this attempt has failed.
+    ``on_begin`` gets the workers of each attempt, ``on_failure`` each failure: the
+    first one first, one call at a time.
     """
 
     def __init__(self, relay: Relay) -> None:

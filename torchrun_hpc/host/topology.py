@@ -138,7 +138,6 @@ def _cache(folder: Path) -> frozenset[int]:
 
 
 def _nvidia(root: Path) -> Iterator[Gpu]:
-    """Yield NVIDIA GPUs in the order of their PCI addresses."""
     for folder in sorted((root / _NVIDIA).glob("*:*")):
         lines = (
             line.split(":", 1) for line in _text(folder / "information").split("\n")

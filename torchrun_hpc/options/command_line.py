@@ -136,7 +136,6 @@ def _want_help(*_: Any) -> NoReturn:
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return a parser for the options of all releases of torchrun, and ours."""
     parser = with_ours(functools.partial(_torchruns, environ), environ)
     parser.print_help = _want_help  # type: ignore[assignment, method-assign]
     return parser

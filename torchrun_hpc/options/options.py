@@ -46,13 +46,8 @@ class Options:
     ``"nnodes" in options`` is true if the user has set an option. ``options["nnodes"]``
     is written as the user did: ``--nnodes=4``.
 
-    Attributes:
-        given: The user's options, also those without a field, by their names in
-            torchrun's parsed arguments.
-        of_site: The site's options, by the same names.
-        wrong: Why some of them are wrong; these have their defaults here.
-        backend: The kind of rendezvous that torchrun itself would take.
-        endpoint: The explicit place of c10d or the static rendezvous.
+    ``given``, ``of_site`` and ``wrong`` have torchrun's names; ``given`` also has
+    options without a field. A ``wrong`` option has its default here.
     """
 
     given: Mapping[str, Setting] = field(default_factory=dict)

@@ -105,7 +105,6 @@ def interface_name(
 
 
 def _site_variables(inputs: Inputs) -> dict[str, Setting]:
-    """Return the site's variables, without interfaces that this node lacks."""
     if inputs.site is None:
         return {}
     return {

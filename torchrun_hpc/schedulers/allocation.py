@@ -24,9 +24,8 @@ _SHOWN = 40  # characters of a line that a message quotes
 class Allocation:
     """The nodes of a job, whoever starts the tasks there.
 
-    Attributes:
-        provenance: For ``nodes`` and ``launch_id``, the variable that they came from.
-        host_file: Host file for a launcher that does not ask this scheduler; or empty.
+    ``provenance`` has the variables of ``nodes`` and ``launch_id``. ``host_file`` is
+    for a launcher that does not ask this scheduler.
     """
 
     scheduler: str

@@ -79,7 +79,6 @@ def _started_here(detector: Detector, process: Process) -> str:
 
 
 def _has_host(scheduler: Detector, process: Process) -> bool | None:
-    """Return whether this host is one of the job's; ``None`` if unknown."""
     if _is_on_its_node(scheduler, process):
         return True
     try:

@@ -33,10 +33,8 @@ class LaunchContext(Enum):
 class Promise:
     """A scheduler's promises for this node, each with its variable; 0 or empty without.
 
-    Attributes:
-        threads: The scheduler's own ``OMP_NUM_THREADS``. Its source names the
-            scheduler.
-        hook_port: The ``MASTER_PORT`` that a container hook exports for all steps.
+    ``threads`` is its own ``OMP_NUM_THREADS``. ``hook_port`` is the ``MASTER_PORT``
+    that a container hook exports, equal for all steps of a job.
     """
 
     cpus_per_task: Setting = _NO_NUMBER  # if the launcher did not forward it

@@ -143,7 +143,6 @@ def _number_of_nodes(
 
 
 def _usual_node_rank(layout: TaskLayout, nodes: int) -> int:
-    """Return the node rank if the tasks are placed in blocks, or in turn."""
     task = layout.task
     if task.size == nodes:
         return task.rank

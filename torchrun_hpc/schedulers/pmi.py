@@ -262,7 +262,6 @@ class _Manager:
 
 @contextlib.contextmanager
 def _connection(environ: Mapping[str, str]) -> Iterator[_Manager]:
-    """Yield the inherited connection, or a new one to the announced port."""
     if environ.get(DESCRIPTOR):
         yield _Manager(int(environ[DESCRIPTOR]))
         return

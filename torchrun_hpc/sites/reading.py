@@ -127,7 +127,6 @@ def _modules(key: str, value: Any) -> str:
 
 
 def _table(keys: Keys, key: str, table: Any, dot: str = ".") -> dict[str, Any]:
-    """Read a table with these keys, and no others."""
     if not isinstance(table, dict):
         raise _wrong(key, f"this is a table, with {', '.join(keys)}")
     for name in [*table, *keys]:

@@ -41,10 +41,8 @@ class Sign:
 class Site:
     """A system of a computing centre, or several similar ones.
 
-    Attributes:
-        examples: Node names, and their names on the fast network.
-        variables: Variables that the centre documents, to set if they are unset.
-        options: Defaults of ``--hpc-*`` options, as text.
+    ``examples`` are node names, and their names on the fast network. ``variables`` are
+    set if they are unset. ``options`` are defaults of ``--hpc-*`` options, as text.
     """
 
     name: str  # as passed to ``--hpc-site``
