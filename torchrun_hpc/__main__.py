@@ -12,7 +12,10 @@ NEEDED = ("packaging", "psutil")
 
 
 def run() -> None:
-    """Run the command, if this Python has the required packages."""
+    """Run the command, if this Python has the required packages.
+
+    In a clone, any Python finds the command in the working folder.
+    """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         text = (

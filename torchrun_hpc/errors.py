@@ -43,8 +43,7 @@ class LaunchError(Exception):
     Args:
         code: ``HPC`` and three digits.
         message: What is wrong, with values and their source, and what to do.
-        everywhere: Whether all tasks find the same fault; then the first one reports
-            it.
+        everywhere: Whether all tasks find the same fault; then only the first reports.
         others_know: Whether the other nodes already know.
     """
 

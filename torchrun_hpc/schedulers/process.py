@@ -24,11 +24,11 @@ class Process:
         in_own_group: Whether its process group differs from that of the session leader.
             An interactive shell starts each program in a group of its own; a wrapper or
             container runtime does not.
-        ancestors: Names of the visible processes above it, nearest first; at most 15
-            characters each.
+        ancestors: Names, up to 15 characters, of the visible processes above it,
+            nearest first.
         ancestor_pids: Their pids, and the next pid, whose process may be hidden.
-        may_be_renamed: Whether the host name may be a container's own, which no list of
-            nodes has.
+        may_be_renamed: Whether the host name may be a container's, which no node list
+            has.
         read: Returns the text of a file; ``None`` if it cannot be read.
         exchange: Asks the process manager (`pmi.exchange`).
     """

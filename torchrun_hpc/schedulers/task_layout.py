@@ -20,9 +20,8 @@ class TaskLayout:
 
     Attributes:
         provenance: The variable of ``tasks``, ``task``, and other fields. Without an
-            entry, ``local_rank`` and ``local_size`` come from the variable of
-            ``tasks``.
-        head_candidates: Probable place of node 0: one name, or addresses of one
+            entry, ``local_rank`` and ``local_size`` have that of ``tasks``.
+        head_candidates: Place of node 0 if probable: a name, or addresses of one
             machine.
         nodelist_is_shared: Whether all nodes have the scheduler's variables. If not,
             values that must be equal on all nodes do not depend on them.
