@@ -20,10 +20,7 @@ def is_of_system(path: Path) -> bool:
 
 
 def opened(path: str, flags: int) -> int:
-    """Open a regular file; an opener for `open`.
-
-    Opening an unused pipe would wait, and a device may have no end: both are refused.
-    """
+    """Open a regular file, as an opener for `open`: others may wait or have no end."""
     number = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
     # `open` itself refuses folders.
     if stat.S_IFMT(os.fstat(number).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
@@ -72,10 +69,7 @@ def check(path: Path) -> None:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """Yield a path for a new file in the same folder, and remove it in the end.
-
-    Nobody can have put a link there, because the name is random.
-    """
+    """Yield a random path in the same folder for a new file; remove it in the end."""
     new = path.parent / f".torchrun_hpc.{os.urandom(8).hex()}"
     try:
         yield new

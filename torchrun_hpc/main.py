@@ -79,10 +79,7 @@ def _planned(
     may_split_off: bool = True,
     is_launch: bool = True,
 ) -> tuple[LaunchPlan, Starter]:
-    """Go through the stages up to the plan; return the plan and its starter.
-
-    A launch can change this process. ``may_split_off`` allows it a fork server.
-    """
+    """Go through the stages up to the plan; only a launch changes this process."""
     command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
     seen = preflight(command, console.write if is_launch and job is None else None)
     if job is not None:

@@ -52,11 +52,7 @@ def to_line(message: Any) -> bytes:
 
 
 def from_json(text: bytes | bytearray | str) -> Any:
-    """Read JSON; refuse deep nesting, and long integers.
-
-    Raises:
-        WireError: The text is wrong.
-    """
+    """Read JSON; refuse deep nesting and long integers with `WireError`."""
     try:
         return json.loads(text, parse_int=_integer)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
@@ -81,12 +77,9 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the complete messages; each is a JSON object in a line.
+        """Yield the complete messages, JSON objects; raise `WireError` at a wrong line.
 
         Lines are read lazily, so that lines after a wrong one cost nothing.
-
-        Raises:
-            WireError: A line is too long, or is no JSON object.
         """
         for part in io.BytesIO(data):  # a line, or the end of the data
             self._rest += part
@@ -120,10 +113,7 @@ def decode(kind: type[_T], data: object) -> _T:
 
 
 class _Form(NamedTuple):
-    """How values of a type are read and written.
-
-    ``read`` raises one of `_FAULTS`. ``write`` is ``None`` if the value is plain data.
-    """
+    """How values of a type are read and written; ``read`` raises one of `_FAULTS`."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any] | None = None
@@ -171,8 +161,7 @@ def _text(value: Any) -> Any:
 def short_text(most: int) -> _Form:
     """Return the form of a text with a maximum length, for ``Annotated``.
 
-    Writing cuts the text, and replaces unprintable characters by spaces. Reading
-    refuses both.
+    Writing cuts the text, and replaces unprintable characters. Reading refuses both.
     """
 
     def read(value: Any) -> Any:

@@ -30,10 +30,7 @@ _OF_OTHERS = re.compile(
 def cause(
     ends: Mapping[int, Ended], nodes: Mapping[int, int], hosts: Sequence[str]
 ) -> Cause:
-    """Return why a launch ended too early; empty if the launcher has refused to start.
-
-    ``ends`` by task are in the order of the replies.
-    """
+    """Return why a launch ended too early; empty if the launcher refused to start."""
     refused = {nodes[task] for task, end in ends.items() if is_refused(end)}
     if refused:
         is_of_some = refused < {*nodes.values()}

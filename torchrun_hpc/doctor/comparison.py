@@ -25,8 +25,7 @@ _LARGE = 0.9 * 2**20
 def with_slower(report: Report, earlier: Report) -> Report:
     """Add findings about slower values to a report.
 
-    Medians are compared, because each job has other nodes. Collectives have the same
-    size and as many workers.
+    Medians are compared, because each job has other nodes.
     """
     since, found = earlier.started[:16], [*report.findings]
     remedy = "compare versions and variables of both. If they are equal, report it"

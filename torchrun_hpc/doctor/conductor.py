@@ -94,8 +94,8 @@ class Conductor:
     ) -> dict[int, _T]:
         """Ask tasks; return the replies by task, in the order of their arrival.
 
-        ``have`` tells in progress messages what tasks have done when they reply.
-        ``form`` is the type of the replies. ``least`` is the shortest wait in seconds.
+        ``have``, for progress messages, is what tasks have then done. ``form`` is the
+        type of the replies. ``least`` is the shortest wait in seconds.
         """
         asked, client = {*tasks}, self._client
 

@@ -145,10 +145,7 @@ def steadiness(pairs: Iterable[Sequence[Link]]) -> float:
 def findings(
     links: Sequence[Link], hosts: Sequence[str], steady: float = 1.0
 ) -> Iterator[Finding]:
-    """Yield findings about links, and the nodes that explain them.
-
-    `steady` comes from `steadiness`.
-    """
+    """Yield findings about links, and the nodes that explain them."""
     than = usual(links)._replace(steady=steady)
     tried = [_pair(link) for link in links]
     for code, (is_bad, text, remedy) in _KINDS.items():
@@ -190,10 +187,7 @@ def _is_acquitted(
 def of_collectives(
     rows: Sequence[Collective], causes: Iterable[tuple[str, Sequence[int]]]
 ) -> Iterator[Finding]:
-    """Yield findings about failed operations and wrong results.
-
-    `causes` are the reasons why launches ended too early, with the nodes to blame.
-    """
+    """Yield findings about failed operations, wrong results, and early ends."""
     found = [*causes]
     for row in rows:
         if row.wrong > 0:

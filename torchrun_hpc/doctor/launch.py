@@ -199,10 +199,7 @@ def _words(here: Place, part: Part, outcome: str) -> list[str]:
 
 
 def _changed(here: Place, part: Part) -> Iterator[tuple[str, object]]:
-    """Yield the options to change if only some nodes take part, or with spares.
-
-    Spares are examined like all nodes.
-    """
+    """Yield the options to change if only some nodes take part, or with spares."""
     asked, is_part = here.asked, len(part.tasks) < here.task.size
     if is_part or "hpc_spares" in asked:
         yield "nnodes", len(part.nodes)

@@ -115,10 +115,9 @@ class Links:
         self._loop.close()
 
     def measure(self, own: Peer, other: Peer, turn: str) -> Link:
-        """Measure the link to another node, which does the same.
+        """Measure the link to another node, which uses the same ``turn``.
 
-        Return the half that this node sees: what it receives. Both nodes name it
-        ``turn``.
+        Return the half that this node sees: what it receives.
         """
         half = Link(min(own.rank, other.rank), max(own.rank, other.rank))
         try:
@@ -274,10 +273,7 @@ def _pong(connection: socket.socket) -> None:
 
 
 def _send(connection: socket.socket) -> float:
-    """Send for `SENDING` seconds, until the other node confirms all of it.
-
-    Return the share of segments that TCP sent again.
-    """
+    """Send for `SENDING` seconds; return the share of segments that TCP sent again."""
     chunk, sent, end = memoryview(bytes(_CHUNK)), 0, time.monotonic() + SENDING
     while not sent or (sent < MOST_BYTES and time.monotonic() < end):
         sent += connection.send(chunk)

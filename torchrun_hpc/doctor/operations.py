@@ -96,10 +96,7 @@ def counts(max_bytes: int, parts: int = 1) -> list[int]:
 def measure(
     world: World, max_bytes: int, begin: Callable[[str], None]
 ) -> Iterator[Collective]:
-    """Run all operations on all ranks, which yield the same results.
-
-    `begin` is called before each operation on each size, with a name.
-    """
+    """Run all operations on all ranks; `begin` gets the name of each before it."""
     for name, (is_split, bus) in OPERATIONS.items():
         for count in counts(max_bytes, world.size if is_split else 1):
             size = count * _ELEMENT

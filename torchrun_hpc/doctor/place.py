@@ -194,10 +194,7 @@ def _rank_as_typed(meeting: Meeting, options: Options) -> int:
 
 
 def _tasks_meeting(mode: Mode, where: Meeting, task: Task, hostname: str) -> Meeting:
-    """Return where the tasks meet: on the job's host, but on other ports.
-
-    So the job's own port is free for the launch.
-    """
+    """Return where the tasks meet: not on the job's ports, which its launch needs."""
     hosts, is_host = where.hosts, task.rank == 0
     if len(hosts) != task.size:
         hosts = tuple(hostname * (rank == task.rank) for rank in range(task.size))

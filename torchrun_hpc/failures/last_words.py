@@ -132,7 +132,7 @@ def _of_group(block: Sequence[str]) -> str:
 def _crash(lines: Sequence[str]) -> LastWords | None:
     """Return why a process crashed, and the innermost frames of a thread.
 
-    If the current thread runs no Python, it is the main thread, which comes last.
+    It is the current thread, or the main thread if that runs no Python.
     """
     fatal = _last(_FATAL, lines)
     if fatal is None:

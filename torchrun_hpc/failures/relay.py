@@ -94,8 +94,8 @@ class Relay:
         """Pass on the rest; leave later text to a separate process.
 
         Wait up to ``timeout`` seconds for the end of the pipes. Everything read is
-        passed on, however long that takes: workers without a pipe would also have
-        waited.
+        passed on, however long that takes: the workers would also have waited without a
+        pipe.
         """
         end = time.monotonic() + timeout
         for pipe in self._pipes.values():
@@ -159,7 +159,7 @@ class _Pipe:
     def _pass_on(self, piece: bytes) -> None:
         """Write a piece, and the rest of its last line, before others write.
 
-        A piece below ``PIPE_BUF`` is complete. Others are about to be completed.
+        A piece below ``PIPE_BUF`` is complete. The rest of a longer one follows soon.
         """
         end = time.monotonic() + _REST_TIMEOUT
         is_long = len(piece) >= select.PIPE_BUF

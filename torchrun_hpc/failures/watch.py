@@ -88,9 +88,8 @@ class Watch:
     def stopping(self, *, look: bool) -> None:
         """Note that the workers are being stopped, which is no failure.
 
-        With ``look``, a worker may already have failed. Then watch the others to their
-        end: they may have failed with it. Otherwise watch only workers that have
-        written a traceback and may be about to end.
+        With ``look``, a worker may already have failed, and the others with it: watch
+        all to their end. Otherwise watch only those that have written a traceback.
         """
         with self._lock:
             if not look:

@@ -182,10 +182,7 @@ def source_toward(address: Address) -> Address | None:
 
 
 def path_problem(address: str | None, host: str) -> tuple[str, bool]:
-    """Return why this node may get no answer from a host, or an empty text.
-
-    It is certain (``True``) if the interface of ``address`` is down.
-    """
+    """Return why a host can be silent, or an empty text; and whether it is certain."""
     import psutil  # noqa: PLC0415 - slow to import
 
     here = this_node()

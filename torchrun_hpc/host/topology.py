@@ -73,10 +73,7 @@ class Topology:
 
 
 def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topology:
-    """Describe this node; the folder ``root`` has ``sys``, ``proc`` and ``dev``.
-
-    By default, ``mask`` is this process's affinity mask.
-    """
+    """Describe this node; the folder ``root`` has ``sys``, ``proc`` and ``dev``."""
     cpus = sorted(own_cpus() if mask is None else mask)
     online = len(_cpus(root / _CPUS / "online"))
     return Topology(tuple(_cores(root, cpus)), (*_nvidia(root), *_amd(root)), online)

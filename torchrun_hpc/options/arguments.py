@@ -103,10 +103,7 @@ def of_setup(environ: Mapping[str, str]) -> Options:
 def add_option(
     group: Any, dest: str, kind: Any, environ: Mapping[str, str], **about: Any
 ) -> None:
-    """Add an option. Its variable, if it has one, gives the default.
-
-    ``dest`` is its name in the parsed arguments. ``kind`` is the type of the value;
-    ``bool`` for a flag.
+    """Add an option (``bool``: a flag), whose variable, if any, gives the default.
 
     Raises:
         ValueError: The variable of a flag is not a number.

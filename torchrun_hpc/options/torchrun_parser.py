@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 
 def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return torchrun's parser with our options added.
+    """Return torchrun's parser with our options added; refuse wrong flags.
 
-    Of its own options, torch reads the variables from ``os.environ``. If that of a flag
-    is not a number, `LaunchError` is raised.
+    Of its own options, torch reads the variables from ``os.environ``.
     """
     return with_ours(torch_run.get_args_parser, environ)
 

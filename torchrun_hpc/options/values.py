@@ -64,11 +64,7 @@ class HostPort(NamedTuple):
 
 
 def reader(read: Callable[[Any], Any], wrong: str = "") -> Reader:
-    """Return a reader; ``wrong`` is the message after the option.
-
-    ``read`` returns the value, or raises ``ValueError``, whose text comes before
-    ``wrong``.
-    """
+    """Return a reader; the message has the option, the `ValueError`, and ``wrong``."""
 
     def read_setting(setting: Setting) -> Any:
         try:

@@ -83,8 +83,7 @@ def endpoint_of(
     """Return where the nodes meet; refuse port 0.
 
     The first known host counts: the user's, the scheduler's first node,
-    ``MASTER_ADDR``, the machine that the launcher shows. ``exported`` is the user's, in
-    direct mode.
+    ``MASTER_ADDR``, the machine that the launcher shows.
     """
     options, ports = inputs.options, ports_of(job.launch_id)
     # The only node of a launch is this one, even if the launcher does not name it.

@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 def key_file(inputs: Inputs) -> KeyFile:
-    """Return the file of the user's key.
+    """Return the file of the user's key, by default in the XDG configuration folder.
 
-    Source of the default: XDG Base Directory Specification, which ignores relative
-    paths.
+    The XDG Base Directory Specification ignores relative paths.
     """
     options, folder = inputs.options, inputs.environ.get("XDG_CONFIG_HOME", "")
     if options.hpc_auth == NONE:

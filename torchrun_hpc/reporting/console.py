@@ -20,10 +20,7 @@ _LONGEST = 2**16  # characters of a line: the names of thousands of nodes
 
 
 def write(message: Message, kind: str = "note", details: Sequence[str] = ()) -> None:
-    """Write a message to stderr, with its kind and code: ``error[HPC125]: ...``.
-
-    ``kind`` is ``error``, ``warning``, or ``note``.
-    """
+    """Write an ``error``, ``warning`` or ``note`` to stderr: ``error[HPC125]: ...``."""
     write_text(f"{PREFIX}{kind}[{message.code}]: {message.text}", details)
 
 

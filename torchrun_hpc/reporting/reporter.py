@@ -20,8 +20,7 @@ def is_reporter(rank: int, absent: Collection[int] = ()) -> bool:
 def reports_wait_for(rank: int, node: int | None) -> bool:
     """Return whether this node reports its wait for another node.
 
-    If not all nodes know it (``None``), the first two report: one is not the other
-    node.
+    If not all nodes know it (``None``), the first two report.
     """
     return rank in (0, 1) if node is None else is_reporter(rank, {node})
 
@@ -29,8 +28,7 @@ def reports_wait_for(rank: int, node: int | None) -> bool:
 def reports_failure(rank: int, nodes: int, unaware: Collection[int]) -> bool:
     """Return whether this node reports why the job has failed.
 
-    ``unaware`` nodes have failed and not noticed it. If all have, the head node
-    reports.
+    ``unaware`` nodes have not noticed it. If that is all, the head node reports.
     """
     absent = {node for node in unaware if 0 <= node < nodes}
     return is_reporter(rank, absent if len(absent) < nodes else ())

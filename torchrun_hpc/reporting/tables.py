@@ -41,11 +41,7 @@ def print_dry_run(
 
 
 def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> str:
-    """Return the verdict and the tables.
-
-    The first of ``nodes`` shows the values that all share. The ``missing`` did not
-    answer within ``limit`` seconds.
-    """
+    """Return the verdict and the tables; ``missing`` nodes had ``limit`` seconds."""
     first = nodes[0]
     is_direct = first.meeting.backend == DIRECT
     versions = f"torchrun_hpc {first.torchrun_hpc}, torch {first.torch}"

@@ -181,7 +181,7 @@ class Job:
     def once_per_node(
         self, command: str, options: str = "", nodes: int | None = None
     ) -> str:
-        """Write the line that starts a command once on each node of this launch.
+        """Write the line that starts a command once on each node.
 
         If the launcher filled the first nodes, these are all nodes of the job.
         """

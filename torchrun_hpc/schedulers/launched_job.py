@@ -76,10 +76,9 @@ def launched_job(
 
 
 def _names(layout: TaskLayout, listed: Sequence[str], nodes: int) -> tuple[str, ...]:
-    """Return the names of the nodes in rank order; an unknown name is empty.
+    """Return the nodes' names in rank order, which the scheduler's list can lack.
 
-    The launcher may know the host names. The scheduler's list may be longer, or in
-    another order.
+    An unknown name is empty.
     """
     labels = {node.partition(".")[0]: node for node in listed}
     names = tuple(labels.get(host.partition(".")[0], "") for host in layout.hosts)
@@ -115,11 +114,7 @@ def _check_ranks(detector: Detector, layout: TaskLayout, nodes: int | None) -> N
 def _number_of_nodes(
     detector: Detector, layout: TaskLayout, listed: int, index: int | None, line: str
 ) -> int:
-    """Return the number of nodes, the same on each of them.
-
-    The scheduler lists ``listed``; a launch uses the first ones. ``index`` is this
-    node's.
-    """
+    """Return the number of nodes: a launch uses the first ones of those listed."""
     task = layout.task
     if layout.nodes is not None:
         return layout.nodes

@@ -75,10 +75,7 @@ def allocation(process: Process) -> Allocation:
 
 
 def _allocation(pbs: Variables, lines: list[str], source: str) -> Allocation:
-    """Return the nodes in a file with one line per slot.
-
-    A host can have several lines, not always together.
-    """
+    """Return the nodes in a file with one line per slot, in any order."""
     number, _, _ = pbs.first(JOB_ID).partition(".")
     return Allocation(
         scheduler="PBS",

@@ -169,8 +169,7 @@ class _Variables(Variables):
 def _is_left_over(slurm: _Variables) -> bool:
     """Return whether the step's variables belong to another job.
 
-    sbatch inside a step forwards that step's variables to its batch script (seen with
-    22.05).
+    sbatch inside a step forwards them to its batch script (seen with 22.05).
     """
     step, job = slurm.first(STEP_NODES), slurm.first(*JOB_NODES)
     is_other = step and job and step != job
@@ -342,8 +341,7 @@ def _allocation(
 def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
     """Return the launch id, and its variables.
 
-    Examples: ``123456.0``, ``123456_7.0`` in an array, ``123456.0-r1`` requeued, and
-    ``123456`` without a step.
+    It is ``123456.0``, ``123456_7.0`` in an array, or ``123456.0-r1`` after a requeue.
     """
     job = slurm.first(*JOB_ID)
     if slurm.first(ARRAY_JOB_ID) and slurm.first(ARRAY_TASK_ID):

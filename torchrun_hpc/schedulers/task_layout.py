@@ -45,9 +45,8 @@ def read_layout(
 ) -> TaskLayout:
     """Return the layout in the launcher's variables.
 
-    ``names`` are the variables of rank, size, local rank, and local size. The local
-    size may have several; the first set one counts. ``sources`` is the provenance of
-    ``known``.
+    ``names`` are the variables of rank, size, local rank, and local sizes, of which the
+    first set one counts. ``sources`` is the provenance of ``known``.
     """
     rank, size, local_rank, *local_size = names
     read = variables.integer

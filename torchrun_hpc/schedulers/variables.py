@@ -14,10 +14,7 @@ _SHOWN = 200  # characters of a variable that a message quotes
 
 
 class Variables:
-    """The variables of one launcher or scheduler; an empty one counts as unset.
-
-    ``family`` is a pattern of their names, for messages.
-    """
+    """The variables of one launcher or scheduler; an empty one counts as unset."""
 
     def __init__(self, environ: Mapping[str, str], source: str, family: str) -> None:
         self.environ = environ
