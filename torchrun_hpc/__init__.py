@@ -33,8 +33,7 @@ def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
         argv: Options, without the script: ``["--nnodes=2"]``.
 
     Returns:
-        Dictionaries, lists, texts and numbers, like a node of ``--hpc-dry-run=json``.
-        A derived value comes with its source.
+        The same as for a node in ``--hpc-dry-run=json``: values with their sources.
 
     Raises:
         TypeError: ``argv`` is a text.
@@ -69,10 +68,7 @@ def setup_environment() -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def _faults_with_code() -> Iterator[Any]:
-    """Import the pipeline late, and put the code of a fault into its text.
-
-    A traceback shows only the text of an exception.
-    """
+    """Put the code of a fault into its text: a traceback shows only the text."""
     main = importlib.import_module("torchrun_hpc.main")
     try:
         yield main

@@ -1,13 +1,11 @@
 """An import that makes torch.distributed.run understand clusters.
 
-It is for programs that call ``torch.distributed.run.main`` or ``run``. The import
-applies the patches that need no plan, and wraps the parser and ``run``. Then each
-launch is planned and patched as by ``python -m torchrun_hpc``. Arguments that the
-program left at torchrun's defaults are filled in.
+It is for programs that call ``torch.distributed.run.main`` or ``run``. Each launch is
+planned and patched as by ``python -m torchrun_hpc``. Arguments that the program left at
+torchrun's defaults are filled in.
 
-The command ends with an exit code. Here, the program gets an exception, as from torch.
-As in torch, `SystemExit` stands for a wrong command line, ``--help``, and the end of a
-dry run.
+The command ends with an exit code. Here, the program gets an exception, as from torch:
+`SystemExit` for a wrong command line, ``--help``, and the end of a dry run.
 """
 
 from __future__ import annotations
@@ -53,12 +51,8 @@ _OPTIONS = "hpc_explicit"
 def _faults_raised(known: LaunchState | None = None) -> Iterator[None]:
     """Raise faults as exceptions, instead of reporting them.
 
-    Args:
-        known: The state of the launch, to inform the other nodes.
-
-    Raises:
-        EmbeddedLaunchError: Wrong use. The command would have exit code 2.
-        Exception: The failure of the job. The command would have exit code 1.
+    An `EmbeddedLaunchError` is wrong use: the command would have exit code 2. Other
+    exceptions are the job's failure: exit code 1.
     """
     try:
         yield
@@ -87,7 +81,6 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 
 @functools.wraps(_original_run)
 def _run(args: argparse.Namespace) -> None:
-    """Go through the stages after parsing."""
     known = LaunchState()
     with _signals_noted(), _faults_raised(known):
         environment.drop_empty_options()

@@ -1,7 +1,4 @@
-"""Messages to the user. ``messages.toml`` explains the code of each.
-
-A code occurs in only one place of the package.
-"""
+"""Messages to the user. ``messages.toml`` explains the code of each."""
 
 from __future__ import annotations
 
@@ -14,11 +11,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Message:
-    """A text for the user, and its code.
+    """A text for the user, and its code: ``HPC`` and three digits.
 
-    Attributes:
-        code: ``HPC`` and three digits.
-        text: The message. It ends with `to_copy` if there is a line to copy.
+    The text ends with `to_copy` if there is a line to copy.
     """
 
     code: str
@@ -48,8 +43,7 @@ class LaunchError(Exception):
     Args:
         code: ``HPC`` and three digits.
         message: What is wrong, with values and their source, and what to do.
-        everywhere: Whether all tasks find the same fault, because its causes are equal
-            on all nodes. Then the first task reports it.
+        everywhere: Whether all tasks find the same fault; then only the first reports.
         others_know: Whether the other nodes already know.
     """
 

@@ -14,22 +14,13 @@ if TYPE_CHECKING:
 
 
 def is_of_system(path: Path) -> bool:
-    """Return whether a path is in /dev or /proc, for example /dev/stdout.
-
-    No other user can put a link there.
-    """
+    """Return whether a path is in /dev or /proc, where no other user can put a link."""
     folder = os.path.realpath(path.parent)
     return os.path.exists(path) and (folder == "/dev" or folder.startswith("/proc/"))  # noqa: PTH110
 
 
 def opened(path: str, flags: int) -> int:
-    """Open a regular file; an opener for `open`.
-
-    Opening an unused pipe would wait, and a device may have no end.
-
-    Raises:
-        OSError: It cannot be opened, or is no regular file.
-    """
+    """Open a regular file, as an opener for `open`: others may wait or have no end."""
     number = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
     # `open` itself refuses folders.
     if stat.S_IFMT(os.fstat(number).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
@@ -39,16 +30,9 @@ def opened(path: str, flags: int) -> int:
 
 
 def read(path: Path | str, most: int, flags: int = 0) -> bytes:
-    """Read a regular file.
+    """Read a regular file of at most ``most`` bytes, or raise `OSError`.
 
-    Args:
-        path: Its path.
-        most: Maximum size in bytes.
-        flags: More flags for `os.open`: ``os.O_NOFOLLOW`` if others can put a link
-            there.
-
-    Raises:
-        OSError: It cannot be read, is no regular file, or is larger.
+    ``flags`` are for `os.open`: ``os.O_NOFOLLOW`` if others can put a link there.
     """
     with open(path, "rb", opener=lambda name, own: opened(name, own | flags)) as file:
         data: bytes = file.read(most + 1)
@@ -58,14 +42,11 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the whole file, or nothing.
+    """Write the whole file, or raise `OSError` and write nothing.
 
     An existing file or link is replaced. In /dev and /proc the text is appended,
     because /dev/stdout may be a file. A new file's permissions follow from the umask or
     the folder's default ACL.
-
-    Raises:
-        OSError: It cannot be written.
     """
     if is_of_system(path):
         with path.open("a", encoding="utf-8") as file:
@@ -78,13 +59,7 @@ def write(path: Path, text: str) -> None:
 
 
 def check(path: Path) -> None:
-    """Check whether `write` can write a file, without changing it.
-
-    Files in /dev and /proc are not checked.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Raise `OSError` if `write` cannot write a file, outside /dev and /proc."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not is_of_system(path):
@@ -94,10 +69,7 @@ def check(path: Path) -> None:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """Yield a path for a new file in the same folder, and remove it in the end.
-
-    Nobody can have put a link there, because the name is random.
-    """
+    """Yield a random path in the same folder for a new file; remove it in the end."""
     new = path.parent / f".torchrun_hpc.{os.urandom(8).hex()}"
     try:
         yield new

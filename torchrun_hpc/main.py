@@ -2,8 +2,7 @@
 
     preflight ──► parse ──► choose mode ──► plan ──► start
 
-`main` goes through all of them. Others stop earlier: `describe` after the plan, the dry
-run before the start of the workers, ``torchrun_hpc.sites`` after preflight.
+`describe` stops after the plan, the dry run before the start of the workers.
 
 A plan has two parts. The meeting needs no torch, so that a node without torch can
 inform the others. The rest needs torch, except in direct mode.
@@ -45,15 +44,10 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
-    """Run ``python -m torchrun_hpc``.
+    """Run ``python -m torchrun_hpc``, by default with this process's arguments.
 
-    Args:
-        argv: Arguments without the program's name; by default those of the process.
-        job: The job, if known; by default it is detected.
-
-    Raises:
-        SystemExit: With torchrun's exit code, or 2 for a wrong environment or command
-            line.
+    It ends with torchrun's exit code, or 2 for a wrong environment or command line. If
+    ``job`` is not known, it is detected.
     """
     try:
         # If a program passed the arguments, it would continue in each worker.
@@ -68,7 +62,6 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
 
 
 def _launch(argv: Sequence[str], job: Job | None, *, may_split_off: bool) -> None:
-    """Go through all stages."""
     streams.open_closed()  # first, because the next opened file gets their numbers
     streams.forgive_at_exit(sys.stderr)
     signals.install()  # a scheduler may send one at any time
@@ -86,19 +79,7 @@ def _planned(
     may_split_off: bool = True,
     is_launch: bool = True,
 ) -> tuple[LaunchPlan, Starter]:
-    """Go through the stages up to the plan; return the plan and its starter.
-
-    Args:
-        argv: Arguments, without the program's name.
-        known: The state of the launch, filled in stage by stage.
-        job: The job, if known.
-        may_split_off: Whether this process may split off a fork server.
-        is_launch: Whether this process may be changed.
-
-    Raises:
-        LaunchError: The command line or environment cannot work.
-        SystemExit: The command line asks for help.
-    """
+    """Go through the stages up to the plan; only a launch changes this process."""
     command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
     seen = preflight(command, console.write if is_launch and job is None else None)
     if job is not None:
@@ -119,19 +100,10 @@ def _planned(
 
 
 def parse(argv: Sequence[str], seen: Preflight, known: LaunchState) -> CommandLine:
-    """Parse the command line, without torch if possible.
+    """Parse the command line, without torch if possible; fill in ``known``.
 
     Help needs torch. So does an unknown option, which may be newer, or an abbreviation
     that only an older release accepts.
-
-    Args:
-        argv: Arguments, without the program's name.
-        seen: The facts of this process.
-        known: The state of the launch; filled in.
-
-    Raises:
-        LaunchError: The command line is wrong, or torch is missing.
-        SystemExit: The command line asks for help.
     """
     has_job = seen.job is not None
     line = command_line.parse(argv, seen.environ, has_job=has_job)
@@ -173,11 +145,7 @@ def setup_environment() -> Mapping[str, str]:
 
 
 def set_up_worker(seen: Preflight) -> Mapping[str, str]:
-    """Set the environment of this worker, and return it.
-
-    Raises:
-        LaunchError: The environment cannot work.
-    """
+    """Set the environment of this worker, and return it."""
     job = seen.job or direct.local_job(seen.hostname)
     seen = replace(seen, job=job)
     options = arguments.of_setup(seen.environ)

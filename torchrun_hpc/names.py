@@ -19,21 +19,13 @@ _NUMBERED = re.compile(
 
 
 def ranges(numbers: Iterable[int], most: int = _MOST) -> str:
-    """Write numbers, such as ranks or CPUs: ``0-3,5``.
-
-    Args:
-        numbers: In any order.
-        most: Maximum number of ranges; the rest is counted.
-    """
+    """Write at most ``most`` ranges of numbers, such as ranks or CPUs: ``0-3,5``."""
     runs = _runs(map(str, numbers))
     return _joined(runs[:most]) + _and_more(sum(map(len, runs[most:])))
 
 
 def fold(hosts: Iterable[str]) -> str:
-    """Write host names in Slurm's form: ``jwb[0001-0004,0007]``; one or two in full.
-
-    Names that differ only in the number are sorted by it.
-    """
+    """Write host names in Slurm's form: ``jwb[0001-0004,0007]``; one or two in full."""
     known = [*dict.fromkeys(hosts)]
     if len(known) <= _IN_FULL:
         return ", ".join(known)

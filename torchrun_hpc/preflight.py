@@ -1,7 +1,4 @@
-"""The first stage: the facts of this process and its job.
-
-It starts nothing, and imports no torch.
-"""
+"""The first stage: the facts of this process and its job, without torch."""
 
 from __future__ import annotations
 
@@ -33,24 +30,17 @@ JOIN_TIMEOUT = 900
 class Preflight:
     """The facts of this process: its environment, and its job.
 
-    Attributes:
-        job: The job, or ``None``.
-        problem: Why the job is unclear. It is not raised yet, because a launch on one
-            node needs no job.
-        environ: Environment of this process, without stale variables.
-        hostname: Name of this machine.
-        command: The user's command, for messages.
-        promise: The scheduler's promises, even if it did not start this process.
-        task_rank: Rank of this task; ``None`` if there is none, or it is unclear.
+    A launch on one node needs no job, so ``problem`` is not raised yet. ``promise`` is
+    also the scheduler's if it did not start this process.
     """
 
     job: Job | None
-    problem: LaunchError | None
-    environ: Mapping[str, str]
+    problem: LaunchError | None  # why the job is unclear
+    environ: Mapping[str, str]  # without stale variables
     hostname: str
-    command: str
+    command: str  # of the user, for messages
     promise: Promise = field(default_factory=Promise)
-    task_rank: int | None = None
+    task_rank: int | None = None  # ``None`` if there is none, or it is unclear
 
     @property
     def site_host(self) -> str:
@@ -61,11 +51,8 @@ class Preflight:
 def preflight(command: str, tell: Callable[[Message], None] | None = None) -> Preflight:
     """Return the facts of this process.
 
-    Args:
-        command: The user's command, for messages.
-        tell: Reports a wait for other tasks. With it, the tasks exchange host names if
-            they have a process manager (PMI). All tasks must do this, so it is only for
-            a launch.
+    With ``tell``, which reports a wait, the tasks exchange host names if they have a
+    process manager (PMI). All tasks must do this, so it is only for a launch.
     """
     exchange = functools.partial(_exchange, tell) if tell else None
     return of_process(this_process(exchange, command))
@@ -90,12 +77,6 @@ def of_process(process: Process) -> Preflight:
 def _exchange(
     tell: Callable[[Message], None], environ: Mapping[str, str]
 ) -> pmi.Exchanged | None:
-    """Ask the process manager, and report the wait for other tasks.
-
-    Raises:
-        LaunchError: An announced process manager does not answer, or a task is missing.
-    """
-
     def wait(seconds: float) -> None:
         waited = f"for {_other_tasks(environ)} to start, for {seconds:.0f} s"
         if seconds > JOIN_TIMEOUT:
@@ -124,7 +105,6 @@ def _exchange(
 
 
 def _other_tasks(environ: Mapping[str, str]) -> str:
-    """Return the number of other tasks, and their possible nodes."""
     tasks = count(int(environ[pmi.SIZE]) - 1, "other task")
     nodes = schedulers.nodes_of_job(schedulers.weigh(this_process()))
     return f"{tasks} on the nodes of the job ({fold(nodes)})" if nodes else tasks

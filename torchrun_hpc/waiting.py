@@ -31,13 +31,9 @@ def until(
 ) -> bool:
     """Wait in steps, so that signals are handled; return whether the condition held.
 
-    Args:
-        condition: The condition to wait for.
-        limit: Maximum wait.
-        report: Reports the wait; takes its seconds so far.
-        is_reporter: Whether this node reports for all.
-        pause: Seconds between two checks; 0 if the condition itself waits, ``None`` for
-            `backoff`.
+    ``report`` takes the seconds so far. ``pause`` is the time between two checks: 0 if
+    the condition itself waits, ``None`` for `backoff`. ``is_reporter`` is set on the
+    node that reports for all.
     """
     start = time.monotonic()
     times = itertools.count(_first_report(is_reporter=is_reporter), NEXT_REPORT)

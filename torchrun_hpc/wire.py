@@ -2,17 +2,16 @@
 
 The type hints of a dataclass or typed dictionary define how it is written and read:
 
-- ``bool``, ``int``, finite ``float`` and printable ``str``, each of exactly that type;
-  an enumeration as its values, which are texts
+- ``bool``, ``int``, finite ``float`` and printable ``str``, each of exactly that type
+- an enumeration as its values, which are texts
 - tuples, sequences and mappings of types in this list; a mapping with other keys than
   texts is a list of pairs
-- ``Any``, which is written as text, and read as text
+- ``Any``, which is written and read as text
 - ``| None``: a missing field is ``None``; without this hint it is an error
 - `AnyText`, and ``Annotated`` with a `short_text`, or with a function that returns the
   value or raises ``ValueError``
 
-Other fields are ignored. A dataclass may have a method ``check``, which raises
-``ValueError``.
+Other fields are ignored. A dataclass's method ``check`` can raise ``ValueError``.
 """
 
 from __future__ import annotations
@@ -40,12 +39,7 @@ class WireError(ValueError):
 
 
 def printable(text: str, longest: int) -> str:
-    """Return foreign text with spaces instead of unprintable characters.
-
-    Args:
-        text: Any text.
-        longest: Maximum number of characters; the rest is cut.
-    """
+    """Return foreign text, cut, with spaces instead of unprintable characters."""
     return "".join(c if c.isprintable() else " " for c in text[:longest])
 
 
@@ -58,11 +52,7 @@ def to_line(message: Any) -> bytes:
 
 
 def from_json(text: bytes | bytearray | str) -> Any:
-    """Read JSON.
-
-    Raises:
-        WireError: The text is not JSON, is nested too deep, or has too long an integer.
-    """
+    """Read JSON; refuse deep nesting and long integers with `WireError`."""
     try:
         return json.loads(text, parse_int=_integer)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
@@ -73,9 +63,6 @@ def _integer(text: str) -> int:
     """Read an integer of limited size.
 
     Python reads up to 4,300 digits, but cannot write a longer sum.
-
-    Raises:
-        ValueError: It has too many digits.
     """
     if len(text) > _DIGITS:
         raise ValueError
@@ -83,23 +70,16 @@ def _integer(text: str) -> int:
 
 
 class Lines:
-    """A splitter of received bytes into lines.
-
-    Args:
-        limit: Maximum length of a line, in bytes.
-    """
+    """A splitter of received bytes into lines of at most ``limit`` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the complete messages; each is a JSON object in a line.
+        """Yield the complete messages, JSON objects; raise `WireError` at a wrong line.
 
         Lines are read lazily, so that lines after a wrong one cost nothing.
-
-        Raises:
-            WireError: A line is too long, or is no JSON object.
         """
         for part in io.BytesIO(data):  # a line, or the end of the data
             self._rest += part
@@ -122,15 +102,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: type[_T], data: object) -> _T:
-    """Read plain data.
-
-    Args:
-        kind: The expected type.
-        data: The received data.
-
-    Raises:
-        WireError: The data do not fit the type.
-    """
+    """Read plain data; raise `WireError` if the data do not fit the type."""
     form = _cached(kind)
     try:
         value: _T = form.read(data)
@@ -141,12 +113,7 @@ def decode(kind: type[_T], data: object) -> _T:
 
 
 class _Form(NamedTuple):
-    """How values of a type are read and written.
-
-    Attributes:
-        read: Returns the value, or raises one of `_FAULTS`.
-        write: Returns plain data; ``None`` if the value itself is plain data.
-    """
+    """How values of a type are read and written; ``read`` raises one of `_FAULTS`."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any] | None = None
@@ -194,8 +161,7 @@ def _text(value: Any) -> Any:
 def short_text(most: int) -> _Form:
     """Return the form of a text with a maximum length, for ``Annotated``.
 
-    Writing cuts the text, and replaces unprintable characters by spaces. Reading
-    refuses both.
+    Writing cuts the text, and replaces unprintable characters. Reading refuses both.
     """
 
     def read(value: Any) -> Any:

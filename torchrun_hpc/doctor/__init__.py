@@ -1,32 +1,10 @@
 """A doctor for the allocation, which finds bad nodes, links and settings.
 
 ``python -m torchrun_hpc.doctor`` is the command, and `examine` the same for a program.
-Each node examines itself. The nodes meet as the job would, measure their links, and run
-PyTorch's collectives.
-
-=============  =======================================================================
-`results`      the report and its parts, as dataclasses
-`place`        the place of this task: the job's plan, and where the tasks meet
-`examination`  the examination: all tasks meet, and task 0 gets the report
-`member`       a task, which replies to task 0
-`conductor`    task 0, which asks all tasks
-`node`         the record of a node
-`checks`       findings about single nodes
-`differences`  findings about nodes that should be equal
-`pairs`        the order in which pairs of nodes measure their link
-`link`         the measurement of a link
-`judgement`    findings about links
-`compute`      findings about workers
-`summary`      the report, made from all records
-`comparison`   the comparison with an earlier report
-`launch`       the launch of the collectives, like the job's own
-`causes`       the cause of a launch that ended too early
-`collectives`  its script, with `session`, `operations` and `product`; it imports torch
-`units`        figures with their units
-`text`         the report on the terminal
-`page`         the report as HTML
-`output`       the outputs of the report
-=============  =======================================================================
+Each node examines itself (`node`). The nodes meet as the job would (`place`,
+`examination`). Task 0 (`conductor`) asks all tasks (`member`). They measure their links
+(`pairs`, `link`) and run PyTorch's collectives (`launch`, `collectives`). The findings
+come from `checks`, `differences`, `judgement` and `compute`.
 """
 
 from __future__ import annotations

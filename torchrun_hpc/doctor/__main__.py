@@ -123,7 +123,6 @@ def _seconds(timeout: str) -> float | str:
 
 
 def _output(args: argparse.Namespace) -> Output:
-    """Return the outputs, or refuse them."""
     if STDOUT in (args.html, args.compare):
         raise wrong_line("--html and --compare need a file. Only --json can be -")
     if args.json is not None and args.json == args.html:
@@ -135,9 +134,6 @@ def _earlier(file: str) -> Report:
     """Read an earlier report on task 0, from a regular file of limited size.
 
     The user has named the file, so links are followed.
-
-    Raises:
-        LaunchError: It is not such a report.
     """
     problem = f"it is not a report of the form {results.SCHEMA}"
     try:

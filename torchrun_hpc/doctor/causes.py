@@ -30,13 +30,7 @@ _OF_OTHERS = re.compile(
 def cause(
     ends: Mapping[int, Ended], nodes: Mapping[int, int], hosts: Sequence[str]
 ) -> Cause:
-    """Return why a launch ended too early; empty if the launcher has refused to start.
-
-    Args:
-        ends: Ends by task, in the order of the replies.
-        nodes: Node ranks by task.
-        hosts: Names of all nodes, by rank.
-    """
+    """Return why a launch ended too early; empty if the launcher refused to start."""
     refused = {nodes[task] for task, end in ends.items() if is_refused(end)}
     if refused:
         is_of_some = refused < {*nodes.values()}
@@ -75,7 +69,6 @@ def _failures(
 
 
 def _own_cause(end: Ended) -> str:
-    """Return a script's last words, or the launcher's reason for the failure."""
     before, mark, told = end.cause.partition(_FAILED)
     return told if mark else before * (not before.startswith("torchrun_hpc"))
 

@@ -69,7 +69,6 @@ def fabrics(node: Node) -> list[str]:
 
 
 def _merged(texts: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Merge many texts, which differ only in a name or a number, into one."""
     if len(texts) <= _MOST_ALIKE:
         return texts
     return {f"{next(iter(texts))}, and others": sorted({*chain(*texts.values())})}

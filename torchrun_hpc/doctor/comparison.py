@@ -25,8 +25,7 @@ _LARGE = 0.9 * 2**20
 def with_slower(report: Report, earlier: Report) -> Report:
     """Add findings about slower values to a report.
 
-    Medians are compared, because each job has other nodes, and collectives of the same
-    size on as many workers. A single slow node is found without an earlier report.
+    Medians are compared, because each job has other nodes.
     """
     since, found = earlier.started[:16], [*report.findings]
     remedy = "compare versions and variables of both. If they are equal, report it"
@@ -46,7 +45,6 @@ def scope(report: Report, earlier: Report) -> str:
 def _both(
     report: Report, earlier: Report
 ) -> tuple[list[tuple[Collective, Collective]], str]:
-    """Return the largest common size of each operation; or why there is none."""
     for side, where in ((earlier, "the earlier report"), (report, "this one")):
         if not side.collectives:
             return [], f"{where} has none"
@@ -67,7 +65,6 @@ def _both(
 
 
 def _slower(report: Report, earlier: Report) -> Iterator[tuple[str, str, str]]:
-    """Yield slower values: a name, the value now, and the value before."""
     sides = report, earlier
     links = [[*filter(is_measured, side.links)] for side in sides]
     if all(links):

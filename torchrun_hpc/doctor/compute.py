@@ -38,13 +38,7 @@ class _Fault(NamedTuple):
 def findings(
     workers: Sequence[Worker], nodes: Mapping[int, Node], hosts: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield one finding for each node and check.
-
-    Args:
-        workers: The workers of the launch.
-        nodes: Records of the nodes, by rank.
-        hosts: Names of all nodes of the job, by rank.
-    """
+    """Yield one finding for each node and check; ``hosts`` has all nodes of the job."""
     for check, (code, remedy) in _CHECKS.items():
         groups = defaultdict[tuple[int, ...], list[_Fault]](list)
         for fault in check(workers, nodes):

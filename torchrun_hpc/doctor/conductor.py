@@ -94,13 +94,8 @@ class Conductor:
     ) -> dict[int, _T]:
         """Ask tasks; return the replies by task, in the order of their arrival.
 
-        Args:
-            what: The question.
-            about: Its data.
-            tasks: Ranks of the tasks.
-            have: What tasks have done when they reply, for progress messages.
-            form: The type of the replies.
-            least: Seconds to wait at least.
+        ``have``, for progress messages, is what tasks have then done. ``form`` is the
+        type of the replies. ``least`` is the shortest wait in seconds.
         """
         asked, client = {*tasks}, self._client
 
@@ -142,7 +137,6 @@ class Conductor:
     # --- pairs --------------------------------------------------------------------
 
     def _measure_pairs(self) -> None:
-        """Let all pairs measure, and doubtful pairs again."""
         found = self._found
         nodes = [node for node in found.nodes.values() if node.address and node.port]
         wanted = pairs.rounds([node.rank for node in nodes])
@@ -185,7 +179,6 @@ class Conductor:
     # --- torch's collectives ------------------------------------------------------
 
     def _launch(self) -> None:
-        """Launch the collectives, and again without the nodes that ended them."""
         found = self._found
         lost = {*judgement.unusable(found.links), *found.hung}
         for number in range(_LAUNCHES):
@@ -207,7 +200,6 @@ class Conductor:
                 return
 
     def _run(self, tasks: Mapping[int, int], number: int) -> dict[int, Ended]:
-        """Let these tasks launch; return the ends by task, in the order of replies."""
         nodes = [self._found.nodes[rank] for rank in sorted({*tasks.values()})]
         is_direct = self._here.mode.is_direct
         workers = len(tasks) if is_direct else sum(node.workers for node in nodes)
@@ -223,7 +215,6 @@ class Conductor:
         return self._ask(LAUNCH, part, tasks, have, Ended, limit)
 
     def _keep(self, rank: int, end: Ended) -> None:
-        """Keep the results of a launch on a task of a node."""
         found = self._found
         found.rows += end.rows
         found.workers += end.workers
@@ -254,12 +245,10 @@ def _speed(node: Node) -> float:
 
 
 def _expected(node: Node) -> float:
-    """Return the approximate bytes that a node sends to another one."""
     return min(MOST_BYTES, _speed(node) * SENDING)
 
 
 def _expected_of_collectives(max_bytes: int, nodes: Sequence[Node]) -> float:
-    """Return the approximate bytes in and out of a worker."""
     in_time = _LONG_ENOUGH * min(map(_speed, nodes))
     sizes = [max_bytes / 4**number for number in range(_SIZES)]
     return _OPERATIONS * sum((min(_MOST * n, in_time) + 2 * n for n in sizes), 0.0)

@@ -70,7 +70,6 @@ def spans(numbers: str) -> list[range]:
 
 
 def _by_value(own: Mapping[int, str | float]) -> list[tuple[str, list[int]]]:
-    """Return the values with their nodes, the most usual one last."""
     known = {rank: value for rank, value in own.items() if value}
     groups: dict[str, list[int]] = defaultdict(list)
     for usual, _ in Counter(known.values()).most_common(1):

@@ -49,17 +49,8 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
 ) -> Report | None:
     """Examine the nodes of this step; see `torchrun_hpc.doctor.examine`.
 
-    Args:
-        argv: The options of the job's launch line.
-        wishes: The user's choices.
-        tell: Receives messages about the progress.
-        known: The state for the report of a fault; filled in.
-        words: The same line with the doctor's own options, for messages.
-        on_first: Called on task 0 before the examination.
-
-    Raises:
-        LaunchError: A launch would be refused, and the nodes cannot meet.
-        NotMetError: This task did not meet the others.
+    ``words`` is the line with the doctor's own options, for messages. ``on_first`` is
+    called on task 0 before the examination.
     """
     command = shlex.join([*COMMAND.split(), *(argv if words is None else words)])
     with environment.without_empty_options():
@@ -118,7 +109,6 @@ def _settings(here: Place, timeout: float) -> Settings:
 
 
 def _why(error: Exception, here: Place, timeout: float) -> Message:
-    """Return why a task did not meet the others, or lost them."""
     where = here.tasks_meeting
     if isinstance(error, CoordinatorNotFoundError):
         return messages.coordinator_missing(str(error), timeout, where, "--timeout")

@@ -2,8 +2,9 @@
 
 No data sheet counts. A link is slow if it is much slower than most links of this
 allocation, and if repeated measurements of one pair differ less than that. The usual
-value is the median over the nodes. Each node counts with the median of its partners. Up
-to four nodes, one bad node spoils half of the links, so its best partner counts.
+value is the median over the nodes, of which each counts with the median of its
+partners. Up to four nodes, one bad node spoils half of the links, so its best partner
+counts.
 """
 
 from __future__ import annotations
@@ -144,10 +145,7 @@ def steadiness(pairs: Iterable[Sequence[Link]]) -> float:
 def findings(
     links: Sequence[Link], hosts: Sequence[str], steady: float = 1.0
 ) -> Iterator[Finding]:
-    """Yield findings about links, and the nodes that explain them.
-
-    `hosts` are the names of all nodes, by rank. `steady` comes from `steadiness`.
-    """
+    """Yield findings about links, and the nodes that explain them."""
     than = usual(links)._replace(steady=steady)
     tried = [_pair(link) for link in links]
     for code, (is_bad, text, remedy) in _KINDS.items():
@@ -177,7 +175,6 @@ def findings(
 def _is_acquitted(
     node: int, links: Sequence[Link], bad: Mapping[Pair, Link], than: Usual
 ) -> bool:
-    """Return whether a slow node is as fast as usual with another partner."""
     own = [link for link in bad.values() if node in _pair(link)]
     if any(_is_late(link, than) or _loses(link, than) for link in own):
         return False
@@ -190,10 +187,7 @@ def _is_acquitted(
 def of_collectives(
     rows: Sequence[Collective], causes: Iterable[tuple[str, Sequence[int]]]
 ) -> Iterator[Finding]:
-    """Yield findings about failed operations and wrong results.
-
-    `causes` are the reasons why launches ended too early, with the nodes to blame.
-    """
+    """Yield findings about failed operations, wrong results, and early ends."""
     found = [*causes]
     for row in rows:
         if row.wrong > 0:

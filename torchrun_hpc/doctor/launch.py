@@ -2,7 +2,6 @@
 
 The doctor starts this module as a process, which becomes the launcher. It gets the job
 as a line of JSON on stdin, because only one process can ask a process manager for it.
-The workers write their results to a file of the doctor, see `collectives`.
 """
 
 from __future__ import annotations
@@ -54,19 +53,12 @@ _SAID = re.compile(rf"{PREFIX}(error|warning)\[(HPC(?!125)\d+)\]: (.*)")
 
 @dataclass(frozen=True)
 class Part:
-    """The tasks of a launch.
+    """The tasks of a launch."""
 
-    Attributes:
-        number: Number of the launch, from 0.
-        tasks: Node ranks by task rank.
-        hosts: Names of these nodes, in the order of their ranks.
-        address: Address or name of the first node.
-    """
-
-    number: int
-    tasks: Mapping[int, int]
-    hosts: tuple[str, ...]
-    address: str
+    number: int  # of the launch, from 0
+    tasks: Mapping[int, int]  # node ranks by task rank
+    hosts: tuple[str, ...]  # names of these nodes, in the order of their ranks
+    address: str  # address or name of the first node
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -78,31 +70,20 @@ class Part:
 class Ended:
     """The end of a launch on a task, with its results.
 
-    Attributes:
-        code: Exit code of the launcher; below 0, the signal that ended it.
-        cause: What it wrote last.
-        reason: Why the job failed; empty if another node reports it.
-        blamed: Names of the nodes in ``reason``.
-        said: Messages of the launcher: code, text, and whether it is an error.
-        at: Number and name of each worker's last step, by rank.
-        torch: PyTorch, if it was imported.
-        workers: Results of the workers that reached their end.
-        rows: Results of collectives.
-        backend: Backend of the collectives.
-        is_stopped: Whether the doctor ended it.
+    ``at`` has number and name of each worker's last step, by rank.
     """
 
-    code: int
-    cause: str = ""
-    reason: str = ""
-    blamed: tuple[str, ...] = ()
-    said: tuple[tuple[str, str, bool], ...] = ()
+    code: int  # exit code of the launcher; below 0, the signal that ended it
+    cause: str = ""  # what it wrote last
+    reason: str = ""  # why the job failed; empty if another node reports it
+    blamed: tuple[str, ...] = ()  # names of the nodes in ``reason``
+    said: tuple[tuple[str, str, bool], ...] = ()  # code, text, if it is an error
     at: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     torch: Torch | None = None
-    workers: tuple[Worker, ...] = ()
-    rows: tuple[Collective, ...] = ()
+    workers: tuple[Worker, ...] = ()  # results of the workers that reached their end
+    rows: tuple[Collective, ...] = ()  # results of collectives
     backend: str = ""
-    is_stopped: bool = False
+    is_stopped: bool = False  # whether the doctor ended it
 
 
 # --- in the doctor ----------------------------------------------------------------
@@ -196,13 +177,11 @@ class Launch:
 
 
 def _messages(written: bytes) -> tuple[tuple[str, str, bool], ...]:
-    """Return code and text of the launcher's messages, and whether each is an error."""
     lines = on_one_line(written.decode(errors="replace"))  # with the lines to copy
     return tuple((code, x, kind == "error") for kind, code, x in _SAID.findall(lines))
 
 
 def _outcome(text: bytes) -> tuple[str, tuple[str, ...]]:
-    """Return the reason and the nodes from the outcome file, if there is one."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         found = json.loads(text)
         return str(found["reason"]), tuple(map(str, found["nodes"]))
@@ -210,7 +189,6 @@ def _outcome(text: bytes) -> tuple[str, tuple[str, ...]]:
 
 
 def _words(here: Place, part: Part, outcome: str) -> list[str]:
-    """Return the arguments of the launcher: the job's own options, and the script."""
     words, asked = [*here.options], here.asked
     if not here.mode.is_direct:
         words += ["--max-restarts=0", f"--hpc-outcome={outcome}"]
@@ -221,10 +199,7 @@ def _words(here: Place, part: Part, outcome: str) -> list[str]:
 
 
 def _changed(here: Place, part: Part) -> Iterator[tuple[str, object]]:
-    """Yield the options to change if only some nodes take part, or with spares.
-
-    Spares are examined like all nodes.
-    """
+    """Yield the options to change if only some nodes take part, or with spares."""
     asked, is_part = here.asked, len(part.tasks) < here.task.size
     if is_part or "hpc_spares" in asked:
         yield "nnodes", len(part.nodes)
@@ -242,7 +217,6 @@ def _changed(here: Place, part: Part) -> Iterator[tuple[str, object]]:
 
 
 def _job_of(here: Place, part: Part) -> Job | None:
-    """Return the job of the tasks that take part."""
     job = here.job and replace(here.job, pmi_is_open=False)
     if job is None or len(part.tasks) == job.task.size:
         return job

@@ -96,13 +96,7 @@ def merged(first: Link, second: Link) -> Link:
 
 
 class Links:
-    """This node's side of all links.
-
-    Args:
-        key: This node's key. Callers must prove that they have the same one.
-        address: This node's address for the job; empty if unknown.
-        nodes: Number of nodes.
-    """
+    """This node's side of all links; callers must prove that they have its ``key``."""
 
     def __init__(self, key: Key, address: str, nodes: int) -> None:
         self._key = key
@@ -121,10 +115,9 @@ class Links:
         self._loop.close()
 
     def measure(self, own: Peer, other: Peer, turn: str) -> Link:
-        """Measure the link to another node, which does the same.
+        """Measure the link to another node, which uses the same ``turn``.
 
-        Return the half that this node sees: what it receives. ``turn`` is a name for
-        this measurement, the same on both nodes.
+        Return the half that this node sees: what it receives.
         """
         half = Link(min(own.rank, other.rank), max(own.rank, other.rank))
         try:
@@ -143,12 +136,6 @@ class Links:
                 return replace(half, problem=_reason(error))
 
     def _open(self, own: Peer, other: Peer, turn: str) -> socket.socket:
-        """Connect to another node, which proves that it belongs to the job.
-
-        Raises:
-            OSError: The connection fails, or nobody answers.
-            ValueError: Another program answers.
-        """
         opened = socket.create_connection((other.address, other.port), _OPEN_TIMEOUT)
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -183,11 +170,7 @@ class _Arrivals:
         self._changed = threading.Condition()
 
     def receive(self, connection: Any, message: Mapping[str, Any]) -> None:
-        """Keep a node's latest connection for `wait`.
-
-        Raises:
-            WireError: The message is wrong. The server closes its connection.
-        """
+        """Keep a node's latest connection for `wait`."""
         rank, turn = wire.decode(tuple[int, str], message.get("from"))
         if rank not in range(self.nodes):
             raise wire.WireError(f"there is no node {rank}")
@@ -207,11 +190,7 @@ class _Arrivals:
             self._changed.notify_all()
 
     def wait(self, rank: int, turn: str) -> socket.socket:
-        """Return a node's connection.
-
-        Raises:
-            ConnectionError: The node did not connect in time.
-        """
+        """Return a node's connection, or raise `ConnectionError` after some seconds."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._arrived.get(rank, ("",))[0] == turn, _PARTNER_TIMEOUT
@@ -236,7 +215,6 @@ def _reason(error: Exception) -> str:
 
 
 def _answer(connection: socket.socket) -> Mapping[str, Any]:
-    """Receive a line before a deadline."""
     lines, end = wire.Lines(JOIN_REQUEST_LIMIT), time.monotonic() + _OPEN_TIMEOUT
     while True:
         connection.settimeout(max(end - time.monotonic(), 1e-3))
@@ -295,10 +273,7 @@ def _pong(connection: socket.socket) -> None:
 
 
 def _send(connection: socket.socket) -> float:
-    """Send for `SENDING` seconds, until the other node confirms all of it.
-
-    Return the share of segments that TCP sent again.
-    """
+    """Send for `SENDING` seconds; return the share of segments that TCP sent again."""
     chunk, sent, end = memoryview(bytes(_CHUNK)), 0, time.monotonic() + SENDING
     while not sent or (sent < MOST_BYTES and time.monotonic() < end):
         sent += connection.send(chunk)
@@ -318,9 +293,6 @@ def _receive(connection: socket.socket) -> float:
 
     It is the median of some windows of time. The first window is TCP's slow start. In
     any other, a busy machine can pause.
-
-    Raises:
-        _NothingComesError: No byte arrived.
     """
     connection.settimeout(_FIRST_TIMEOUT)
     try:

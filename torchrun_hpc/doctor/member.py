@@ -84,7 +84,6 @@ class Member:
         return results.printable(found)
 
     def _show(self, _: object) -> Any:
-        """Show this node, and listen, if this is its first task."""
         here, own = self.here, None
         if here.task.local_rank == 0:
             if here.meeting.nodes > 1:

@@ -1,7 +1,6 @@
 """The record of one node, made in a few seconds and without torch.
 
-File systems, name servers and drivers can hang. Each is asked in a thread, for `_LIMIT`
-seconds at most.
+File systems, name servers and drivers can hang: each is asked in its own thread.
 """
 
 from __future__ import annotations
@@ -112,7 +111,6 @@ def examine(
 
 
 def _ask(questions: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:
-    """Return the answers that arrive in time, each from its own thread."""
     found = {}
 
     def ask(key: Any, question: Callable[[], Any]) -> None:
@@ -137,13 +135,11 @@ def _interfaces(network: Network) -> Iterator[Interface]:
 
 
 def _resolve(name: str, network: Network) -> tuple[tuple[str, ...], float]:
-    """Return the addresses of a name, and the seconds to resolve it."""
     start = time.monotonic()
     return tuple(map(str, network.resolve(name))), time.monotonic() - start
 
 
 def _folder(path: str) -> Folder:
-    """Look at a folder, and write a temporary file there."""
     free, size, problem = 0, 0, ""
     try:
         state = os.statvfs(path)

@@ -82,7 +82,6 @@ def prepare(operation: str, world: World, count: int) -> Trial:
 
 
 def _renamed(old: str, new: str) -> Any:
-    """Return a function that torch 2.13 has renamed."""
     return getattr(distributed, new, None) or getattr(distributed, old)
 
 
@@ -97,10 +96,7 @@ def counts(max_bytes: int, parts: int = 1) -> list[int]:
 def measure(
     world: World, max_bytes: int, begin: Callable[[str], None]
 ) -> Iterator[Collective]:
-    """Run all operations on all ranks, which yield the same results.
-
-    `begin` is called before each operation on each size, with a name.
-    """
+    """Run all operations on all ranks; `begin` gets the name of each before it."""
     for name, (is_split, bus) in OPERATIONS.items():
         for count in counts(max_bytes, world.size if is_split else 1):
             size = count * _ELEMENT
@@ -120,7 +116,6 @@ def measure(
 
 
 def _measure(world: World, trial: Trial) -> tuple[int, float]:
-    """Return the number of wrong elements on all ranks, and the seconds of one run."""
     trial.run()  # the first one also opens connections
     wrong = int((trial.result != trial.expected).sum())
     all_wrong = _of_all(world, wrong, distributed.ReduceOp.SUM)
@@ -162,7 +157,6 @@ def lateness(world: World, waits: Sequence[float]) -> float:
 
 
 def _of_all(world: World, value: float, reduction: Any) -> float:
-    """Reduce the values of all ranks to the same number on each."""
     tensor = torch.tensor(value, dtype=torch.float64, device=world.device)
     distributed.all_reduce(tensor, reduction)
     return float(tensor)

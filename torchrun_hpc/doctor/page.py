@@ -67,10 +67,7 @@ def _table(rows: Sequence[text.Row]) -> str:
 
 
 def _squares(report: Report) -> str:
-    """Draw the pairs of each node as a row of squares. Bad ones are red.
-
-    So a bad node is a red row. Each node has at most 31 partners.
-    """
+    """Draw each node's pairs, at most 31, as a row of squares. Bad ones are red."""
     hosts, than = report.hosts, usual(report.links)
     rows = defaultdict[int, dict[int, str]](dict)
     for link in report.links:

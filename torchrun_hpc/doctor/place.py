@@ -41,11 +41,7 @@ TIMEOUT = 60.0  # seconds, unless the user passes another limit
 
 @dataclass(frozen=True)
 class Wishes:
-    """The user's choices: the largest size of the collectives, and a time limit.
-
-    Raises:
-        LaunchError: A value is wrong.
-    """
+    """The user's choices: the largest size of the collectives, and a time limit."""
 
     max_bytes: int = 16 * 2**20
     timeout: float = TIMEOUT
@@ -72,31 +68,18 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this task.
+    """The place of this task."""
 
-    Attributes:
-        job: The job; ``None`` without one.
-        mode: How a launch would start the workers.
-        meeting: The meeting of the job's nodes.
-        tasks_meeting: The meeting of the doctor's tasks, as if each were a node.
-        task: This task among all of them; with an agent on each node, the node.
-        node_rank: Rank of its node.
-        hostname: Name of this machine.
-        options: The words before the script in the job's launch line.
-        asked: The same options, parsed, with the site's.
-        workers: Number of workers that it would start.
-    """
-
-    job: Job | None
+    job: Job | None  # ``None`` without one
     mode: Mode
     meeting: Meeting
-    tasks_meeting: Meeting
-    task: Task
+    tasks_meeting: Meeting  # the meeting of the doctor's tasks, as if each were a node
+    task: Task  # this task among all of them; with an agent on each node, the node
     node_rank: int
     hostname: str
-    options: tuple[str, ...]
-    asked: Options
-    workers: int = 1
+    options: tuple[str, ...]  # the words before the script in the job's launch line
+    asked: Options  # the same options, parsed, with the site's
+    workers: int = 1  # number of workers that it would start
 
     @functools.cached_property
     def address(self) -> str:
@@ -126,16 +109,7 @@ class Place:
 
 
 def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
-    """Find the place of this task, with the stages of a launch up to the plan.
-
-    Args:
-        seen: The record of this process.
-        argv: The job's command line, with or without a script.
-        known: The state for the report of a fault; filled in.
-
-    Raises:
-        LaunchError: A launch would be refused, and the tasks cannot meet.
-    """
+    """Find the place of this task, with the stages of a launch up to the plan."""
     has_job = seen.job is not None
     line = command_line.parse([*argv, "SCRIPT"], seen.environ, has_job=has_job)
     options = known.options = line.options
@@ -180,7 +154,6 @@ def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
 
 
 def _check(line: CommandLine) -> None:
-    """Refuse options that the doctor does not have."""
     options = line.options
     if line.problem is not None:
         raise line.problem
@@ -195,17 +168,11 @@ def _check(line: CommandLine) -> None:
 
 
 def _is_of_variable(fault: LaunchError, line: CommandLine) -> bool:
-    """Return whether a variable has set the faulty option."""
     options = line.options.given.values()
     return any(s.source in str(fault) for s in options if s.source.startswith("PET_"))
 
 
 def _rank_as_typed(meeting: Meeting, options: Options) -> int:
-    """Return the node rank of one of several machines without a scheduler.
-
-    Raises:
-        LaunchError: The rank is unknown or wrong, or the machines meet by etcd.
-    """
     nodes = meeting.nodes
     if meeting.backend.startswith("etcd"):
         raise wrong_line(
@@ -227,10 +194,7 @@ def _rank_as_typed(meeting: Meeting, options: Options) -> int:
 
 
 def _tasks_meeting(mode: Mode, where: Meeting, task: Task, hostname: str) -> Meeting:
-    """Return where the tasks meet: on the job's host, but on other ports.
-
-    So the job's own port is free for the launch.
-    """
+    """Return where the tasks meet: not on the job's ports, which its launch needs."""
     hosts, is_host = where.hosts, task.rank == 0
     if len(hosts) != task.size:
         hosts = tuple(hostname * (rank == task.rank) for rank in range(task.size))

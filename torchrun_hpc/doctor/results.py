@@ -34,10 +34,10 @@ class Finding:
         code: ``HPC`` and three digits; messages.md explains it.
         text: The problem, with the values.
         remedy: The solution.
-        nodes: Ranks of the nodes to blame. It is empty if they are not known, or if all
-            nodes have the problem.
-        is_suspect: Whether a job is likely to fail or to be slow. Otherwise, the
-            finding is advice.
+        nodes: Ranks of the nodes to blame; empty if unknown, or if all have the
+            problem.
+        is_suspect: Whether a job is likely to fail or to be slow; otherwise it is
+            advice.
     """
 
     code: str
@@ -183,8 +183,7 @@ class Link:
         backward: Bytes per second from the second node to the first, over TCP.
         lost: Share of the segments that were sent again, as TCP counts them.
         clock_s: Seconds by which the second node's clock is ahead of the first one's.
-        lost_mtu: Bytes of a packet that the interface allows, but that did not arrive;
-            0 if it arrived.
+        lost_mtu: Bytes of an allowed packet that did not arrive; 0 if it arrived.
         looks: Number of measurements. The figures are the best ones.
     """
 
@@ -244,8 +243,7 @@ class Worker:
         norm: Frobenius norm of the first test's product; 0 if it is not finite.
         wrong: Number of elements that are not finite, in both tests.
         late_s: Seconds that the others waited for it before an operation: the median.
-        transport: NCCL's transport, for example ``IB`` or ``Socket``; empty with gloo,
-            or if unknown.
+        transport: NCCL's transport: ``IB``, ``Socket``; empty with gloo, or if unknown.
     """
 
     rank: int
@@ -268,8 +266,7 @@ class Report:
         schema: `SCHEMA`.
         launch_id: Launch id of the step; empty without a scheduler.
         site: Name of the site; empty if unknown.
-        scheduler: What started the tasks, for example ``Slurm`` or ``Open MPI in PBS``;
-            empty without a scheduler.
+        scheduler: What started the tasks: ``Slurm``, ``Open MPI in PBS``; or empty.
         started: Start time in UTC, as ISO 8601.
         seconds: Duration in seconds.
         torchrun_hpc: Version of this package.

@@ -90,7 +90,6 @@ def run(
 def _meet(
     environ: Mapping[str, str], timeout: timedelta, write: Write
 ) -> tuple[Any, str, World]:
-    """Meet all workers; return their store, backend, and world."""
     # The worker with the store, and earlier ones, can already wait here.
     store, rank, size = next(distributed.rendezvous("env://", timeout=timeout))
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -118,8 +117,7 @@ def _count(store: Any, event: str, size: int) -> None:
 def has_gpu(environ: Mapping[str, str], gpus: int) -> bool:
     """Return whether a worker has its own GPU, of the `gpus` that it sees.
 
-    All workers of an agent see the same GPUs. Without an agent, each worker is a task,
-    and the scheduler can have bound one GPU to it.
+    Without an agent, the scheduler can have bound one GPU to each worker.
     """
     is_task = AGENT_STORE not in environ
     return gpus >= int(environ["LOCAL_WORLD_SIZE"]) or (is_task and gpus == 1)

@@ -28,15 +28,10 @@ _UNHEARD = "look at its output. If there is none, the launcher did not start it 
 
 @dataclass
 class Found:
-    """The records of an examination so far.
+    """The records of an examination so far; ``steady`` is from `judgement.steadiness`.
 
     Attributes:
         nodes: Records of the nodes, by rank.
-        links: Measured links.
-        steady: See `judgement.steadiness`.
-        workers: Workers of the launch.
-        rows: Collectives.
-        backend: Backend of the collectives.
         causes: Why a launch ended too early: texts, with the nodes to blame.
         said: Node ranks by the launcher's message there: code, text, and whether it
             refused to start.
@@ -97,7 +92,6 @@ def report(found: Found, here: Place, timeout: float) -> Report:
 def _absent(
     found: Found, here: Place, hosts: Sequence[str], timeout: float
 ) -> Iterator[Finding]:
-    """Yield findings about absent nodes, and nodes that stopped responding."""
     absent = [rank for rank in range(len(hosts)) if rank not in found.nodes]
     who: list[tuple[str, tuple[int, ...]]]
     who = [(f"{host(rank, hosts)} did not join", (rank,)) for rank in absent]
@@ -120,7 +114,6 @@ def _absent(
 
 
 def _seen_from_here(rank: int, here: Place) -> str:
-    """Write whether an absent node is reachable, on each network."""
     world, ports = here.meeting, here.tasks_meeting.ports
     if not (world.hosts and ports):
         return ""

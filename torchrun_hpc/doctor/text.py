@@ -198,7 +198,6 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def _collectives(report: Report) -> list[str]:
-    """Write the largest size of each operation, on the slowest node."""
     chosen = {
         (bool(row.scope), row.operation): row  # the last one remains
         for row in sorted(report.collectives, key=lambda x: (x.size, -x.busbw))

@@ -13,18 +13,12 @@ _LONGEST = 150  # characters of a cause
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of a report.
-
-    Attributes:
-        same_as_first: Ranks of the other workers that failed in the same way.
-        others: Causes of other failures, and the ranks that had them.
-        unlisted: Number of workers that failed in yet other ways.
-    """
+    """The content of a report."""
 
     first: Failure
-    same_as_first: tuple[int, ...] = ()
-    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    unlisted: int = 0
+    same_as_first: tuple[int, ...] = ()  # ranks of workers with the same failure
+    others: tuple[tuple[str, tuple[int, ...]], ...] = ()  # other causes, with ranks
+    unlisted: int = 0  # number of workers that failed in yet other ways
 
 
 class Collection:
@@ -34,11 +28,7 @@ class Collection:
         self._failures: dict[int, Failure] = {}
 
     def add(self, failure: Failure) -> None:
-        """Add a failure; only the first one of a worker counts.
-
-        Raises:
-            WireError: It is not about a worker.
-        """
+        """Add a failure; only the first one of a worker counts."""
         if failure.worker is None:
             raise WireError("not a worker's failure")
         self._failures.setdefault(failure.rank, failure)
@@ -71,7 +61,6 @@ def _ranks(group: list[Failure]) -> tuple[int, ...]:
 
 
 def _cause(group: list[Failure]) -> str:
-    """Return the cause of equal failures, without what differs between them."""
     first = group[0]
     text = first.plain or ending(first.code)
     if any(failure.text != first.text for failure in group):

@@ -1,7 +1,4 @@
-"""The record of a failure: how a job, or one of its workers, has failed.
-
-Whoever notices the failure makes it. It is sent, collected and written unchanged.
-"""
+"""The record of a failure: how a job, or one of its workers, has failed."""
 
 from __future__ import annotations
 
@@ -50,22 +47,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class WorkerPart:
-    """The part of a failure that describes a worker.
-
-    Attributes:
-        size: Number of all workers; 0 if unknown.
-        local_rank: -1 if unknown.
-        lines: The traceback, or what it wrote last.
-        log: The file with its whole stderr; empty without one.
-        unread: Why its stderr was not read; empty if it was.
-    """
+    """The part of a failure that describes a worker."""
 
     rank: int
-    size: int = 0
-    local_rank: int = -1
-    lines: tuple[ShortText, ...] = ()
-    log: ShortText = ""
-    unread: ShortText = ""
+    size: int = 0  # number of all workers; 0 if unknown
+    local_rank: int = -1  # -1 if unknown
+    lines: tuple[ShortText, ...] = ()  # the traceback, or what it wrote last
+    log: ShortText = ""  # the file with its whole stderr; empty without one
+    unread: ShortText = ""  # why its stderr was not read; empty if it was
 
     def check(self) -> None:
         """Raise ``ValueError`` if no other node can have sent this."""
@@ -78,25 +67,17 @@ class WorkerPart:
 class Failure:
     """How a job, or one of its workers, has failed.
 
-    Attributes:
-        kind: What happened.
-        nodes: Ranks of the nodes where it happened.
-        code: A worker's exit code (negative: the signal that killed it), an agent's
-            signal number, or the seconds of a wait.
-        text: The cause, in one line; empty if unknown.
-        finished: How many nodes had finished, which prevented a restart.
-        time: Seconds since 1970; 0 from the coordinator, which has no clock.
-        by: Rank of the node that noticed it; -1 if it is none of the job's nodes.
-        worker: The failed worker, if it is about one.
+    ``code`` is a worker's exit code (negative: the signal that killed it), an agent's
+    signal number, or the seconds of a wait.
     """
 
     kind: Kind
-    nodes: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()  # ranks of the nodes where it happened
     code: int = 0
-    text: ShortText = ""
-    finished: int = 0
-    time: float = 0.0
-    by: int = -1
+    text: ShortText = ""  # the cause, in one line; empty if unknown
+    finished: int = 0  # how many nodes had finished, which prevented a restart
+    time: float = 0.0  # seconds since 1970; 0 from the coordinator, which has no clock
+    by: int = -1  # rank of the node that noticed it; -1 if it is none of the job's
     worker: WorkerPart | None = None
 
     def check(self) -> None:

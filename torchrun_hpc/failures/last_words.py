@@ -59,17 +59,11 @@ _SOURCE = re.compile(r"\[\S+\.(cc|cpp|cu|h|hpp):\d+\] ")  # from torch and gloo
 
 
 class LastWords(NamedTuple):
-    """The last lines of a worker.
+    """The last lines of a worker."""
 
-    Attributes:
-        cause: Why it ended, in one line; empty if it wrote nothing.
-        lines: What to show; the last one is the newest.
-        is_traceback: Whether a traceback or a crash report ended it.
-    """
-
-    cause: str = ""
-    lines: tuple[str, ...] = ()
-    is_traceback: bool = False
+    cause: str = ""  # why it ended, in one line; empty if it wrote nothing
+    lines: tuple[str, ...] = ()  # what to show; the last one is the newest
+    is_traceback: bool = False  # whether a traceback or a crash report ended it
 
 
 def last_words(tail: bytes, code: int) -> LastWords:
@@ -91,7 +85,6 @@ def last_words(tail: bytes, code: int) -> LastWords:
 
 
 def _lines(tail: bytes) -> list[str]:
-    """Split the text into lines; a traceback begins with a line of its own."""
     text = _COLOUR.sub("", tail.decode(errors="backslashreplace"))
     text = _RANK.sub(r"\1", _LINE_END.sub("\n", text))
     text = _BEFORE_HEADER.sub(r"\1\n", text).rstrip()
@@ -101,7 +94,7 @@ def _lines(tail: bytes) -> list[str]:
 def _traceback(lines: Sequence[str], most: int) -> LastWords | None:
     """Return the last traceback that ended the process, and the chain before it.
 
-    At most ``most`` lines can follow it: the process may have survived an earlier one.
+    At most ``most`` lines can follow: the process may have survived an earlier one.
     """
     first = start = None
     before = ""
@@ -139,8 +132,7 @@ def _of_group(block: Sequence[str]) -> str:
 def _crash(lines: Sequence[str]) -> LastWords | None:
     """Return why a process crashed, and the innermost frames of a thread.
 
-    This is the current thread. If it runs no Python, it is the main thread, which comes
-    last.
+    It is the current thread, or the main thread if that runs no Python.
     """
     fatal = _last(_FATAL, lines)
     if fatal is None:
@@ -166,12 +158,10 @@ def _last(text: str, lines: Sequence[str]) -> int | None:
 
 
 def _what(lines: Sequence[str]) -> list[str]:
-    """Return the lines in which C++ describes an exception."""
     return [line for line in lines if line.strip().startswith(_WHAT)]
 
 
 def _limited(words: LastWords) -> LastWords:
-    """Cut long parts, and make control characters visible."""
     lines = words.lines
     left_out = len(lines) - _SHOWN + 1
     if left_out > 1:

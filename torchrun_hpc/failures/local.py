@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 
 class LocalWorld:
-    """One node's view of the end of such a world.
+    """One node's view of the end of such a world, like `SchedulerRendezvous`.
 
-    Its attributes are those of `SchedulerRendezvous`. Each node reports; the reporter's
-    node writes the outcome (``is_certain``). ``restarts`` counts failed workers of this
-    node.
+    The reporter's node writes the outcome (``is_certain``). ``restarts`` counts failed
+    workers of this node.
     """
 
     took_part = reports = True

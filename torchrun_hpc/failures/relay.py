@@ -1,9 +1,9 @@
 """The stderr of workers: passed on to the agent's stderr, and its end kept.
 
-Each worker has a pipe, for which the agent has a thread. Everything is passed on at
-once, byte for byte. If nobody reads the agent's stderr, a worker waits, as it would
-without a pipe. If stderr is a terminal, or the same file as stdout, there is no pipe,
-because it would change the order of the two streams.
+Each worker has a pipe and a thread of the agent. Everything is passed on at once, byte
+for byte. If nobody reads the agent's stderr, a worker waits, as it would without a
+pipe. If stderr is a terminal, or the same file as stdout, there is no pipe: it would
+change the order of the two streams.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ class Relay:
     def start(self, popen: Callable[[Any], Any], *, is_shown: bool = True) -> Any:
         """Start a worker, and pass on its stderr if possible.
 
-        ``popen`` gets an open file for the worker's stderr, or ``None`` for the default
-        one, and returns an object with a ``pid``. Unless ``is_shown``, stderr is only
-        read.
+        ``popen`` gets an open file for it, or ``None`` for the default one, and returns
+        an object with a ``pid``. Unless ``is_shown``, stderr is only read.
         """
         pipe = None
         if not (self.unread and is_shown):
@@ -76,8 +75,7 @@ class Relay:
     def end_of(self, pid: int) -> tuple[bytes, float]:
         """Return the end of what an ended worker wrote, and when it failed.
 
-        This is the time of the last traceback or crash in it, in seconds since 1970, or
-        0.
+        That is the time of its last traceback or crash, in seconds since 1970, or 0.
         """
         pipe = self._pipes[pid]
         pipe.read()
@@ -96,8 +94,8 @@ class Relay:
         """Pass on the rest; leave later text to a separate process.
 
         Wait up to ``timeout`` seconds for the end of the pipes. Everything read is
-        passed on, however long that takes: without a pipe, the workers would also have
-        waited.
+        passed on, however long that takes: the workers would also have waited without a
+        pipe.
         """
         end = time.monotonic() + timeout
         for pipe in self._pipes.values():
@@ -109,12 +107,7 @@ class Relay:
 
 
 class _Pipe:
-    """The stderr of one worker; its thread also passes on what other threads read.
-
-    Attributes:
-        failed_at: When it wrote a traceback; 0 if it did not.
-        is_left_behind: Whether another process passes on later text.
-    """
+    """The stderr of one worker; its thread also passes on what other threads read."""
 
     def __init__(self, clock: Callable[[], float], *, is_shown: bool) -> None:
         self.tail = bytearray()
@@ -166,8 +159,7 @@ class _Pipe:
     def _pass_on(self, piece: bytes) -> None:
         """Write a piece, and the rest of its last line, before others write.
 
-        A piece below ``PIPE_BUF`` is complete. After a longer one, the worker is about
-        to write the rest.
+        A piece below ``PIPE_BUF`` is complete. The rest of a longer one follows soon.
         """
         end = time.monotonic() + _REST_TIMEOUT
         is_long = len(piece) >= select.PIPE_BUF
@@ -178,7 +170,6 @@ class _Pipe:
                 streams.copy(piece)
 
     def _next(self, end: float) -> bytes:
-        """Wait for the next piece; return an empty one at the end or the time limit."""
         while not self._unwritten and not self.is_left_behind:
             rest = min(end - time.monotonic(), _INTERVAL)
             if rest < 0:

@@ -43,14 +43,10 @@ class Attempt(NamedTuple):
 class Watch:
     """Watches the workers, in its own thread.
 
-    Torch's agent looks only every ``--monitor-interval``. It then stops the other
-    workers first, which may take long.
+    Torch's agent looks only every ``--monitor-interval``, and first stops the others.
 
-    Attributes:
-        on_begin: Gets the workers of each attempt.
-        on_failure: Gets each failure, the first one first. Several threads call it, but
-            never two at a time.
-        has_failed: Whether a worker of this attempt has failed.
+    ``on_begin`` gets the workers of each attempt, ``on_failure`` each failure: the
+    first one first, one call at a time.
     """
 
     def __init__(self, relay: Relay) -> None:
@@ -92,9 +88,8 @@ class Watch:
     def stopping(self, *, look: bool) -> None:
         """Note that the workers are being stopped, which is no failure.
 
-        With ``look``, a worker may already have failed. Then watch the others to their
-        end: they may have failed with it. Otherwise watch only workers that have
-        written a traceback and may be about to end.
+        With ``look``, a worker may already have failed, and the others with it: watch
+        all to their end. Otherwise watch only those that have written a traceback.
         """
         with self._lock:
             if not look:
@@ -138,10 +133,7 @@ class Watch:
                     self.on_failure(self._brief(failure), self._attempt)
 
     def _failure(self, worker: Worker, code: int) -> Failure:
-        """Describe a failure, without a signal that only shortened the teardown.
-
-        The worker had already failed, and the agent then stopped all workers.
-        """
+        """Describe a failure, without a signal that only shortened the teardown."""
         failure = describe_failure(worker, code, self._relay)
         is_terminated = signal_of(code) == signal.SIGTERM
         if is_terminated and failure.time <= self._stopped_since < _NEVER:
@@ -149,7 +141,6 @@ class Watch:
         return failure
 
     def _brief(self, failure: Failure) -> Failure:
-        """Leave out the lines of a failure that equals an earlier one."""
         is_known = failure.signature in self._known
         self._known.add(failure.signature)
         return failure.brief if is_known else failure

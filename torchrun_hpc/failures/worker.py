@@ -21,24 +21,17 @@ _LARGEST = 2**24  # bytes of a file from `@record`: a traceback may be long
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker of this node.
-
-    Attributes:
-        exit_code: Returns its exit code, ``None`` while it runs.
-        log: The file for its stderr; empty without one.
-        error_file: The file in which ``@record`` describes an exception.
-        nodes: Number of nodes with workers.
-    """
+    """A worker of this node."""
 
     rank: int
     size: int
     node: int
     local_rank: int
     pid: int
-    exit_code: Callable[[], int | None]
-    log: str = ""
-    error_file: str = ""
-    nodes: int = 1
+    exit_code: Callable[[], int | None]  # returns its exit code, ``None`` while it runs
+    log: str = ""  # the file for its stderr; empty without one
+    error_file: str = ""  # the file in which ``@record`` describes an exception
+    nodes: int = 1  # those with workers
 
 
 def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
@@ -68,7 +61,6 @@ def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
 
 
 def _end_of_file(path: str) -> tuple[bytes, float]:
-    """Return the end of a file, and its modification time."""
     with open(path, "rb", opener=files.opened) as file:
         return end_of(file.fileno()), os.fstat(file.fileno()).st_mtime
 

@@ -16,11 +16,9 @@ SHARED = {
 
 
 def file_system(path: Path, mounts: str) -> str:
-    """Return the type of a path's file system, or ``unknown``.
+    """Return the type of an absolute path's file system, or ``unknown``.
 
-    Args:
-        path: An absolute path without links.
-        mounts: The text of ``/proc/self/mountinfo``.
+    ``mounts`` is the text of ``/proc/self/mountinfo``. The path has no links.
     """
     nearest, kind = "", "unknown"
     for line in mounts.splitlines():

@@ -1,7 +1,6 @@
 """The network as this node sees it: interfaces, names, routes, ports.
 
-Interfaces, names and routes of a `Network` are functions. So a plan asks the machine
-only for the facts that it needs, and a test describes a node with dictionaries.
+A `Network` has functions, so that a plan asks only for the facts that it needs.
 """
 
 from __future__ import annotations
@@ -28,21 +27,13 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface of this node.
+    """A network interface of this node."""
 
-    Attributes:
-        name: Its exact name (``ib0``), with a label if it has one (``eth0:1``).
-        addresses: Its addresses, each with the prefix length of its network.
-        up: Whether it is up and running.
-        mtu: Bytes per packet; 0 if unknown.
-        speed_mbit: Megabits per second, from its driver; 0 if unknown.
-    """
-
-    name: str
+    name: str  # ``ib0``; ``eth0:1`` with a label
     addresses: tuple[ipaddress.IPv4Interface | ipaddress.IPv6Interface, ...]
-    up: bool = True
-    mtu: int = 0
-    speed_mbit: int = 0
+    up: bool = True  # up and running
+    mtu: int = 0  # bytes per packet; 0 if unknown
+    speed_mbit: int = 0  # from its driver; 0 if unknown
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,6 @@ class Network:
     """The network of this node.
 
     Attributes:
-        list_interfaces: Returns all interfaces of this node.
         resolve: Returns the addresses of a host name; none if it does not resolve.
         source_toward: Returns the kernel's source address toward an address; ``None``
             without a route. Sends nothing.
@@ -140,10 +130,7 @@ def _is_reachable(address: Address) -> bool:
 
 
 def this_node() -> Network:
-    """Describe this node's network.
-
-    Interfaces and each name are looked up once, because a second answer could differ.
-    """
+    """Describe this node's network; look each name up once, as answers can differ."""
     interfaces, names = functools.cache(_interfaces), functools.cache(resolve)
     return Network(interfaces, names, source_toward)
 
@@ -195,16 +182,7 @@ def source_toward(address: Address) -> Address | None:
 
 
 def path_problem(address: str | None, host: str) -> tuple[str, bool]:
-    """Return why this node may get no answer.
-
-    Args:
-        address: This node's address for the job; ``None`` if unknown.
-        host: Address or name of the node that does not answer.
-
-    Returns:
-        The reason, or an empty text; and whether it is certain, because the interface
-        of ``address`` is down.
-    """
+    """Return why a host can be silent, or an empty text; and whether it is certain."""
     import psutil  # noqa: PLC0415 - slow to import
 
     here = this_node()
@@ -230,15 +208,10 @@ def path_problem(address: str | None, host: str) -> tuple[str, bool]:
 
 
 def bound_socket(address: str, port: int) -> socket.socket:
-    """Bind a socket to one address, like torch's store.
-
-    Args:
-        address: An IPv4 or IPv6 address of this node.
-        port: Port; 0 for any free one.
+    """Bind a socket to one address of this node, like torch's store; port 0 is any.
 
     Raises:
-        OSError: The port is taken, or not permitted, or this node does not have the
-            address.
+        OSError: The port is taken or not permitted, or this node lacks the address.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
@@ -276,7 +249,7 @@ def free_port(address: str) -> int:
 def port_problem(address: str, port: int) -> str:
     """Return why this process cannot listen on an address and port; empty if it can.
 
-    The socket is bound but does not listen, so that no waiting client connects to it.
+    The socket does not listen, so that no waiting client connects to it.
     """
     error = _binding_error(address, port)
     if error is not None and error.errno == errno.EADDRINUSE:
@@ -329,8 +302,7 @@ def local_ports() -> tuple[int, int]:
 def reserved_ports() -> str:
     """Return the ports that Linux assigns only on request: ``20000-20010,25000``.
 
-    The text is empty if there are none, or if they are unknown. See
-    ip_local_reserved_ports in the same document.
+    See ip_local_reserved_ports in the same document. If unknown, the text is empty.
     """
     known = (procfs.read(f"{_SYSCTL}/ip_local_reserved_ports") or "").strip()
     return known if re.fullmatch("[0-9,-]*", known) else ""

@@ -32,12 +32,7 @@ class Gpu:
 
 
 def gpus() -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs, and their driver's release.
-
-    Raises:
-        ImportError: The library is missing.
-        Exception: The library found no driver.
-    """
+    """Return the GPUs, and their driver's release; without library or driver, raise."""
     import pynvml as nvml  # noqa: PLC0415 - of an extra
 
     def ask(question: Callable[..., Any], *about: Any, instead: Any) -> Any:

@@ -33,11 +33,7 @@ _RESULTS = {0: Resolver.ANSWERS, 3: Resolver.DOWN, 4: Resolver.SILENT}  # exit c
 
 
 class ResolverCheck:
-    """A query like torch's, in a process of its own.
-
-    Args:
-        network: This node's network, whose first IPv4 address is looked up.
-    """
+    """A query for the name of this node's first IPv4 address, in its own process."""
 
     def __init__(self, network: Network) -> None:
         self._start = time.monotonic()

@@ -29,18 +29,11 @@ _L3 = "3"
 
 @dataclass(frozen=True)
 class Core:
-    """A core with the CPUs that this process may use.
+    """A core with the CPUs that this process may use."""
 
-    Attributes:
-        cpus: Numbers of its CPUs (hardware threads), in ascending order.
-        node: Number of its NUMA node; 0 if unknown.
-        cache: CPUs that share its L3 cache, in Linux's form: ``0-7,64-71``; empty if
-            unknown.
-    """
-
-    cpus: tuple[int, ...]
-    node: int = 0
-    cache: str = ""
+    cpus: tuple[int, ...]  # numbers of its CPUs (hardware threads), in ascending order
+    node: int = 0  # number of its NUMA node; 0 if unknown
+    cache: str = ""  # CPUs that share its L3 cache: ``0-7,64-71``; empty if unknown
 
     @property
     def domain(self) -> tuple[int, str]:
@@ -50,38 +43,23 @@ class Core:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of the node.
+    """A GPU of the node."""
 
-    Attributes:
-        address: Its PCI address: ``0000:c1:00.0``.
-        cpus: Numbers of its local CPUs; empty if unknown.
-        uuid: Its name in a list of visible devices: ``GPU-...``; empty if unknown.
-        is_usable: Whether this process may open it.
-        is_amd: Whether it is AMD's; otherwise it is NVIDIA's.
-        model: Its name; empty if unknown.
-    """
-
-    address: str
-    cpus: frozenset[int]
-    uuid: str = ""
-    is_usable: bool = True
-    is_amd: bool = False
+    address: str  # PCI address: ``0000:c1:00.0``
+    cpus: frozenset[int]  # its local CPUs; empty if unknown
+    uuid: str = ""  # in a list of visible devices: ``GPU-...``; empty if unknown
+    is_usable: bool = True  # whether this process may open it
+    is_amd: bool = False  # otherwise it is NVIDIA's
     model: str = ""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The node, as this process sees it.
+    """The node, as this process sees it."""
 
-    Attributes:
-        cores: The cores of the affinity mask.
-        gpus: All GPUs of the node, in CUDA's or ROCm's order.
-        cpus: Number of the node's online CPUs; 0 if unknown.
-    """
-
-    cores: tuple[Core, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
-    cpus: int = 0
+    cores: tuple[Core, ...] = ()  # the cores of the affinity mask
+    gpus: tuple[Gpu, ...] = ()  # all GPUs of the node, in CUDA's or ROCm's order
+    cpus: int = 0  # number of the node's online CPUs; 0 if unknown
 
     @property
     def mask(self) -> frozenset[int]:
@@ -95,12 +73,7 @@ class Topology:
 
 
 def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topology:
-    """Describe this node.
-
-    Args:
-        root: The folder that has ``sys``, ``proc`` and ``dev``.
-        mask: The CPUs that this process may run on; by default its affinity mask.
-    """
+    """Describe this node; the folder ``root`` has ``sys``, ``proc`` and ``dev``."""
     cpus = sorted(own_cpus() if mask is None else mask)
     online = len(_cpus(root / _CPUS / "online"))
     return Topology(tuple(_cores(root, cpus)), (*_nvidia(root), *_amd(root)), online)
@@ -122,11 +95,7 @@ def gpu_files() -> int:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Read a list of CPUs in Linux's form: ``0-3,8``.
-
-    Raises:
-        ValueError: The text has another form.
-    """
+    """Read a list of CPUs in Linux's form: ``0-3,8``; raise `ValueError` for others."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -166,7 +135,6 @@ def _cache(folder: Path) -> frozenset[int]:
 
 
 def _nvidia(root: Path) -> Iterator[Gpu]:
-    """Yield NVIDIA GPUs in the order of their PCI addresses."""
     for folder in sorted((root / _NVIDIA).glob("*:*")):
         lines = (
             line.split(":", 1) for line in _text(folder / "information").split("\n")
@@ -221,7 +189,6 @@ def _cpus(path: Path) -> frozenset[int]:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

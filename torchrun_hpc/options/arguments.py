@@ -84,12 +84,7 @@ def variable_of(dest: str) -> str:
 def by_variable(
     values: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, Setting]:
-    """Return the options set by variables, without those of ours that are off.
-
-    Args:
-        values: Parsed values, by the names of the options.
-        environ: Environment of this process.
-    """
+    """Return the options set by variables, without those of ours that are off."""
     return {
         dest: Setting(value, variable_of(dest))
         for dest, value in values.items()
@@ -108,14 +103,7 @@ def of_setup(environ: Mapping[str, str]) -> Options:
 def add_option(
     group: Any, dest: str, kind: Any, environ: Mapping[str, str], **about: Any
 ) -> None:
-    """Add an option. Its variable, if it has one, gives the default.
-
-    Args:
-        group: A group of a parser.
-        dest: Name in the parsed arguments.
-        kind: Type of the value; ``bool`` for a flag.
-        environ: Environment of this process.
-        about: Help texts.
+    """Add an option (``bool``: a flag), whose variable, if any, gives the default.
 
     Raises:
         ValueError: The variable of a flag is not a number.
@@ -160,15 +148,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def with_ours(
     make: Callable[[], argparse.ArgumentParser], environ: Mapping[str, str]
 ) -> argparse.ArgumentParser:
-    """Return torchrun's parser with our options added, and first.
-
-    Args:
-        make: Returns torchrun's parser.
-        environ: Environment of this process.
-
-    Raises:
-        LaunchError: The variable of a flag is not a number.
-    """
+    """Return torchrun's parser with our options added, and first."""
     try:
         parser = make()
         add_ours(parser, environ)
@@ -196,7 +176,6 @@ def wrong_line(message: str) -> LaunchError:
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """Refuse a command line; ``message`` is argparse's."""
     unknown = message.partition("unrecognized arguments: ")[2].split()
     if unknown:
         name = unknown[0].partition("=")[0]

@@ -1,7 +1,6 @@
-"""The command line, parsed without torch.
+"""The command line, parsed without torch, with the options of all torchrun releases.
 
-The parser knows the options of all torchrun releases, and reads them with the same
-library as torchrun. `torchrun_parser` then checks them with the installed release.
+`torchrun_parser` then checks them with the installed release.
 """
 
 from __future__ import annotations
@@ -41,14 +40,12 @@ class CommandLine:
         options: The options that are set. An empty value, or 0 in the variable of a
             flag, counts as not set.
         script: The script, the module or the program; empty if there is none.
-        arguments: Those of the script.
-        unknown: Words before the script that are an option of no known release.
-            If one takes a value, that value is mistaken for the script.
-        wants_help: Whether torchrun is to print something and end. Then nothing else is
+        unknown: Words before the script that are an option of no known release. If one
+            takes a value, that value is mistaken for the script.
+        wants_help: Whether torchrun will print something and end. Then nothing else is
             known.
-        problem: Why the command line cannot be parsed: a value is wrong or missing, an
-            abbreviation has two meanings, or the variable of a flag is no number. Then
-            only some variables are known.
+        problem: Why the command line cannot be parsed. Then only some variables are
+            known.
     """
 
     options: Options = field(default_factory=Options)
@@ -62,13 +59,7 @@ class CommandLine:
 def parse(
     argv: Sequence[str], environ: Mapping[str, str], *, has_job: bool = True
 ) -> CommandLine:
-    """Parse a command line.
-
-    Args:
-        argv: Arguments, without the program's name.
-        environ: Environment of this process.
-        has_job: Whether a scheduler knows the number of nodes.
-    """
+    """Parse a command line; ``has_job``: a scheduler knows the number of nodes."""
     try:
         parser = _parser(environ)
         own, script_args = split(parser, argv)
@@ -92,14 +83,7 @@ def explicit(
 ) -> dict[str, Setting]:
     """Return the options that the user set, each with the option or variable.
 
-    Args:
-        parser: A parser of torchrun's command line.
-        own: The words before the script's arguments.
-        args: What the parser returns for them.
-        environ: Environment of this process.
-
-    Raises:
-        LaunchError: An option has no value.
+    ``own`` are the words before the script's arguments, ``args`` their parsed values.
     """
     given = by_variable(vars(args), environ)
     # argparse does not replace existing values of a namespace with defaults.
@@ -117,17 +101,10 @@ def explicit(
 def split(
     parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Split a command line after the script.
+    """Split a command line into the words up to the script, and its arguments.
 
-    The parser must not see the script's arguments, because argparse would find
-    ambiguous abbreviations among them.
-
-    Args:
-        parser: Raises LaunchError if a command line is wrong.
-        argv: Arguments, without the program's name.
-
-    Returns:
-        The words before, with the script, and the script's arguments.
+    The parser, which raises `LaunchError`, must not see the script's arguments:
+    argparse would find ambiguous abbreviations among them.
     """
     for end in range(1, min(len(argv), _LONGEST) + 1):
         try:
@@ -159,11 +136,6 @@ def _want_help(*_: Any) -> NoReturn:
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return a parser for the options of all releases of torchrun, and ours.
-
-    Raises:
-        LaunchError: The variable of a flag is not a number.
-    """
     parser = with_ours(functools.partial(_torchruns, environ), environ)
     parser.print_help = _want_help  # type: ignore[assignment, method-assign]
     return parser

@@ -1,7 +1,7 @@
 """The options that the user has set: each one is a field of `Options`.
 
-Of torchrun's options, only those that a decision here needs have a field. Our own begin
-with ``hpc_``, and their fields also have the text of ``--help``.
+Of torchrun's options, only those that a decision here needs have a field. The fields of
+ours, ``hpc_``, also have the text of ``--help``.
 """
 
 from __future__ import annotations
@@ -46,14 +46,8 @@ class Options:
     ``"nnodes" in options`` is true if the user has set an option. ``options["nnodes"]``
     is written as the user did: ``--nnodes=4``.
 
-    Attributes:
-        given: The user's options, also those without a field, by their names in
-            torchrun's parsed arguments.
-        of_site: The site's options, by the same names.
-        wrong: Why some of them are wrong; these have their defaults here.
-        backend: The kind of rendezvous that torchrun itself would take.
-        endpoint: The explicit place of c10d or the static rendezvous.
-        rdzv_conf: ``--rdzv-conf``.
+    ``given``, ``of_site`` and ``wrong`` have torchrun's names; ``given`` also has
+    options without a field. A ``wrong`` option has its default here.
     """
 
     given: Mapping[str, Setting] = field(default_factory=dict)
@@ -233,12 +227,7 @@ class Options:
         return read({k: v for k, v in self.given.items() if k not in names})
 
     def with_site(self, site: str, defaults: Mapping[str, str]) -> Options:
-        """Return the options with a site's defaults.
-
-        Args:
-            site: Name of the site.
-            defaults: Values as text, by the names of the options.
-        """
+        """Return the options with a site's defaults, which are text by option name."""
         of_site = {
             name: Setting(value, f"site {site}: {name.removeprefix('hpc_')}")
             for name, value in defaults.items()
@@ -258,13 +247,9 @@ _FIELDS = frozenset(each.name for each in fields(Options) if each.metadata)
 
 
 def read(given: Mapping[str, Setting], *, has_job: bool = True) -> Options:
-    """Read what the user has set.
+    """Read what the user has set, as text or with the type of torchrun's parser.
 
-    Args:
-        given: Options by their names in torchrun's parsed arguments. A value is text,
-            or has the type that torchrun's parser returns.
-        has_job: Whether a scheduler knows the number of nodes. Otherwise torchrun's
-            default for several nodes is the static rendezvous.
+    Without a job, torchrun's default for several nodes is the static rendezvous.
     """
     found = {name: each.value for name, each in given.items() if name in _FIELDS}
     problems: dict[str, LaunchError] = {}

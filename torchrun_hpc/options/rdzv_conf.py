@@ -1,7 +1,6 @@
 """The value of ``--rdzv-conf``, read and written like torch does.
 
-Only the keys of the chosen backend are checked. Other keys, and the keys of a backend
-that is not torch's, can have any value.
+Only the keys of the chosen backend, if it is torch's, are checked.
 """
 
 from __future__ import annotations
@@ -49,23 +48,14 @@ _READ_BY = {C10D: _OF_C10D, STATIC: ("timeout",)}
 
 @dataclass(frozen=True)
 class RdzvConf:
-    """The pairs of ``--rdzv-conf``.
-
-    Attributes:
-        pairs: The user's keys and values.
-        uses_file: Whether c10d's store is a file, so that the endpoint is a path.
-        is_host: Whether this node hosts c10d; ``None`` if not given.
-        join_timeout: Seconds for the nodes to join; ``None`` if not given.
-        keep_alive_interval: Seconds between two signs of life; ``None`` if not given.
-        keep_alive_max_attempt: Missing signs after which a node is lost; the same.
-    """
+    """The pairs of ``--rdzv-conf``; ``None`` if not given."""
 
     pairs: Mapping[str, str] = field(default_factory=dict)
-    uses_file: bool = False
-    is_host: bool | None = None
-    join_timeout: int | None = None
-    keep_alive_interval: int | None = None
-    keep_alive_max_attempt: int | None = None
+    uses_file: bool = False  # c10d's store is a file: the endpoint is a path
+    is_host: bool | None = None  # whether this node hosts c10d
+    join_timeout: int | None = None  # seconds for the nodes to join
+    keep_alive_interval: int | None = None  # seconds between signs of life
+    keep_alive_max_attempt: int | None = None  # missing signs of a lost node
 
     def filled(self, **defaults: object) -> str:
         """Write it again, with defaults for keys that are not there."""
@@ -75,16 +65,7 @@ class RdzvConf:
 
 
 def read(setting: Setting, backend: str) -> RdzvConf:
-    """Read ``key=value,key=value``.
-
-    Args:
-        setting: The user's value.
-        backend: The kind of rendezvous that reads it.
-
-    Raises:
-        LaunchError: It has another form, a key that is an option, or a value that the
-            backend could not read.
-    """
+    """Read ``key=value,key=value``; refuse what the backend could not read."""
     pairs = _pairs(setting)
     uses_file = backend == C10D and pairs.get("store_type", "").lower() == "file"
     keys = _OF_C10D[:-2] if uses_file else _READ_BY.get(backend, ())

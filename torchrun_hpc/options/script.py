@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(name: str, options: Options, environ: Mapping[str, str]) -> None:
-    """Check that the script or the program is there.
-
-    Raises:
-        LaunchError: It is not.
-    """
+    """Check that the script or the program is there."""
     if options.no_python:
         check_program(name, environ)
     elif not (options.module or options.hpc_dry_run):
@@ -29,11 +25,7 @@ def check(name: str, options: Options, environ: Mapping[str, str]) -> None:
 
 
 def check_program(name: str, environ: Mapping[str, str]) -> None:
-    """Check that the program of ``--no-python`` is there.
-
-    Raises:
-        LaunchError: It is not.
-    """
+    """Check that the program of ``--no-python`` is there."""
     import shutil  # noqa: PLC0415 - slow to import
 
     if shutil.which(name, path=environ.get("PATH", os.defpath)) is None:
@@ -49,9 +41,6 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
 
     It can be a file, or a folder or an archive with ``__main__.py``. With
     ``PYTHON_EXEC``, nothing is checked: that Python may see other files.
-
-    Raises:
-        LaunchError: Python does not find it.
     """
     if name.startswith("-") or environ.get("PYTHON_EXEC"):
         return  # an option of Python, or standard input
@@ -75,10 +64,7 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
 
 
 def _near(path: Path) -> str:
-    """Ask for a similar name in the same folder, or for the only file of this name.
-
-    Such a file is in the working folder, or in a folder there.
-    """
+    """Ask for a similar name in the same folder, or for the only file of this name."""
     try:
         similar = near(str(path), map(str, path.parent.glob("*.py")))
         places = [Path(path.name), *Path().glob(f"*/{glob.escape(path.name)}")]

@@ -1,7 +1,4 @@
-"""The installed torchrun's parser plus the ``--hpc-*`` group.
-
-So every option, spelling, default and ``PET_*`` variable is the same as with torchrun.
-"""
+"""The installed torchrun's parser plus the ``--hpc-*`` group."""
 
 from __future__ import annotations
 
@@ -26,26 +23,15 @@ if TYPE_CHECKING:
 
 
 def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return torchrun's parser with our options added.
+    """Return torchrun's parser with our options added; refuse wrong flags.
 
-    Args:
-        environ: Environment of this process. Of its own options, torch reads the
-            variables from ``os.environ``.
-
-    Raises:
-        LaunchError: A ``PET_*`` variable of a flag is not a number: torch reads it
-            while it makes the parser.
+    Of its own options, torch reads the variables from ``os.environ``.
     """
     return with_ours(torch_run.get_args_parser, environ)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """Parse a command line, without the program's name.
-
-    Raises:
-        LaunchError: The command line, or a ``PET_*`` variable, is wrong.
-        SystemExit: The user asks for help (0).
-    """
+    """Parse a command line, without the program's name; it ends if it asks for help."""
     torchrun = parser(environ)
     own, script_args = command_line.split(torchrun, argv)
     args = torchrun.parse_args(own)
@@ -56,16 +42,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace
 def explicit(
     args: argparse.Namespace, argv: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, Setting]:
-    """Return the options that the user set, each with the option or variable.
-
-    Args:
-        args: The parsed ``argv``.
-        argv: Arguments, without the program's name.
-        environ: Environment of this process.
-
-    Raises:
-        LaunchError: An option has no value.
-    """
+    """Return the options that the user set, each with the option or variable."""
     torchrun = parser(environ)
     own, _ = command_line.split(torchrun, argv)
     return command_line.explicit(torchrun, own, args, environ)
@@ -74,8 +51,8 @@ def explicit(
 def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Setting]:
     """Return the arguments that are set, of a program that parses its own.
 
-    Arguments at torchrun's defaults are ours to fill in. The rank of the node is
-    left out: 0 is the default, so it would count as set on all nodes but the first.
+    Arguments at torchrun's defaults are ours to fill in. So is the node rank: 0 is the
+    default, so it would count as set on all nodes but the first.
     """
     torchrun = parser(environ)
     kinds: dict[str, Any] = {a.dest: a.type or str for a in torchrun._actions}

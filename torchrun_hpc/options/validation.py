@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 
 
 def number_of_workers(options: Options, value: int | str) -> int:
-    """Return the number of workers on this node.
+    """Return the number of workers on this node; refuse devices that are not there.
 
-    Args:
-        options: The user's options.
-        value: ``--nproc-per-node``, which a program may have changed since.
-
-    Raises:
-        LaunchError: The value is wrong, or it counts devices that are not there.
+    A program may have changed ``value``, which is ``--nproc-per-node``.
     """
     try:
         return int(torch_run.determine_local_world_size(str(value)))
@@ -60,9 +55,6 @@ def check_options(args: argparse.Namespace, options: Options) -> None:
     """Check the options whose right values only this torch knows.
 
     A value that torch only warns of is right.
-
-    Raises:
-        LaunchError: A value is wrong.
     """
     for dest, problem in _problems(args):
         name = options.given.get(dest) or f"--{dest}={getattr(args, dest)}"
@@ -92,11 +84,7 @@ def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
 def check_configuration(
     args: argparse.Namespace, options: Options, environ: Mapping[str, str]
 ) -> None:
-    """Let torch read all arguments, and check the script, before the start.
-
-    Raises:
-        LaunchError: A value is wrong; torch's words say why.
-    """
+    """Let torch read all arguments, and check the script, before the start."""
     trial: Any = copy.copy(args)
     with tempfile.TemporaryDirectory() as folder:
         # Without --log-dir, torch makes a folder for logs.

@@ -1,7 +1,6 @@
 """The values of options: their types and readers.
 
-A reader takes a `Setting`, so that its message names the option or the variable. It
-raises `LaunchError` if the value is wrong.
+A reader takes a `Setting`. It raises `LaunchError` if the value is wrong.
 """
 
 from __future__ import annotations
@@ -65,13 +64,7 @@ class HostPort(NamedTuple):
 
 
 def reader(read: Callable[[Any], Any], wrong: str = "") -> Reader:
-    """Return a reader.
-
-    Args:
-        read: Returns the value, or raises ``ValueError``, whose text comes before
-            ``wrong``.
-        wrong: The message after the option.
-    """
+    """Return a reader; the message has the option, the `ValueError`, and ``wrong``."""
 
     def read_setting(setting: Setting) -> Any:
         try:
@@ -120,7 +113,6 @@ def _word(value: str, known: Collection[str]) -> str:
 
 
 def _workers(value: int | str) -> int | str:
-    """Read a number, or a word that torch understands."""
     try:
         number = int(value)
     except ValueError:
@@ -129,7 +121,6 @@ def _workers(value: int | str) -> int | str:
 
 
 def _signals(value: str) -> tuple[str, ...]:
-    """Read names of signals; torch only warns of unknown ones."""
     found = split_names(value)
     for name in found:
         number = getattr(signal, name, signal.SIGTERM)

@@ -1,7 +1,6 @@
 """``--hpc-bind``: the division of the affinity mask among the workers.
 
-No two workers share a CPU, and cores stay whole. The result depends on mask, topology,
-visible GPUs, and the number of workers.
+No two workers share a CPU, and cores stay whole.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ def plan(inputs: Inputs) -> Binding | None:
 def _divided(
     node: Node, how: str, environ: Mapping[str, str]
 ) -> tuple[tuple[Share, ...], str]:
-    """Return the CPUs of each worker, and why they do not follow the GPUs."""
     instead = ""
     if how == BIND_GPU:
         try:
@@ -60,7 +58,6 @@ def _divided(
 
 
 def _problem(inputs: Inputs) -> str:
-    """Return why the mask cannot be divided; empty if it can."""
     options, node = inputs.options, inputs.node
     mask, workers = node.topology.mask, node.workers
     agents = 1 if inputs.job is None else inputs.job.task.local_size
@@ -86,11 +83,6 @@ class _NotByGpuError(Exception):
 
 
 def _gpus_of_workers(node: Node, environ: Mapping[str, str]) -> list[Gpu]:
-    """Return the GPU of each worker.
-
-    Raises:
-        _NotByGpuError: The GPUs are unknown, or too few.
-    """
     known, workers = node.topology.gpus, node.workers
     if not known:
         raise _NotByGpuError("neither NVIDIA's nor AMD's driver shows a GPU here")
@@ -107,9 +99,6 @@ def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
 
     Sources: NVIDIA's CUDA C++ Programming Guide, "CUDA Environment Variables"; AMD's
     "GPU isolation techniques".
-
-    Raises:
-        _NotByGpuError: Their order is unknown, or a list has names of parts of GPUs.
     """
     found = [gpu for gpu in gpus if gpu.is_usable]
     if len({gpu.model for gpu in found}) > 1 and environ.get(_ORDER) != _BY_ADDRESS:
@@ -148,11 +137,7 @@ def _listed(gpus: Sequence[Gpu], name: str, value: str) -> list[Gpu]:
 
 
 def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
-    """Give each worker the CPUs local to its GPU. Workers at one place divide them.
-
-    Raises:
-        _NotByGpuError: A worker would get too few.
-    """
+    """Give each worker the CPUs local to its GPU. Workers at one place divide them."""
     groups: dict[frozenset[int], list[int]] = {}
     for rank, gpu in enumerate(gpus):
         groups.setdefault(gpu.cpus, []).append(rank)
@@ -179,9 +164,8 @@ def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
 def divide(cores: Sequence[Core], workers: int) -> list[list[Core]]:
     """Divide cores into parts whose sizes differ by one at most.
 
-    The parts follow each other, NUMA node by NUMA node, L3 domain by L3 domain. The
-    larger ones are chosen so that parts end with a domain. With fewer cores than
-    workers, their CPUs are divided. With fewer CPUs, there are no parts.
+    The parts follow NUMA nodes and L3 domains, and end with a domain if possible. With
+    fewer cores than workers, CPUs are divided. With fewer CPUs, there are no parts.
     """
     firsts: dict[tuple[int, str], tuple[int, ...]] = {}
     for core in sorted(cores, key=lambda core: core.cpus):

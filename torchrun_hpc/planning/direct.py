@@ -29,11 +29,7 @@ _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 def meet_on_one_node(inputs: Inputs) -> Meeting:
-    """Return where the tasks of a step on one node meet.
-
-    Raises:
-        LaunchError: An explicit value does not work.
-    """
+    """Return where the tasks of a step on one node meet."""
     job = inputs.the_job
     port = inputs.free_port or endpoints.port_of(job.launch_id)
     source = "alone" if inputs.free_port else "one node"
@@ -46,11 +42,7 @@ def meet_on_one_node(inputs: Inputs) -> Meeting:
 
 
 def meet_on_several(inputs: Inputs) -> Meeting:
-    """Return where the tasks of a step on several nodes meet.
-
-    Raises:
-        LaunchError: An explicit value does not work.
-    """
+    """Return where the tasks of a step on several nodes meet."""
     job = inputs.the_job
     node_rank, index = messages.place_of(job)
     exported, notes = endpoints.exported_endpoint(inputs, job)
@@ -81,14 +73,6 @@ def meet_on_several(inputs: Inputs) -> Meeting:
 
 
 def _completed(inputs: Inputs, job: Job, where: Meeting, source: str) -> Meeting:
-    """Add the fields that do not depend on the number of nodes.
-
-    Args:
-        inputs: The inputs of the plan.
-        job: The job of ``inputs``.
-        where: Where the tasks meet.
-        source: The source of that.
-    """
     if problem := messages.nested(inputs.environ, job.launch_id):
         raise problem
     node_rank, _ = messages.place_of(job)

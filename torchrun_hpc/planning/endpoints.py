@@ -1,8 +1,4 @@
-"""The endpoint by name: host, port, ``MASTER_ADDR``.
-
-It is the same on all nodes: a function of names and of the launch id. `local_endpoint`
-resolves the names on this node.
-"""
+"""The endpoint by name: host, port, ``MASTER_ADDR``; the same on all nodes."""
 
 from __future__ import annotations
 
@@ -44,25 +40,15 @@ _NOTICES = 4
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The place where the nodes meet, by name.
+    """The place where the nodes meet, by name."""
 
-    Attributes:
-        host: Name or number of the host, rewritten for the site.
-        plain: The host before it was rewritten.
-        port: Its port.
-        node: Index of the node with this name; ``None`` without one.
-        setting: The explicit endpoint; ``None`` if the host was derived.
-        ports: The ports of the launch, by its id.
-        notice_ports: Ports on which a coordinator reports that ``ports`` are taken.
-    """
-
-    host: str
-    plain: str
+    host: str  # name or number of the host, rewritten for the site
+    plain: str  # the host before it was rewritten
     port: int
-    node: int | None
-    setting: Setting | None
-    ports: tuple[int, ...]
-    notice_ports: tuple[int, ...]
+    node: int | None  # index of the node with this name; ``None`` without one
+    setting: Setting | None  # the explicit endpoint; ``None`` if the host was derived
+    ports: tuple[int, ...]  # the ports of the launch, by its id
+    notice_ports: tuple[int, ...]  # to report that ``ports`` are taken
 
 
 def port_of(launch_id: str) -> int:
@@ -82,13 +68,7 @@ def ports_of(launch_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def explicit_endpoint(
     options: Options, host: str, port: int
 ) -> tuple[str, int, Setting | None]:
-    """Return the explicit host and port, and the source of the host.
-
-    Args:
-        options: The user's options.
-        host: The host without an explicit one; then there is no source.
-        port: The port without an explicit one.
-    """
+    """Return the explicit host and port, or these ones, and the source of the host."""
     port = port if options.master_port is None else options.master_port
     endpoint = options.endpoint
     if endpoint is None:
@@ -100,18 +80,10 @@ def explicit_endpoint(
 def endpoint_of(
     inputs: Inputs, job: Job, exported: tuple[str, int, Setting] | None = None
 ) -> Endpoint:
-    """Return where the nodes meet.
+    """Return where the nodes meet; refuse port 0.
 
     The first known host counts: the user's, the scheduler's first node,
     ``MASTER_ADDR``, the machine that the launcher shows.
-
-    Args:
-        inputs: The inputs of the plan.
-        job: The job of ``inputs``.
-        exported: The user's exported endpoint, in direct mode.
-
-    Raises:
-        LaunchError: The port is 0, or there is no host.
     """
     options, ports = inputs.options, ports_of(job.launch_id)
     # The only node of a launch is this one, even if the launcher does not name it.
@@ -160,11 +132,7 @@ def _exported_host(
 
 
 def port_number(text: str, source: str) -> int:
-    """Read a port.
-
-    Raises:
-        LaunchError: It is not a port.
-    """
+    """Read a port, or raise `LaunchError`."""
     return int(values.port(Setting(text, source)))
 
 
@@ -172,10 +140,7 @@ def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
     """Return the machine of the launcher, which node 0 checks.
 
     Of several addresses, the one in the network of this node's own address counts,
-    because gloo will use that network.
-
-    Raises:
-        LaunchError: The launcher shows no address, or several without a clear choice.
+    because gloo will use that network. An unclear choice is refused.
     """
     if not job.head_candidates:
         raise LaunchError(
@@ -206,12 +171,7 @@ def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
 
 
 def network_hint(job: Job, interface: Interface | None = None) -> str:
-    """Return how to name the network, if the launcher shows several.
-
-    Args:
-        job: The job.
-        interface: The interface with this node's address.
-    """
+    """Return how to name the network, if the launcher shows several."""
     if sum(map(is_number, job.head_candidates)) <= 1:
         return ""
     name = interface.name if interface else "INTERFACE"
@@ -232,16 +192,7 @@ def head_hint(inputs: Inputs, job: Job, host: str) -> str:
 
 
 def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
-    """Check that all tasks know rank 0's node.
-
-    Args:
-        job: The job.
-        endpoint: The endpoint by name.
-        option: The remedy, up to the name of rank 0's host.
-
-    Raises:
-        LaunchError: Only rank 0 knows it, and the user has not set it.
-    """
+    """Check that all tasks know rank 0's node; its host completes ``option``."""
     if job.is_ranked or endpoint.setting:
         return
     first = job.own_name if job.task.rank == 0 else "HOST"
@@ -263,13 +214,7 @@ def exported_endpoint(
     """Return the endpoint of ``MASTER_ADDR`` and ``MASTER_PORT``, in direct mode.
 
     Users export them to place rank 0. Hooks of containers export values of another
-    step.
-
-    Returns:
-        Host, port and source, or ``None``; and a note if the endpoint is ignored.
-
-    Raises:
-        LaunchError: The port is not a port.
+    step: these are ignored, with a note.
     """
     address = inputs.environ.get(MASTER_ADDR, "")
     port = inputs.free_port or port_of(job.launch_id)
@@ -324,11 +269,7 @@ def _is_named(address: str, node: str) -> bool:
 
 
 def check_resolves(inputs: Inputs, host: str, setting: Setting | None) -> None:
-    """Check that an explicit host has an address here.
-
-    Raises:
-        LaunchError: It does not resolve.
-    """
+    """Check that an explicit host has an address here."""
     if not inputs.network.resolve(host):
         raise LaunchError(
             "HPC067",

@@ -26,18 +26,14 @@ class Node:
     """A node's resources for its workers.
 
     Attributes:
-        workers: Number of workers on this node; a guess before torch is imported.
-        cpus: Number of CPUs in this process's affinity mask.
-        gpus: Number of GPUs that torch sees here; 0 before it is imported.
         topology: The places of CPUs and GPUs, if the workers will be bound.
-        resolver: Whether this node resolves addresses to names.
         of_release: Variables that correct c10d of the installed torch release.
         incompatible_patches: Names of needed patches that do not fit this torch.
     """
 
-    workers: int = 1
-    cpus: int = 1
-    gpus: int = 0
+    workers: int = 1  # a guess before torch is imported
+    cpus: int = 1  # in this process's affinity mask
+    gpus: int = 0  # as torch sees them; 0 before it is imported
     topology: Topology = field(default_factory=Topology)
     resolver: Resolver = Resolver.UNKNOWN
     of_release: Mapping[str, Setting] = field(default_factory=dict)
@@ -46,34 +42,19 @@ class Node:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a plan.
-
-    Attributes:
-        mode: How the workers start.
-        job: The scheduler's job; ``None`` without one.
-        site: The computing centre; ``None`` if unknown or switched off.
-        network: This node's network.
-        options: The values of the user and the site.
-        environ: The same as in `Preflight`.
-        command: The user's command, for messages.
-        hostname: Name of this machine; empty if unknown.
-        free_port: A free port on this node, for a single worker.
-        promise: The scheduler's promise, see `Preflight`.
-        preload: The modules to import once; ``None`` without the option.
-        node: This node's resources.
-    """
+    """The inputs of a plan; ``environ`` and ``promise`` are those of `Preflight`."""
 
     mode: Mode
-    job: Job | None
-    site: Site | None
+    job: Job | None  # ``None`` without one
+    site: Site | None  # ``None`` if unknown or switched off
     network: Network
-    options: Options
+    options: Options  # of the user and the site
     environ: Mapping[str, str]
-    command: str = ""
-    hostname: str = ""
-    free_port: int = 0
+    command: str = ""  # the user's command, for messages
+    hostname: str = ""  # empty if unknown
+    free_port: int = 0  # on this node, for a single worker
     promise: Promise = field(default_factory=Promise)
-    preload: Preload | None = None
+    preload: Preload | None = None  # ``None`` without the option
     node: Node = field(default_factory=Node)
 
     def lacks(self, patch: str) -> bool:

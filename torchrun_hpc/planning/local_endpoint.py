@@ -22,27 +22,20 @@ class LocalEndpoint:
     """The place where the nodes meet, as this node sees it.
 
     Attributes:
-        host: Name or number of the host, as used here.
-        name: Name of this node, as used here.
-        port: Port of the host.
         connect_host: Number of ``host``, so that torch asks no name server. The name if
             it has several numbers; empty if it has none.
         local_address: This node's address; ``None`` if no known address is reachable
             from other nodes.
-        is_host: Whether this node is the host.
-        used_plain_name: Whether other nodes could use another name or address of the
-            host.
-        warnings: Problems of this node that the launch works around.
     """
 
-    host: str
-    name: str
+    host: str  # its name or number, as used here
+    name: str  # of this node, as used here
     port: int
     connect_host: str
     local_address: Address | None
-    is_host: bool
-    used_plain_name: bool
-    warnings: tuple[Message, ...]
+    is_host: bool  # whether this node is the host
+    used_plain_name: bool  # whether others could use another name or address
+    warnings: tuple[Message, ...]  # problems that the launch survives
 
     def __str__(self) -> str:
         """Return host and port as an endpoint."""
@@ -52,17 +45,7 @@ class LocalEndpoint:
 def local_endpoint(
     inputs: Inputs, job: Job, index: int, endpoint: Endpoint
 ) -> LocalEndpoint:
-    """Resolve the endpoint on this node.
-
-    Args:
-        inputs: The inputs of the plan.
-        job: The job of ``inputs``.
-        index: Index of this node in the job's nodes.
-        endpoint: The endpoint by name.
-
-    Raises:
-        LaunchError: The explicit ``--local-addr`` is not an address of this node.
-    """
+    """Resolve the endpoint on this node, which has this index in the job's nodes."""
     warnings: list[Message] = []
     host = _resolvable(inputs, endpoint.host, endpoint.plain, warnings)
     _check_rank_0(inputs, job, endpoint, host)
@@ -95,11 +78,7 @@ def local_endpoint(
 
 
 def explicit_local_address(inputs: Inputs) -> Address:
-    """Return the number of the explicit ``--local-addr``, which can be loopback.
-
-    Raises:
-        LaunchError: No interface of this node has it.
-    """
+    """Return the number of ``--local-addr``: any of this node's, also loopback."""
     address = inputs.network.local_address(inputs.options.local_addr)
     if address is not None:
         return address
@@ -138,7 +117,6 @@ def _connect_host(inputs: Inputs, host: str) -> str:
 
 
 def _resolvable(inputs: Inputs, host: str, plain: str, warnings: list[Message]) -> str:
-    """Return the rewritten name if it resolves here, otherwise the plain one."""
     if host == plain or inputs.network.resolve(host):
         return host
     site = inputs.site.name if inputs.site else ""
@@ -173,11 +151,7 @@ def _is_host(
 
 
 def _check_rank_0(inputs: Inputs, job: Job, endpoint: Endpoint, host: str) -> None:
-    """Check on rank 0 that the other nodes will look for it here.
-
-    Raises:
-        LaunchError: They look on another node.
-    """
+    """Check on rank 0 that the other nodes will look for it here."""
     is_first = job.node_rank == 0
     if inputs.mode.is_direct:
         is_first = job.task.rank == 0  # hosts in another order: on any node

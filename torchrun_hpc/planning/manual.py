@@ -1,8 +1,8 @@
 """The meeting of several machines without a scheduler: the user names the endpoint.
 
-torchrun decides everything but two things. The owner of the endpoint's address hosts
-c10d, instead of the machine with its name. gloo and NCCL get the interface with this
-machine's address toward the endpoint.
+Two things differ from torchrun. The owner of the endpoint's address hosts c10d, instead
+of the machine with its name. gloo and NCCL get the interface with this machine's
+address toward the endpoint.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def meet(inputs: Inputs) -> Meeting:
-    """Return where one of several machines meets the others.
-
-    Raises:
-        LaunchError: There is no endpoint.
-    """
+    """Return where one of several machines meets the others."""
     options = inputs.options
     if "rdzv_endpoint" not in options and "master_addr" not in options:
         raise LaunchError(
@@ -73,7 +69,6 @@ def meet(inputs: Inputs) -> Meeting:
 def _warning_of_node_0(
     inputs: Inputs, setting: Setting | None, *, is_host: bool
 ) -> tuple[Message, ...]:
-    """Warn if node 0 should be on another machine."""
     if inputs.options.backend != STATIC or inputs.options.node_rank or is_host:
         return ()
     text = (

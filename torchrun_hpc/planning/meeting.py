@@ -21,37 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spares:
-    """The spare nodes of a job, which replace lost nodes.
-
-    Attributes:
-        number: Number of spares.
-        after: Seconds until a spare replaces a node that has not joined.
-        health_check: Command that checks a node; empty without one.
-        health_check_timeout: Its limit in seconds.
-        exclude: The scheduler's option that excludes nodes; empty without one.
-    """
+    """The spare nodes of a job, which replace lost nodes."""
 
     number: int = 0
-    after: int = 0
-    health_check: str = ""
-    health_check_timeout: int = 0
-    exclude: str = ""
+    after: int = 0  # seconds until a spare replaces a node that has not joined
+    health_check: str = ""  # command that checks a node; empty without one
+    health_check_timeout: int = 0  # its limit in seconds
+    exclude: str = ""  # the scheduler's option that excludes nodes; empty without one
 
 
 @dataclass(frozen=True)
 class KeyFile:
-    """The file with the user's key, which proves that a node belongs to the job.
+    """The file with the user's key, which proves that a node belongs to the job."""
 
-    Attributes:
-        path: Its path; ``~`` is the user's home. Empty without a key.
-        is_explicit: Whether the user has set the path. Then it can be created anywhere,
-            not only on a shared file system.
-        required: The option that requires a key; empty without it.
-    """
-
-    path: str = ""
-    is_explicit: bool = False
-    required: str = ""
+    path: str = ""  # ``~`` is the user's home; empty without a key
+    is_explicit: bool = False  # the user has set it: it can be created anywhere
+    required: str = ""  # the option that requires a key; empty without it
 
 
 @dataclass(frozen=True)
@@ -59,25 +44,12 @@ class Meeting:
     """The nodes, and where they meet.
 
     Attributes:
-        backend: Kind of the rendezvous: ``scheduler`` and ``direct`` are ours, the
-            others are torch's.
-        nodes: Number of nodes.
-        node_rank: Rank of this node.
         report_rank: Rank that decides who reports: the node's, or the task's in direct
             mode.
-        launch_id: Name of this launch alone; can be empty on one node.
-        started_by: The same as in `Job`.
         started: The end of the command, with a digest of all of it; empty if
             ``launch_id`` identifies a launch.
-        hosts: Names of the nodes by rank; empty without a scheduler.
         fast_hosts: Their names on the fast network, by the site's rule, unresolved.
-        fewest: Number of nodes that is enough to start; 0 if all are needed.
-        may_grow: Whether agents of other launches can join.
-        spares: The spare nodes.
-        key: The file of this node's key; empty if nobody else can connect.
         site: Name of the site, with the variable that identifies it.
-        endpoint: Where the nodes meet, for messages.
-        connect_host: Address or name to connect to; empty if torch finds it.
         ports: Ports of the coordinator, in the order in which it tries them.
         notice_ports: Ports on which it reports that ``ports`` are taken.
         coordinator: Rank of the node that hosts the rendezvous; ``None`` if only that
@@ -86,36 +58,29 @@ class Meeting:
             process.
         local_address: This node's address for the job, as a number; ``None`` if
             unknown.
-        listen: Address and port on which this process hosts the rendezvous; ``None``
-            if it hosts none, or listens on all addresses.
+        listen: Address and port on which this process hosts the rendezvous; ``None`` if
+            it hosts none, or listens on all addresses.
         may_join: Whether another agent of this machine can have the port and be the
             host.
-        interface: Interface of gloo, for messages; empty if gloo chooses it.
         options: Derived options of torchrun, by their names in its parser.
-        environment: Derived environment variables.
-        notes: Corrections, the same on all nodes.
-        advice: Probable mistakes.
-        warnings: Problems of this node that the launch works around.
-        hint: A hint for nodes that do not join.
-        network_hint: A hint for a node that does not reach the head node.
     """
 
-    backend: str
+    backend: str  # ``scheduler`` and ``direct`` are ours, the others are torch's
     nodes: int = 1
     node_rank: int = 0
     report_rank: int = 0
-    launch_id: str = ""
-    started_by: Launcher | None = None
+    launch_id: str = ""  # of this launch alone; can be empty on one node
+    started_by: Launcher | None = None  # as in `Job`
     started: str = ""
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # by rank; empty without a scheduler
     fast_hosts: tuple[str, ...] = ()
-    fewest: int = 0
-    may_grow: bool = False
+    fewest: int = 0  # number of nodes that is enough to start; 0 if all are needed
+    may_grow: bool = False  # whether agents of other launches can join
     spares: Spares = field(default_factory=Spares)
-    key: KeyFile = field(default_factory=KeyFile)
+    key: KeyFile = field(default_factory=KeyFile)  # empty if nobody else can connect
     site: Setting | None = None
-    endpoint: str = ""
-    connect_host: str = ""
+    endpoint: str = ""  # for messages
+    connect_host: str = ""  # address or name to connect to; empty if torch finds it
     ports: tuple[int, ...] = ()
     notice_ports: tuple[int, ...] = ()
     coordinator: int | None = None
@@ -123,14 +88,14 @@ class Meeting:
     local_address: str | None = None
     listen: tuple[str, int] | None = None
     may_join: bool = False
-    interface: str = ""
+    interface: str = ""  # of gloo, for messages; empty if gloo chooses it
     options: Mapping[str, Setting] = field(default_factory=dict)
     environment: Mapping[str, Setting] = field(default_factory=dict)
-    notes: tuple[Message, ...] = ()
-    advice: tuple[Message, ...] = ()
-    warnings: tuple[Message, ...] = ()
-    hint: str = ""
-    network_hint: str = ""
+    notes: tuple[Message, ...] = ()  # corrections, the same on all nodes
+    advice: tuple[Message, ...] = ()  # probable mistakes
+    warnings: tuple[Message, ...] = ()  # problems of this node that the launch survives
+    hint: str = ""  # for nodes that do not join
+    network_hint: str = ""  # for a node that does not reach the head node
 
     @property
     def active(self) -> int:

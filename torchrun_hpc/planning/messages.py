@@ -90,13 +90,7 @@ def warnings(inputs: Inputs, here: LocalEndpoint, host: str) -> tuple[Message, .
 
 
 def foreign(inputs: Inputs, host: str, but: str) -> Message:
-    """Return that the address of a name is on no interface of this node.
-
-    Args:
-        inputs: What the plan is made from.
-        host: The name, or the address.
-        but: The beginning of the remedy.
-    """
+    """Return that no interface here has a name's address; ``but`` begins the remedy."""
     known = ", ".join(map(str, inputs.network.addresses_of(host)))
     text = (
         f"{host} is {known}, which no interface of this node has. {but}, let the "
@@ -118,11 +112,7 @@ def fail_together(launcher: Launcher) -> str:
 
 
 def place_of(job: Job) -> tuple[int, int]:
-    """Return the rank of this node, and its index in the job's nodes.
-
-    Raises:
-        LaunchError: This process is on none of them.
-    """
+    """Return the rank of this node, and its index in the job's nodes."""
     if job.node_rank is None or job.index is None:
         text = "this process is not on one of the job's nodes. Start it with srun"
         raise LaunchError("HPC068", text)
@@ -134,10 +124,6 @@ def nested(environ: Mapping[str, str], run_id: str) -> LaunchError | None:
 
     The variables of a worker prove nothing without the id: sbatch forwards them to
     another job.
-
-    Args:
-        environ: Environment of this process.
-        run_id: Rendezvous id of the new launch.
     """
     if not environ.get(RANK) or environ.get(RUN_ID) != run_id:
         return None

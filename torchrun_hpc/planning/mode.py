@@ -1,7 +1,6 @@
 """The mode of a launch: how it starts its workers, decided before torch is imported.
 
-The mode is a function of the whole step and of the command line, so that all nodes
-choose the same.
+All nodes choose the same, from the whole step and the command line.
 """
 
 from __future__ import annotations
@@ -50,17 +49,10 @@ def choose_mode(
     *,
     has_agent: bool = False,
 ) -> Mode:
-    """Choose the mode.
+    """Choose the mode, or refuse the launch with the line to use instead.
 
-    Args:
-        preflight: The state of this process.
-        line: The user's command line.
-        count_workers: Returns the number of workers of ``--nproc-per-node`` on this
-            node. It is called only if several tasks are on a node.
-        has_agent: Whether a program has called torch's agent itself.
-
-    Raises:
-        LaunchError: The launch is refused, with the line to use instead.
+    ``count_workers`` returns the number of workers of ``--nproc-per-node`` on this
+    node. ``has_agent`` is set if a program has called torch's agent itself.
     """
     job, options = preflight.job, line.options
     is_one_node = options.asks_for_one_node
@@ -87,11 +79,7 @@ def choose_mode(
 
 
 def check_started_right(preflight: Preflight) -> None:
-    """Check that the launcher has started this process, if the job has several nodes.
-
-    Raises:
-        LaunchError: It has not, or the job is unknown.
-    """
+    """Check that a launcher has started this process, if the job has several nodes."""
     job = preflight.job
     if preflight.problem is not None:
         raise preflight.problem
@@ -109,10 +97,7 @@ def direct_mode(job: Job) -> Mode:
 
 
 def direct_mode_problem(line: CommandLine, agents_command: str) -> LaunchError | None:
-    """Return why a command line does not work in direct mode, which has few options.
-
-    The message has the line that starts an agent once per node instead.
-    """
+    """Return why a command line does not work in direct mode, which has few options."""
     if line.problem is not None:
         return line.problem
     known = {*OURS, *_OF_DIRECT_MODE}

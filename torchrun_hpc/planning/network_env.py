@@ -50,10 +50,7 @@ DEBUG_VARIABLES = {
 
 
 def network(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
-    """Return the variables for several nodes that are not set.
-
-    The site's variables come first, then the interface with this node's address.
-    """
+    """Return the variables for several nodes that are not set, first the site's."""
     found = _site_variables(inputs)
     return _unset(inputs, {**found, **_interfaces(inputs, address), **found})
 
@@ -108,7 +105,6 @@ def interface_name(
 
 
 def _site_variables(inputs: Inputs) -> dict[str, Setting]:
-    """Return the site's variables, without interfaces that this node lacks."""
     if inputs.site is None:
         return {}
     return {
@@ -119,7 +115,6 @@ def _site_variables(inputs: Inputs) -> dict[str, Setting]:
 
 
 def _interfaces(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
-    """Return the variables that name the interface with this node's address."""
     interface = inputs.network.owner(address)
     if address is None or interface is None:
         return {}
@@ -137,11 +132,7 @@ def _interfaces(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
 
 
 def check_gloo(environ: Mapping[str, str], network: Network) -> None:
-    """Check the interfaces of gloo, which would crash.
-
-    Raises:
-        LaunchError: ``GLOO_SOCKET_IFNAME`` names an unknown interface.
-    """
+    """Check that ``GLOO_SOCKET_IFNAME`` names known interfaces: gloo would crash."""
     value = environ.get(GLOO, "")
     if len(value) <= 1:  # gloo ignores it
         return

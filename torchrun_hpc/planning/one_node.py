@@ -22,11 +22,7 @@ _OF_RENDEZVOUS = {"rdzv_backend", "rdzv_endpoint", "rdzv_conf"}
 
 
 def meet(inputs: Inputs) -> Meeting:
-    """Return where the workers of one node meet.
-
-    Raises:
-        LaunchError: An explicit value does not work.
-    """
+    """Return where the workers of one node meet."""
     options, job = inputs.options, inputs.job
     ignored = _ignored_node_rank(inputs)
     derived = {"node_rank": Setting(0, _RULE)} if ignored else {}
@@ -78,11 +74,7 @@ def meet(inputs: Inputs) -> Meeting:
 
 
 def _ignored_node_rank(inputs: Inputs) -> tuple[Message, ...]:
-    """Return a warning if a node rank has no effect.
-
-    Raises:
-        LaunchError: It has an effect: the node would wait forever.
-    """
+    """Return a warning if a node rank has no effect; refuse one that waits forever."""
     options = inputs.options
     if not options.node_rank:
         return ()
@@ -110,7 +102,6 @@ def _range_note(inputs: Inputs) -> tuple[Message, ...]:
 
 
 def _c10d_options(inputs: Inputs, *, is_host: bool) -> dict[str, Setting]:
-    """Return the options of c10d on one node that the user has not set."""
     job, asked = inputs.job, inputs.options
     where = {"rdzv_backend", "rdzv_endpoint", "rdzv_id"}
     if job is None and not where.intersection(asked.given):
@@ -130,7 +121,6 @@ def _c10d_options(inputs: Inputs, *, is_host: bool) -> dict[str, Setting]:
 
 
 def _listens(inputs: Inputs) -> tuple[str, int] | None:
-    """Return where this node listens, if the explicit endpoint is its own."""
     options = inputs.options
     port = STATIC_PORT if options.is_static else C10D_PORT
     host, port, setting = endpoints.explicit_endpoint(options, LOOPBACK, port)

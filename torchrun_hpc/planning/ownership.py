@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 
 
 def key_file(inputs: Inputs) -> KeyFile:
-    """Return the file of the user's key.
+    """Return the file of the user's key, by default in the XDG configuration folder.
 
-    Source of the default: XDG Base Directory Specification, which ignores relative
-    paths.
+    The XDG Base Directory Specification ignores relative paths.
     """
     options, folder = inputs.options, inputs.environ.get("XDG_CONFIG_HOME", "")
     if options.hpc_auth == NONE:
@@ -29,11 +28,7 @@ def key_file(inputs: Inputs) -> KeyFile:
 
 
 def check(inputs: Inputs, meeting: Meeting) -> None:
-    """Check that a required proof is possible.
-
-    Raises:
-        LaunchError: The rendezvous cannot check a key.
-    """
+    """Check that a required proof is possible."""
     options = inputs.options
     if options.hpc_auth == REQUIRE and not meeting.has_coordinator:
         how = "direct mode" if inputs.mode.is_direct else meeting.backend

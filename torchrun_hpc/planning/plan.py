@@ -1,8 +1,8 @@
 """The plan: a pure function of job, site, network, node and explicit values.
 
-Precedence for each value: command line, ``PET_*``, site, derived. Only unset values are
-filled in, with two exceptions. The plain name of a node as endpoint is rewritten to its
-name on the fast network. A node rank that c10d ignores is removed.
+Precedence for each value: command line, ``PET_*``, site, derived. Explicit values stay,
+with two exceptions. The plain name of a node as endpoint is rewritten to its name on
+the fast network. A node rank that c10d ignores is removed.
 """
 
 from __future__ import annotations
@@ -49,40 +49,23 @@ _MEETINGS = {
 
 @dataclass(frozen=True)
 class Messages:
-    """The messages about a plan.
+    """The messages about a plan."""
 
-    Attributes:
-        title: The scheduler and the launch, for the start line.
-        notes: Corrections, the same on all nodes.
-        advice: Probable mistakes, mostly the same on all nodes.
-        warnings: Problems of this node that the launch works around.
-    """
-
-    title: str = ""
-    notes: tuple[Message, ...] = ()
-    advice: tuple[Message, ...] = ()
-    warnings: tuple[Message, ...] = ()
+    title: str = ""  # the scheduler and the launch, for the start line
+    notes: tuple[Message, ...] = ()  # corrections, the same on all nodes
+    advice: tuple[Message, ...] = ()  # probable mistakes, mostly the same on all nodes
+    warnings: tuple[Message, ...] = ()  # problems of this node that the launch survives
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """All decisions before the start.
-
-    Attributes:
-        mode: How this launch starts its workers.
-        asked: The values of the user and of the site.
-        meeting: The nodes, and where they meet.
-        workers: The workers of this node.
-        options: Options of torchrun to set, by their names in its parser.
-        environment: Environment variables to set.
-        messages: The messages about this plan.
-    """
+    """All decisions before the start."""
 
     mode: Mode
-    asked: Options
+    asked: Options  # the values of the user and of the site
     meeting: Meeting
     workers: Workers
-    options: Mapping[str, Setting] = field(default_factory=dict)
+    options: Mapping[str, Setting] = field(default_factory=dict)  # by torchrun's names
     environment: Mapping[str, Setting] = field(default_factory=dict)
     messages: Messages = field(default_factory=Messages)
 
@@ -94,11 +77,7 @@ class LaunchPlan:
 
 
 def meet(inputs: Inputs) -> Meeting:
-    """Decide where the nodes meet, without torch.
-
-    Raises:
-        LaunchError: An explicit value does not work.
-    """
+    """Decide where the nodes meet, without torch."""
     network_env.check_gloo(inputs.environ, inputs.network)
     several_nodes.check_rendezvous(inputs)
     spares.check(inputs)
@@ -108,11 +87,7 @@ def meet(inputs: Inputs) -> Meeting:
 
 
 def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
-    """Complete the plan, before the nodes meet.
-
-    Raises:
-        LaunchError: This torch does not support an explicit value.
-    """
+    """Complete the plan, before the nodes meet; refuse what torch does not support."""
     meeting = _with_torch(inputs, meeting)
     own, asked = _workers(inputs), inputs.options
     options = {**meeting.options}
@@ -141,11 +116,6 @@ def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
 
 
 def _with_torch(inputs: Inputs, meeting: Meeting) -> Meeting:
-    """Return the meeting, changed if this torch does not support it.
-
-    Raises:
-        LaunchError: The user's options need it.
-    """
     if not (meeting.has_coordinator and inputs.node.incompatible_patches):
         return meeting
     several_nodes.check_rendezvous(inputs)
@@ -192,7 +162,6 @@ def _messages(inputs: Inputs, meeting: Meeting, own: Workers) -> Messages:
 
 
 def _unused(inputs: Inputs) -> tuple[Message, ...]:
-    """Return notes on options without effect, without an agent or without watching."""
     if inputs.mode.is_direct:
         return messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENTS)
     if inputs.lacks("watch_workers"):
@@ -202,7 +171,6 @@ def _unused(inputs: Inputs) -> tuple[Message, ...]:
 
 
 def _left_out(inputs: Inputs) -> tuple[Message, ...]:
-    """Return a note if some patches are off, so that nobody forgets it."""
     if inputs.mode.is_direct or not inputs.options.hpc_without_patches:
         return ()
     setting = inputs.options["hpc_without_patches"]

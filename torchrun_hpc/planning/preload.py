@@ -24,9 +24,7 @@ READ_AT_START = ("PYTHON", "LD_")
 def plan(inputs: Inputs, script: str) -> Preload | None:
     """Plan the import, before torch is imported; ``None`` without one.
 
-    Args:
-        inputs: The inputs without torch; the number of workers can be a guess.
-        script: The script, which the workers run.
+    Without torch, the number of workers in ``inputs`` can be a guess.
     """
     modules = inputs.options.hpc_preload
     if not modules or inputs.mode.is_direct:
@@ -45,7 +43,6 @@ def plan(inputs: Inputs, script: str) -> Preload | None:
 
 
 def _problem(inputs: Inputs, script: str) -> str:
-    """Return why the workers cannot be forks; empty if they can."""
     options, interpreter = inputs.options, inputs.environ.get(PYTHON_EXEC)
     if interpreter:
         return f"{PYTHON_EXEC}={interpreter} is another interpreter"

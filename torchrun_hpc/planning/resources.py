@@ -1,7 +1,6 @@
 """CPUs and GPUs of a node: the workers' threads, and probable mistakes.
 
-Nothing here is an error, because a script can know better. A node's CPUs are those of
-the affinity mask, which the workers inherit.
+Nothing here is an error, because a script can know better.
 """
 
 from __future__ import annotations
@@ -38,14 +37,7 @@ VISIBLE = (
 def likely_workers(
     options: Options, environ: Mapping[str, str], cpus: int, gpus: int
 ) -> int:
-    """Return the likely number of workers, without torch.
-
-    Args:
-        options: The values of the user and the site.
-        environ: Environment of this process.
-        cpus: Number of CPUs in the affinity mask.
-        gpus: Number of GPUs, as far as it is known.
-    """
+    """Return the likely number of workers, without torch."""
     workers = options.nproc_per_node
     if isinstance(workers, int):
         return workers
@@ -93,13 +85,7 @@ def _chosen_threads(inputs: Inputs) -> str:
 
 
 def advice(inputs: Inputs, workers: Workers, nodes: int) -> tuple[Message, ...]:
-    """Return warnings about probable mistakes, with the line to use instead.
-
-    Args:
-        inputs: The inputs of the plan.
-        workers: The workers of this node.
-        nodes: Number of nodes, for that line.
-    """
+    """Return warnings about probable mistakes, with the line to use instead."""
     return (
         *_about_cpus(inputs, workers, nodes),
         *_about_threads(inputs, workers),
@@ -110,7 +96,7 @@ def advice(inputs: Inputs, workers: Workers, nodes: int) -> tuple[Message, ...]:
 def task_advice(inputs: Inputs, workers: Workers) -> tuple[Message, ...]:
     """Return warnings about probable mistakes in direct mode.
 
-    The tasks of a node mostly find the same. The second task reports it.
+    Tasks of a node mostly find the same. The second one reports it.
     """
     job = inputs.the_job
     if (job.node_rank, job.task.local_rank) != (0, 1):  # the second of the first node
@@ -243,7 +229,6 @@ def _about_gpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
 
 
 def _visible_gpus(inputs: Inputs) -> tuple[str, int]:
-    """Return the variable that limits the visible GPUs, if any, and their number."""
     counts = [(_listed(v), name) for name, v in _visible(inputs.environ).items()]
     number, name = min(counts, key=itemgetter(0), default=(inputs.node.gpus, ""))
     return name, number
@@ -261,18 +246,15 @@ def _listed(value: str) -> int:
 
 
 def _number(value: str) -> int:
-    """Return a text as a number; 0 if it is not a number."""
     return int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
 
 
 def _step(inputs: Inputs) -> Job | None:
-    """Return the job if a launcher has started this process."""
     job = inputs.job
     return job if job and job.context is LaunchContext.STEP else None
 
 
 def _share(node: Node, binding: Binding | None) -> int:
-    """Return the CPUs of the worker with the fewest, at least 1."""
     own = binding.fewest if binding is not None else 0
     return own or max(node.cpus // node.workers, 1)
 

@@ -37,12 +37,7 @@ _SHORT = 48  # characters of a command: its end has the script and its arguments
 
 
 def meet(inputs: Inputs) -> Meeting:
-    """Return where the nodes of a step meet.
-
-    Raises:
-        LaunchError: An option does not fit the step, or this process is a worker of
-            the same launch.
-    """
+    """Return where the nodes of a step meet; refuse options that do not fit it."""
     job, options = inputs.the_job, inputs.options
     is_possible = meets_by_ours(inputs) and not inputs.lacks("watch_workers")
     if options.hpc_spares and not is_possible:
@@ -56,11 +51,7 @@ def meet(inputs: Inputs) -> Meeting:
 
 
 def meet_anyway(inputs: Inputs) -> Meeting:
-    """Return where the nodes of a step meet, even if they cannot start.
-
-    Raises:
-        LaunchError: The endpoint is unknown.
-    """
+    """Return where the nodes of a step meet, even if they cannot start."""
     job, options = inputs.the_job, inputs.options
     node_rank, index = messages.place_of(job)
     endpoint = endpoints.endpoint_of(inputs, job)
@@ -142,7 +133,6 @@ def _may_grow(inputs: Inputs, job: Job) -> bool:
 def _local_endpoint(
     inputs: Inputs, job: Job, index: int, endpoint: Endpoint
 ) -> LocalEndpoint:
-    """Resolve the endpoint on this node, and check that the nodes can meet there."""
     options = inputs.options
     here = local_endpoint.local_endpoint(inputs, job, index, endpoint)
     if _may_grow(inputs, job) and len(job.nodes) == 1 and endpoint.node is None:
@@ -205,11 +195,7 @@ def _options(
 
 
 def check_rendezvous(inputs: Inputs) -> None:
-    """Check that ``--hpc-rendezvous=scheduler`` is possible.
-
-    Raises:
-        LaunchError: Other options, or this torch, exclude it.
-    """
+    """Check that ``--hpc-rendezvous=scheduler`` is possible."""
     options = inputs.options
     is_wanted = options.hpc_rendezvous == SCHEDULER and inputs.job is not None
     if inputs.mode.is_direct or not is_wanted or meets_by_ours(inputs):

@@ -15,11 +15,7 @@ _OTHERS = ("hpc_spare_after", "hpc_health_check", "hpc_health_check_timeout")
 
 
 def check(inputs: Inputs) -> None:
-    """Check that the options fit this job.
-
-    Raises:
-        LaunchError: They do not.
-    """
+    """Check that the options fit this job."""
     options, wait = inputs.options, inputs.options.hpc_spares
     others = [options[name] for name in _OTHERS if name in options]
     if not wait and others:

@@ -11,17 +11,11 @@ from torchrun_hpc.setting import Setting
 
 @dataclass(frozen=True)
 class Share:
-    """The CPUs of one worker.
+    """The CPUs of one worker."""
 
-    Attributes:
-        cpus: Their numbers, in ascending order.
-        domain: Their place: ``NUMA node 3, L3 48-55,112-119``.
-        reason: Why this worker gets them.
-    """
-
-    cpus: tuple[int, ...]
-    domain: str
-    reason: str
+    cpus: tuple[int, ...]  # their numbers, in ascending order
+    domain: str  # their place: ``NUMA node 3, L3 48-55,112-119``
+    reason: str  # why this worker gets them
 
     @property
     def cpu_list(self) -> str:
@@ -31,21 +25,13 @@ class Share:
 
 @dataclass(frozen=True)
 class Binding:
-    """The division of the affinity mask among a node's workers.
+    """The division of the affinity mask among a node's workers."""
 
-    Attributes:
-        setting: The value, with the option or the site.
-        shares: The CPUs of each worker, by local rank; empty if none is bound.
-        problem: Why none is bound; empty if they are bound.
-        instead: Why they are divided evenly instead of by GPU; empty otherwise.
-        sets_threads: Whether each worker gets as many threads as CPUs.
-    """
-
-    setting: Setting
-    shares: tuple[Share, ...] = ()
-    problem: str = ""
-    instead: str = ""
-    sets_threads: bool = False
+    setting: Setting  # the value, with the option or the site
+    shares: tuple[Share, ...] = ()  # by local rank; empty if none is bound
+    problem: str = ""  # why none is bound; empty if they are bound
+    instead: str = ""  # why they are divided evenly instead of by GPU; empty otherwise
+    sets_threads: bool = False  # whether each worker gets as many threads as CPUs
 
     @property
     def fewest(self) -> int:
@@ -55,35 +41,20 @@ class Binding:
 
 @dataclass(frozen=True)
 class Preload:
-    """The modules that a node imports once, before it forks its workers.
+    """The modules that a node imports once, before it forks its workers."""
 
-    Attributes:
-        modules: Their names, in the order of import.
-        setting: The value, with the option or the site.
-        variables: Variables to set first, because modules read them.
-        problem: Why the workers start by exec instead; empty if they are forks.
-    """
-
-    modules: tuple[str, ...]
-    setting: Setting
-    variables: Mapping[str, str] = field(default_factory=dict)
-    problem: str = ""
+    modules: tuple[str, ...]  # their names, in the order of import
+    setting: Setting  # the value, with the option or the site
+    variables: Mapping[str, str] = field(default_factory=dict)  # to set first
+    problem: str = ""  # why the workers start by exec instead; empty if they are forks
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers of this node.
-
-    Attributes:
-        number: Number of workers on this node.
-        size: World size; 0 if it is unknown before the nodes meet.
-        environment: Environment variables of each worker: threads, and its GPU.
-        binding: The CPUs of each worker; ``None`` if they are not bound.
-        preload: The modules to import once; ``None`` without the option.
-    """
+    """The workers of this node."""
 
     number: int = 1
-    size: int = 0
-    environment: Mapping[str, Setting] = field(default_factory=dict)
+    size: int = 0  # world size; 0 if it is unknown before the nodes meet
+    environment: Mapping[str, Setting] = field(default_factory=dict)  # threads, its GPU
     binding: Binding | None = None
     preload: Preload | None = None

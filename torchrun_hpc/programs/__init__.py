@@ -16,15 +16,9 @@ _STREAMS = ("stdin", "stdout", "stderr")
 
 
 def start(name: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, so that Ctrl-C does not reach it.
+    """Start ``NAME.py`` of this folder in its own session, which Ctrl-C does not reach.
 
-    Args:
-        name: Name of its file in this folder, without ``.py``.
-        arguments: The program's arguments.
-        options: For `subprocess.Popen`. By default, the standard streams are null.
-
-    Raises:
-        OSError: The process cannot be started.
+    By default, its standard streams are null. ``options`` are for `subprocess.Popen`.
     """
     streams: dict[str, Any] = dict.fromkeys(_STREAMS, subprocess.DEVNULL)
     return subprocess.Popen(  # noqa: S603

@@ -20,13 +20,7 @@ _LONGEST = 2**16  # characters of a line: the names of thousands of nodes
 
 
 def write(message: Message, kind: str = "note", details: Sequence[str] = ()) -> None:
-    """Write a message to stderr, with its kind and code: ``error[HPC125]: ...``.
-
-    Args:
-        message: The message.
-        kind: ``error``, ``warning``, or ``note``.
-        details: Lines to follow.
-    """
+    """Write an ``error``, ``warning`` or ``note`` to stderr: ``error[HPC125]: ...``."""
     write_text(f"{PREFIX}{kind}[{message.code}]: {message.text}", details)
 
 
@@ -34,8 +28,7 @@ def write_text(text: str, details: Sequence[str] = ()) -> None:
     """Write a line to stderr, with its lines to copy, and details.
 
     This is one write, because nodes share a terminal. Control characters are replaced,
-    because parts can come from the network. Nothing is raised: a message never ends a
-    launch.
+    because parts can come from the network. Nothing is raised.
     """
     line, *copied = text.split(COPIED)
     lines = (line, *(f"    {each}" for each in copied), *details)
@@ -44,11 +37,7 @@ def write_text(text: str, details: Sequence[str] = ()) -> None:
 
 
 def output(text: str) -> None:
-    """Write to stdout.
-
-    Raises:
-        LaunchError: There is no stdout, or it is full.
-    """
+    """Write to stdout; raise `LaunchError` if there is none, or it is full."""
     if sys.stdout is None:
         text = "standard output is closed. Remove >&- from the command"
         raise LaunchError("HPC101", text)

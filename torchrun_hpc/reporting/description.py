@@ -1,7 +1,6 @@
 """The description of a launch: all facts and decisions, as one node sees them.
 
-The dry run prints it, nodes send it to each other, and `torchrun_hpc.describe` returns
-it. As JSON, it has the fields of its dataclasses by name (`torchrun_hpc.wire`).
+As JSON, it has the fields of its dataclasses by name (`torchrun_hpc.wire`).
 """
 
 from __future__ import annotations
@@ -47,38 +46,21 @@ class DescribedPatch:
 
 @dataclass(frozen=True)
 class Description:
-    """A launch, as one of its nodes sees it.
+    """A launch, as one of its nodes sees it."""
 
-    Attributes:
-        version: Version of this format.
-        torchrun_hpc: Version of this package.
-        torch: Version of torch.
-        python: Version of Python.
-        job: The scheduler's job; ``None`` without one.
-        meeting: The nodes, and where they meet.
-        workers: The workers of this node.
-        options: The explicit and derived options of torchrun, by their names in its
-            parser.
-        environment: Environment variables to set.
-        messages: The messages about this launch, each on one line.
-        patches: The changes inside torch.
-        exports: Variables to export for plain torchrun.
-        command: The same launch with plain torchrun, on this node.
-    """
-
-    version: int
+    version: int  # of this format
     torchrun_hpc: str
     torch: str
     python: str
-    job: Job | None
+    job: Job | None  # ``None`` without a scheduler
     meeting: Meeting
     workers: Workers
-    options: Mapping[str, Setting]
-    environment: Mapping[str, Setting]
-    messages: Messages
+    options: Mapping[str, Setting]  # of torchrun, explicit and derived
+    environment: Mapping[str, Setting]  # variables to set
+    messages: Messages  # each on one line
     patches: tuple[DescribedPatch, ...]
-    exports: Mapping[str, str]
-    command: tuple[str, ...]
+    exports: Mapping[str, str]  # for plain torchrun
+    command: tuple[str, ...]  # the same launch with plain torchrun, on this node
 
 
 def description(
@@ -122,11 +104,6 @@ def received(data: object, rank: int, meeting: Meeting) -> Description | None:
 
     Anybody who reaches the coordinator can send one. So it must have the format of a
     `Description`, without anything that a terminal or a shell would execute.
-
-    Args:
-        data: The received data.
-        rank: Rank of the sender.
-        meeting: This node's meeting.
     """
     with contextlib.suppress(WireError):
         found = wire.decode(Description, data)

@@ -1,7 +1,6 @@
 """The reporter: the lowest rank that can see a problem of all nodes.
 
-Usually it is the head node, in direct mode rank 0. If it has the problem itself, the
-next one reports.
+Usually it is the head node, in direct mode rank 0.
 """
 
 from __future__ import annotations
@@ -14,22 +13,14 @@ if TYPE_CHECKING:
 
 
 def is_reporter(rank: int, absent: Collection[int] = ()) -> bool:
-    """Return whether a node or task reports for all.
-
-    Args:
-        rank: Its rank.
-        absent: Ranks with the problem, which cannot see it.
-    """
+    """Return whether a node or task reports for all; ``absent`` is who cannot."""
     return rank == next(r for r in itertools.count() if r not in absent)
 
 
 def reports_wait_for(rank: int, node: int | None) -> bool:
     """Return whether this node reports its wait for another node.
 
-    Args:
-        rank: Rank of this node.
-        node: Rank of the other node; ``None`` if not all nodes know it. Then the first
-            two report, and one of them is not the other node.
+    If not all nodes know it (``None``), the first two report.
     """
     return rank in (0, 1) if node is None else is_reporter(rank, {node})
 
@@ -37,11 +28,7 @@ def reports_wait_for(rank: int, node: int | None) -> bool:
 def reports_failure(rank: int, nodes: int, unaware: Collection[int]) -> bool:
     """Return whether this node reports why the job has failed.
 
-    Args:
-        rank: Rank of this node.
-        nodes: Number of nodes.
-        unaware: Ranks of failed nodes that have not noticed it. If that is all nodes,
-            the head node reports.
+    ``unaware`` nodes have not noticed it. If that is all, the head node reports.
     """
     absent = {node for node in unaware if 0 <= node < nodes}
     return is_reporter(rank, absent if len(absent) < nodes else ())
@@ -50,9 +37,6 @@ def reports_failure(rank: int, nodes: int, unaware: Collection[int]) -> bool:
 def told_to_report(coordinator: int, *, has_spares: bool) -> int:
     """Return the rank of the node that the coordinator asks to report.
 
-    Args:
-        coordinator: Rank of the coordinator's node.
-        has_spares: Whether a spare can replace the head node. Then the coordinator's
-            own node reports.
+    If a spare can replace the head node, the coordinator's own node reports.
     """
     return coordinator if has_spares else 0

@@ -43,7 +43,6 @@ def joined_line(plan: LaunchPlan, nodes: int, workers: int, seconds: float) -> s
 
 
 def _shape(plan: LaunchPlan) -> str:
-    """Return the numbers of nodes, and of workers or tasks, as far as known."""
     where, own = plan.meeting, plan.workers
     nodes, workers = count(where.active, "node"), count(own.number, "worker")
     if where.spares.number:

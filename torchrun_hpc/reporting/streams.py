@@ -1,8 +1,4 @@
-"""The standard streams: a launch continues whatever is wrong with them.
-
-They can be closed, full, without a reader, or on a closed terminal, from the start or
-later.
-"""
+"""The standard streams: a launch continues whatever is wrong with them."""
 
 from __future__ import annotations
 
@@ -82,9 +78,7 @@ def exclusive() -> AbstractContextManager[Any]:
 
 
 def copy(data: bytes) -> None:
-    """Write bytes to standard error, however long that takes.
-
-    They are lost if they cannot be written, for example because a disk is full.
+    """Write bytes to standard error, however long that takes; a full disk loses them.
 
     Raises:
         BrokenPipeError: Nobody will ever read them.
@@ -150,10 +144,7 @@ def _flush_or_discard(stream: TextIO) -> None:
 
 
 def _descriptor(stream: TextIO) -> int | None:
-    """Return the file descriptor of a stream, if Python itself has opened it.
-
-    A program can have replaced it with an object that also writes elsewhere.
-    """
+    """Return the descriptor of a stream, unless a program has replaced the stream."""
     if type(stream) is not io.TextIOWrapper:
         return None
     try:
@@ -163,7 +154,6 @@ def _descriptor(stream: TextIO) -> int | None:
 
 
 def _takes_more(descriptor: int) -> bool:
-    """Wait for a slow reader; return whether a write is possible."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(_WRITE_TIMEOUT * 1000))

@@ -31,7 +31,7 @@ _WIDTH, _LEAST = 100, 30
 def print_dry_run(
     form: str, nodes: Sequence[Description], missing: Sequence[str], limit: int
 ) -> None:
-    """Print a dry run as ``table`` or ``json``; the arguments are those of `render`."""
+    """Print a dry run as ``table`` or ``json``; the other arguments are `render`'s."""
     if form == "json":
         found = [wire.encode(node) for node in nodes]
         answer = {"nodes": found, "missing": missing, "limit_s": limit}
@@ -41,14 +41,7 @@ def print_dry_run(
 
 
 def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> str:
-    """Return the verdict and the tables.
-
-    Args:
-        nodes: The nodes that answered, by rank. The first one shows the values that all
-            nodes share.
-        missing: Names of the nodes that did not answer.
-        limit: Seconds that they had.
-    """
+    """Return the verdict and the tables; ``missing`` nodes had ``limit`` seconds."""
     first = nodes[0]
     is_direct = first.meeting.backend == DIRECT
     versions = f"torchrun_hpc {first.torchrun_hpc}, torch {first.torch}"
@@ -144,7 +137,6 @@ def _nodes(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
 
 
 def _bound(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
-    """Yield the CPUs of the head node's workers, and those that differ elsewhere."""
     first = _shares(nodes[0])
     for node in nodes:
         where = "" if node is nodes[0] else f" on {_name(node)}"
@@ -159,7 +151,6 @@ def _shares(node: Description) -> Sequence[Share]:
 
 
 def _variables(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
-    """Yield the head node's variables, and those that differ on other nodes."""
     first = nodes[0]
     for node in nodes:
         for name, setting in node.environment.items():
@@ -173,7 +164,6 @@ def _variables(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
 
 
 def _messages(nodes: Sequence[Description]) -> Iterator[str]:
-    """Yield the messages about all nodes, as the head node has them, and about one."""
     shared = nodes[0].messages
     yield from map(str, [*shared.notes, *shared.advice])
     for node in nodes:
@@ -184,7 +174,6 @@ def _messages(nodes: Sequence[Description]) -> Iterator[str]:
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Align columns, and wrap the last one."""
     lines = [titles, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(titles) - 1)]
     indent = sum(widths) + 2 * len(widths)

@@ -1,7 +1,7 @@
 """Recognition of the job: one file and one `Detector` per launcher or scheduler.
 
-`weigh` removes stale variables. All other functions take its result. They are pure: no
-network, no output, no torch. Only a `Process` reads files and asks a process manager.
+`weigh` removes stale variables; all other functions take its result. They are pure.
+Only a `Process` reads files and asks a process manager.
 """
 
 from __future__ import annotations
@@ -40,20 +40,12 @@ DETECTORS: tuple[Detector, ...] = (
 
 
 def weigh(process: Process) -> WeighedProcess:
-    """Return the process without stale variables.
-
-    Raises:
-        LaunchError: Several have set variables, and nothing shows which job this is.
-    """
+    """Return the process without stale variables; refuse an unclear choice."""
     return WeighedProcess(without_leftovers(process, DETECTORS))
 
 
 def detect(process: WeighedProcess) -> Job | None:
-    """Describe the job; ``None`` if no launcher and no scheduler started this.
-
-    Raises:
-        LaunchError: The variables are contradictory or unreadable.
-    """
+    """Describe the job; ``None`` if no launcher and no scheduler started this."""
     for detector in DETECTORS:
         if detector.task_layout is not None and detector.has_rank(process.environ):
             layout = detector.task_layout(process)
@@ -98,11 +90,7 @@ def job_number(environ: Mapping[str, str]) -> str:
 
 
 def task_rank(environ: Mapping[str, str]) -> int | None:
-    """Return the rank of this task; ``None`` if there is none, or it is unclear.
-
-    Args:
-        environ: Variables, none of them stale.
-    """
+    """Return the rank of this task; ``None`` if there is none, or it is unclear."""
     variable = next((d.rank[0] for d in DETECTORS if d.has_rank(environ)), "")
     rank = environ.get(variable, "")
     return int(rank) if re.fullmatch("[0-9]{1,9}", rank) else None

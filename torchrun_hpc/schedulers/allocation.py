@@ -24,18 +24,13 @@ _SHOWN = 40  # characters of a line that a message quotes
 class Allocation:
     """The nodes of a job, whoever starts the tasks there.
 
-    Attributes:
-        scheduler: Its name, for messages.
-        launch_id: Number, array element and restart of the job.
-        nodes: Node names in the order in which launchers use them; empty if unknown.
-        provenance: For ``nodes`` and ``launch_id``, the variable that they came from.
-        host_file: Host file for a launcher that does not ask this scheduler; empty if
-            all do.
+    ``provenance`` has the variables of ``nodes`` and ``launch_id``. ``host_file`` is
+    for a launcher that does not ask this scheduler.
     """
 
     scheduler: str
-    launch_id: str
-    nodes: tuple[str, ...]
+    launch_id: str  # number, array element and restart of the job
+    nodes: tuple[str, ...]  # in the order of the launchers; empty if unknown
     provenance: Mapping[str, str]
     host_file: str = ""
 
@@ -43,9 +38,6 @@ class Allocation:
         """Describe the job of a script that only the scheduler started.
 
         This machine may be outside the job's nodes.
-
-        Raises:
-            LaunchError: The nodes are unknown.
         """
         if not self.nodes:
             raise LaunchError(
@@ -81,13 +73,7 @@ def as_launch_id(text: str) -> str:
 def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list[str]:
     """Read hosts, one per line; blank lines and comments (``# ...``) are skipped.
 
-    Args:
-        lines: Lines or words.
-        source: The file or variable, for the message.
-        counts: Whether a number of slots may follow the name.
-
-    Raises:
-        LaunchError: A line has another form, or there are too many.
+    With ``counts``, a number of slots can follow the name.
     """
     hosts: list[str] = []
     for number, line in enumerate(lines, start=1):

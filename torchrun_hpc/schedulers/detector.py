@@ -20,42 +20,32 @@ _SHOWN = 40  # characters of a value that a message quotes
 class Detector:
     """A launcher or a scheduler that may have started this process.
 
-    A launcher, such as mpirun, supplies ``task_layout``. The nodes and the job's number
-    come from a scheduler. A scheduler supplies ``detect`` for what it starts itself,
-    and ``allocation`` for what a launcher starts in its job. All three are pure
-    functions of a `Process`. They raise `LaunchError` if variables contradict each
-    other or cannot be read.
+    A launcher, such as mpirun, supplies ``task_layout``. A scheduler supplies
+    ``detect`` for what it starts itself, and ``allocation`` for what a launcher starts
+    in its job. These are pure, and are called only if one of ``signs`` (or ``rank``) is
+    set. They raise `LaunchError` if variables contradict each other or cannot be read.
 
     Attributes:
-        name: Its name, for messages.
         signs: Variables, at least one of which it sets. A scheduler's first set one is
             the job's number, by which `evidence` compares jobs.
-        rank: Variable of a task's rank, then others that its tasks also have. A
-            launcher must have it; a scheduler has it only if it numbers its tasks.
-        prefixes: Prefixes of the variables to remove if they are stale. Each of
-            ``signs`` begins with one. A launcher may have neither ``prefixes`` nor
-            ``daemons``: then its variables never count as stale.
-        daemons: Names of the processes with which it starts others.
-        node_name: Variable with its name for this node, or empty.
+        rank: Variable of a task's rank, then others that its tasks also have. Empty for
+            a scheduler that does not number its tasks.
+        prefixes: Prefixes of the variables to remove if they are stale. Without
+            ``prefixes`` and ``daemons``, a launcher's variables never count as stale.
         task_pid: Variable with the pid of the process that it started itself, if
             ``node_name`` is this machine; or empty.
-        launcher: The program that users start tasks with.
-        task_layout: Returns which task this is. Called if ``rank`` is set.
-        detect: Describes the job; ``None`` if it did not start this process. Called if
-            one of ``signs`` is set.
-        allocation: Returns the job's nodes; ``None`` if there is no job. Called if one
-            of ``signs`` is set.
-        promise: Returns the job's CPUs, GPUs and threads. Called if one of ``signs`` is
-            set, whoever started this process.
+        detect: Describes the job; ``None`` if it did not start this process.
+        allocation: Returns the job's nodes; ``None`` if there is no job.
+        promise: Returns the job's CPUs, GPUs and threads, whoever started this process.
     """
 
     name: str
     signs: tuple[str, ...]
     rank: tuple[str, ...]
     prefixes: tuple[str, ...]
-    daemons: tuple[str, ...]
+    daemons: tuple[str, ...]  # the processes with which it starts others
     launcher: Launcher
-    node_name: str = ""
+    node_name: str = ""  # variable with its name for this node, or empty
     task_pid: str = ""
     task_layout: Callable[[Process], TaskLayout] | None = None
     detect: Callable[[Process], Job | None] | None = None

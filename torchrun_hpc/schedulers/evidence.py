@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def without_leftovers(process: Process, detectors: Sequence[Detector]) -> Process:
-    """Return the process without stale variables.
-
-    Raises:
-        LaunchError: Several have set variables, and nothing shows which job this is.
-    """
+    """Return the process without stale variables; refuse an unclear choice."""
     present = [d for d in detectors if d.daemons and d.is_set(process.environ)]
     launchers = [detector for detector in present if detector.task_layout]
     schedulers = [detector for detector in present if detector.detect]
@@ -61,7 +57,6 @@ def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
 
 
 def _nearest(detectors: Sequence[Detector], process: Process) -> Detector | None:
-    """Return the one whose process is nearest above this one, if any is visible."""
     # A started task is proof even if the daemon, which is root's, is hidden.
     started = {d: _started_here(d, process) for d in detectors}
     above = zip_longest(process.ancestors, process.ancestor_pids, fillvalue="")
@@ -79,13 +74,11 @@ def _is_on_its_node(detector: Detector, process: Process) -> bool:
 
 
 def _started_here(detector: Detector, process: Process) -> str:
-    """Return the pid of the process that it started on this node, if known."""
     is_here = _is_on_its_node(detector, process)
     return process.environ.get(detector.task_pid, "") if is_here else ""
 
 
 def _has_host(scheduler: Detector, process: Process) -> bool | None:
-    """Return whether this host is one of the job's; ``None`` if unknown."""
     if _is_on_its_node(scheduler, process):
         return True
     try:

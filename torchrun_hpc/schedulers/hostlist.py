@@ -33,12 +33,11 @@ class HostlistError(ValueError):
 def expand_hostlist(text: str) -> tuple[str, ...]:
     """Return the 1 to `MAX_HOSTS` names in a Slurm host list, in its order.
 
-    Args:
-        text: Elements, separated by commas, blanks, tabs or newlines. An element is a
-            host name (ASCII letters, digits, ``-``, ``_``, ``.``). Any part may be a
-            bracket of numbers and ranges. The low end of a range sets the padded
-            width: ``n[08-11]`` is n08, n09, n10, n11, and ``n[8-011]`` is n8, n9, n10,
-            n11. Slurm accepts text after a bracket (``n[1-2]i``) since 23.02.5.
+    Commas, blanks, tabs or newlines separate elements. An element is a host name (ASCII
+    letters, digits, ``-``, ``_``, ``.``). Any part can be a bracket of numbers and
+    ranges. The low end of a range sets the padded width: ``n[08-11]`` is n08, n09, n10,
+    n11, and ``n[8-011]`` is n8, n9, n10, n11. Slurm accepts text after a bracket
+    (``n[1-2]i``) since 23.02.5.
 
     Raises:
         HostlistError: The list is empty, malformed or too long.
@@ -60,8 +59,7 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
 def expand_counts(text: str) -> tuple[int, ...]:
     """Return 1 to `MAX_HOSTS` positive counts, one per node.
 
-    Args:
-        text: A list as in SLURM_TASKS_PER_NODE, srun(1): ``2(x3),1`` for 2, 2, 2, 1.
+    SLURM_TASKS_PER_NODE is such a list (srun(1)): ``2(x3),1`` for 2, 2, 2, 1.
 
     Raises:
         HostlistError: The text has another form, or too many counts.
@@ -83,9 +81,8 @@ def expand_counts(text: str) -> tuple[int, ...]:
 def _expand_element(element: str, at: int, room: int) -> list[str]:
     """Return the names of one element, ``room`` at most, in Slurm's order.
 
-    The last bracket varies fastest, then the first, the second, and so on, because
-    Slurm expands the prefix from right to left: ``a[0-1]b[0-1]c[0-1]`` begins a0b0c0,
-    a0b0c1, a1b0c0.
+    The last bracket varies fastest, then the first, the second, and so on:
+    ``a[0-1]b[0-1]c[0-1]`` begins a0b0c0, a0b0c1, a1b0c0.
     """
     if room == 0:
         raise _fault(element, at, f"is a host too many: over {MAX_HOSTS:,}")
@@ -105,7 +102,6 @@ def _expand_element(element: str, at: int, room: int) -> list[str]:
 
 
 def _expand_ranges(text: str, at: int, room: int) -> list[str]:
-    """Return the padded numbers in a bracket, ``room`` at most."""
     numbers: list[str] = []
     for piece in text.split(","):
         match = _RANGE.fullmatch(piece)

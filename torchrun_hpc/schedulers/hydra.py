@@ -1,7 +1,7 @@
 """Hydra: MPICH's and Intel MPI's mpiexec and mpirun.
 
 Hydra passes the whole environment of its machine to all tasks. No variable tells two
-launches in one job apart, so the tasks always exchange an id. Sources: MPICH's
+launches in one job apart, so the tasks exchange an id. Sources: MPICH's
 ``src/pm/hydra``, and the environments of both.
 """
 

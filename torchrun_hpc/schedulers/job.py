@@ -31,21 +31,14 @@ class LaunchContext(Enum):
 
 @dataclass(frozen=True)
 class Promise:
-    """A scheduler's promises for this node, each with its variable.
+    """A scheduler's promises for this node, each with its variable; 0 or empty without.
 
-    Attributes:
-        cpus_per_task: CPUs of each task if the launcher did not forward the number,
-            otherwise 0.
-        cpus_on_node: The job's CPUs on the node with the fewest; 0 if unknown.
-        gpus_on_node: The job's GPUs on this node; 0 if unknown.
-        threads: The scheduler's own ``OMP_NUM_THREADS``, or empty. Its source names the
-            scheduler.
-        hook_port: The ``MASTER_PORT`` that a container hook exports, equal for all
-            steps of a job; or empty.
+    ``threads`` is its own ``OMP_NUM_THREADS``. ``hook_port`` is the ``MASTER_PORT``
+    that a container hook exports, equal for all steps of a job.
     """
 
-    cpus_per_task: Setting = _NO_NUMBER
-    cpus_on_node: Setting = _NO_NUMBER
+    cpus_per_task: Setting = _NO_NUMBER  # if the launcher did not forward it
+    cpus_on_node: Setting = _NO_NUMBER  # on the node with the fewest
     gpus_on_node: Setting = _NO_NUMBER
     threads: Setting = _NO_TEXT
     hook_port: str = ""
@@ -53,57 +46,43 @@ class Promise:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A program that starts tasks, and its command line.
+    """A program that starts tasks, and its command line; an empty text means none.
 
     Attributes:
-        name: Its name.
         template: A command that starts ``{command}`` once on each of ``{nodes}`` nodes,
             or on all nodes.
-        cpu_option: Option that gives a task ``{cpus}`` CPUs, or all; or empty. An
-            option without ``{cpus}`` is always added for one task per node, because
-            many launchers bind a task to a core.
-        block_option: Option that puts ``{tasks}`` neighbouring ranks on each node.
-        host_file_option: Option for a host file; empty if it always asks the scheduler.
+        cpu_option: Option that gives a task ``{cpus}`` CPUs, or all. Without ``{cpus}``
+            it is always added for one task per node: many launchers bind a task to a
+            core.
         fills_all_nodes: Whether it uses all nodes of the job by default. Others fill
             one node after another.
         fail_together: Command and option with which one failed task ends all; empty if
-            that is the default, or there is no option.
-        exclude: Option before the names of nodes that a job must avoid; or empty.
-        forward_option: Option that forwards a variable, before its name; empty if the
-            launcher forwards all.
-        bind_option: Options that give each task ``N`` CPUs of its own; empty if
-            unknown.
-        all_gpus_option: Option that shows a task all GPUs of its node; or empty.
-        forgets_cpus: Why a task may have fewer CPUs than promised, and what to do; or
-            empty.
+            that is the default.
+        forgets_cpus: Why a task may have fewer CPUs than promised, and what to do.
         takes_from: The commands that make a job and also accept ``cpu_option``; empty
             if the job's CPUs are no limit.
-        node_variable: Variable with the rank of a task's node; or empty.
         network_hint: How to name the nodes' network, with ``{interface}``; empty if it
             shows at most one address.
-        ends_others: Whether it ends all tasks of a failed job.
-        may_wait: Whether it may wait forever for a lost node.
-        other_template: A second line, for another MPI with the same command.
     """
 
     name: str
     template: str
     cpu_option: str
-    block_option: str
-    host_file_option: str = ""
+    block_option: str  # puts ``{tasks}`` neighbouring ranks on each node
+    host_file_option: str = ""  # empty if it always asks the scheduler
     fills_all_nodes: bool = False
     fail_together: str = ""
-    exclude: str = ""
-    forward_option: str = ""
-    bind_option: str = ""
-    all_gpus_option: str = ""
+    exclude: str = ""  # comes before the names of nodes that a job must avoid
+    forward_option: str = ""  # comes before a variable; empty if it forwards all
+    bind_option: str = ""  # gives each task ``N`` CPUs of its own
+    all_gpus_option: str = ""  # shows a task all GPUs of its node
     forgets_cpus: str = ""
     takes_from: str = ""
-    node_variable: str = ""
+    node_variable: str = ""  # has the rank of a task's node
     network_hint: str = ""
-    ends_others: bool = True
-    may_wait: bool = False
-    other_template: str = ""
+    ends_others: bool = True  # whether it ends all tasks of a failed job
+    may_wait: bool = False  # whether it may wait forever for a lost node
+    other_template: str = ""  # for another MPI with the same command
 
     @property
     def takes_number(self) -> bool:
@@ -125,14 +104,7 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Task:
-    """One of the processes that a launcher started together.
-
-    Attributes:
-        rank: Its rank among all tasks, from 0.
-        size: Number of all tasks.
-        local_rank: Its rank among its node's tasks, from 0.
-        local_size: Number of its node's tasks.
-    """
+    """One of the processes that a launcher started together; all ranks count from 0."""
 
     rank: int = 0
     size: int = 1
@@ -145,49 +117,38 @@ class Job:
     """A job, seen from one of its processes.
 
     Attributes:
-        scheduler: What started this process: ``Slurm``, ``Open MPI in PBS``.
         launch_id: Unique name of this launch, equal on all nodes. It has job, array
-            element, step and restart: ``123456_7.0-r1``. Characters
-            ``[A-Za-z0-9._-]``.
-        context: How this process was started.
-        launcher: The program that starts tasks in this job.
+            element, step and restart: ``123456_7.0-r1``. Characters ``[A-Za-z0-9._-]``.
         nodes: Node names, in rank order if ``is_ranked``; an unknown name is empty. In
             a step, these are the step's nodes; in an interactive step, only this node;
             otherwise, the job's.
-        node_rank: Rank of this node; ``None`` outside the nodes.
-        task: This process in the step; outside a step, the only task.
-        allocated_nodes: Number of the job's nodes, of which ``nodes`` may be a part.
-        provenance: For each field, the variable that it came from.
         head_candidates: Probable place of rank 0: one name, or addresses of one
             machine. Rank 0 can check whether they are its own. Empty if it is known.
-        hostname: Name of this machine, to compare with ``head_candidates``.
         nodelist_is_shared: Whether all nodes find the same ``nodes``. Over ssh, Open
             MPI forwards the scheduler's variables to no other node.
-        pmi_is_open: Whether the tasks have exchanged their hosts over a connection to
-            their process manager (PMI) that is still open.
+        pmi_is_open: Whether the connection to the process manager (PMI) is still open,
+            over which the tasks have exchanged their hosts.
         host_file: Host file for a launcher that does not ask the scheduler; or empty.
-        started_by: The program that started the tasks, if known.
         names_instance: Whether ``launch_id`` differs between two simultaneous launches
             in one job.
-        listed_at: Index of this node in ``nodes`` if these are not in rank order;
-            otherwise ``None``.
+        listed_at: Index of this node in ``nodes`` if these are not in rank order.
     """
 
-    scheduler: str
+    scheduler: str  # what started this process: ``Slurm``, ``Open MPI in PBS``
     launch_id: str
     context: LaunchContext
     launcher: Launcher
     nodes: tuple[str, ...]
-    node_rank: int | None
-    task: Task
-    allocated_nodes: int
-    provenance: Mapping[str, str]
+    node_rank: int | None  # ``None`` outside the nodes
+    task: Task  # this process in the step; outside a step, the only task
+    allocated_nodes: int  # number of the job's nodes
+    provenance: Mapping[str, str]  # for each field, the variable that it came from
     head_candidates: tuple[str, ...] = ()
-    hostname: str = ""
+    hostname: str = ""  # of this machine, to compare with ``head_candidates``
     nodelist_is_shared: bool = True
     pmi_is_open: bool = False
     host_file: str = ""
-    started_by: Launcher | None = None
+    started_by: Launcher | None = None  # the program that started the tasks, if known
     names_instance: bool = True
     listed_at: int | None = None
 
@@ -222,8 +183,7 @@ class Job:
     ) -> str:
         """Write the line that starts a command once on each node.
 
-        By default, these are ``nodes``. If the launcher filled the first nodes, they
-        are all nodes of the job.
+        If the launcher filled the first nodes, these are all nodes of the job.
         """
         if nodes is None:
             filled = self.has_several_tasks and not self.launcher.fills_all_nodes

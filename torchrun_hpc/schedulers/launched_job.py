@@ -1,7 +1,6 @@
 """The job of a task that mpirun or a similar launcher started.
 
-The launcher numbers the tasks. If it runs inside a Slurm, PBS or LSF job, the scheduler
-names the nodes.
+If it runs inside a Slurm, PBS or LSF job, the scheduler names the nodes.
 """
 
 from __future__ import annotations
@@ -30,17 +29,7 @@ def launched_job(
     allocation: Allocation,
     process: Process,
 ) -> job.Job:
-    """Describe the job of a task.
-
-    Args:
-        detector: The launcher.
-        layout: The launcher's view of this task.
-        allocation: The scheduler's nodes, or `NO_SCHEDULER`.
-        process: This process.
-
-    Raises:
-        LaunchError: The ranks contradict each other, or the number of nodes is unclear.
-    """
+    """Describe the job of a task; refuse contradictory ranks, or an unclear size."""
     launcher, listed = detector.launcher, allocation.nodes
     index = job.node_index(process.hostname, listed)
     _check_ranks(detector, layout, layout.nodes)
@@ -87,10 +76,9 @@ def launched_job(
 
 
 def _names(layout: TaskLayout, listed: Sequence[str], nodes: int) -> tuple[str, ...]:
-    """Return the names of the nodes in rank order; an unknown name is empty.
+    """Return the nodes' names in rank order, which the scheduler's list can lack.
 
-    The launcher may know the host names. The scheduler's list may be longer, or in
-    another order.
+    An unknown name is empty.
     """
     labels = {node.partition(".")[0]: node for node in listed}
     names = tuple(labels.get(host.partition(".")[0], "") for host in layout.hosts)
@@ -126,15 +114,7 @@ def _check_ranks(detector: Detector, layout: TaskLayout, nodes: int | None) -> N
 def _number_of_nodes(
     detector: Detector, layout: TaskLayout, listed: int, index: int | None, line: str
 ) -> int:
-    """Return the number of nodes, the same on each of them.
-
-    Args:
-        detector: The launcher.
-        layout: Its view of this task.
-        listed: Number of nodes that the scheduler lists; a launch uses the first ones.
-        index: This node's index in that list.
-        line: A command that starts one task per node, for the message.
-    """
+    """Return the number of nodes: a launch uses the first ones of those listed."""
     task = layout.task
     if layout.nodes is not None:
         return layout.nodes
@@ -158,7 +138,6 @@ def _number_of_nodes(
 
 
 def _usual_node_rank(layout: TaskLayout, nodes: int) -> int:
-    """Return the node rank if the tasks are placed in blocks, or in turn."""
     task = layout.task
     if task.size == nodes:
         return task.rank
@@ -175,7 +154,6 @@ def _usual_node_rank(layout: TaskLayout, nodes: int) -> int:
 def _launch_id(
     detector: Detector, layout: TaskLayout, allocation: Allocation
 ) -> tuple[str, str]:
-    """Return the launch id, and the variables that it came from."""
     parts = [(layout.instance, layout.provenance.get("launch_id", ""))]
     if allocation.launch_id and layout.nodelist_is_shared:
         parts.insert(0, (allocation.launch_id, allocation.provenance["launch_id"]))

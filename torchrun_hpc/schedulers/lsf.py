@@ -52,7 +52,6 @@ def detect(process: Process) -> Job:
 
 
 def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
-    """Return the job's hosts, each once, and their source."""
     for name in HOST_FILES:
         text = process.read(lsf.first(name)) if lsf.first(name) else None
         hosts = hosts_in((text or "").splitlines(), name, counts=True)

@@ -77,7 +77,6 @@ def task_layout(process: Process) -> TaskLayout:
 
 
 def _machine(ompi: Variables) -> tuple[tuple[str, ...], str]:
-    """Return the addresses or the name of mpirun's machine, and their source."""
     uris = re.findall(r"tcp6?://([^;]+):[0-9]+", ompi.first(MACHINE))
     if uris:
         parts = (part.strip("[]") for uri in uris for part in uri.split(","))

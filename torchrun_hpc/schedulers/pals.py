@@ -1,8 +1,8 @@
 """HPE Cray PALS: mpiexec on Cray systems with PBS.
 
-Slurm (``--mpi=cray_shasta``) and Flux set the same variables, so PALS comes after them.
-PALS_NRANKS, PALS_PPN and PALS_DEPTH are for mpiexec, which does not set them for tasks.
-Sources: Slurm's ``src/plugins/mpi/cray_shasta``, ALCF's and NCAR's documentation.
+Slurm (``--mpi=cray_shasta``) and Flux set the same variables. PALS_NRANKS, PALS_PPN and
+PALS_DEPTH are for mpiexec, which does not set them for tasks. Sources: Slurm's
+``src/plugins/mpi/cray_shasta``, ALCF's and NCAR's documentation.
 """
 
 from __future__ import annotations

@@ -75,10 +75,7 @@ def allocation(process: Process) -> Allocation:
 
 
 def _allocation(pbs: Variables, lines: list[str], source: str) -> Allocation:
-    """Return the nodes in a file with one line per slot.
-
-    A host can have several lines, not always together.
-    """
+    """Return the nodes in a file with one line per slot, in any order."""
     number, _, _ = pbs.first(JOB_ID).partition(".")
     return Allocation(
         scheduler="PBS",
@@ -155,11 +152,8 @@ def _node_file(
     """Return the lines of the node file, and its source.
 
     ``qsub -V`` inside another job forwards that job's variable. In pbsdsh's first task,
-    PBS does not replace it. There, the job's own file comes first. A file that is named
-    after another job never counts.
-
-    Raises:
-        LaunchError: The file does not list hosts.
+    PBS does not replace it, so there the job's own file comes first. A file named after
+    another job never counts.
     """
     named, job = pbs.first(NODE_FILE), pbs.first(JOB_ID)
     folder, _, name = named.rpartition("/")

@@ -1,10 +1,10 @@
 """PMI-1: the exchange of host names between tasks of Hydra (MPICH, Intel MPI) and Flux.
 
 These launchers set ranks and sizes, but no names. Each task has a connection to its
-process manager, over which MPI_Init exchanges addresses. Here, the first task of each
-node writes its host name. Rank 0 reads them and writes the whole list. So rank 0 sends
-one request per node, and other tasks send few. Sources: MPICH's
-``src/pmi/src/pmi_wire.c`` and ``pmi_v1.c``; seen with MPICH 4, 5 and Intel MPI 2021.
+process manager, over which MPI_Init exchanges addresses. The first task of each node
+writes its host name. Rank 0 reads them and writes the whole list, so other tasks send
+few requests. Sources: MPICH's ``src/pmi/src/pmi_wire.c`` and ``pmi_v1.c``; seen with
+MPICH 4, 5 and Intel MPI 2021.
 
 For Hydra, ``-hosts a,b,a`` are three nodes (MPICH 4 and 5) or two (Intel MPI). So tasks
 of one host are found by its name.
@@ -58,20 +58,12 @@ _LONGEST = 2**16
 
 @dataclass(frozen=True)
 class Exchanged:
-    """The facts that the tasks have exchanged, equal for all tasks.
+    """The facts that the tasks have exchanged, equal for all tasks."""
 
-    Attributes:
-        first_host: Host name of rank 0.
-        instance: Unique name of this launch: a random number from rank 0.
-        node_of_rank: For each rank, the number of its node, from 0 in rank order; empty
-            if unknown.
-        hosts: For each node, its host name; empty if unknown.
-    """
-
-    first_host: str
-    instance: str
-    node_of_rank: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
+    first_host: str  # of rank 0
+    instance: str  # of this launch: a random number from rank 0
+    node_of_rank: tuple[int, ...] = ()  # for each rank, from 0; empty if unknown
+    hosts: tuple[str, ...] = ()  # of each node; empty if unknown
 
 
 class PmiError(Exception):
@@ -84,18 +76,11 @@ def exchange(
     wait: Callable[[float], None] | None = None,
     machine: str = "",
 ) -> Exchanged | None:
-    """Ask the process manager; all tasks must do this.
+    """Ask the process manager, which all tasks must do; ``None`` if none answers.
 
-    The connection stays open and usable: nothing is finalized.
-
-    Args:
-        environ: Environment of this process.
-        hostname: Name of this machine.
-        wait: Called from time to time with the seconds that this task has waited.
-        machine: A text that differs between machines of the same name.
-
-    Returns:
-        The facts, or ``None`` if no process manager answers.
+    The connection stays open and usable: nothing is finalized. ``wait`` is called from
+    time to time with the seconds that this task has waited. ``machine`` is a text that
+    differs between machines of the same name.
     """
     wait = wait or (lambda _seconds: None)
     try:
@@ -129,7 +114,6 @@ def exchange(
 
 
 def _in_value(text: str) -> str:
-    """Replace characters that are not allowed in a value or in the list of hosts."""
     return re.sub("[^A-Za-z0-9._-]", "-", text)
 
 
@@ -192,13 +176,11 @@ def finalize_at_end(environ: Mapping[str, str]) -> None:
 
 
 def parse_mapping(text: str, size: int) -> tuple[int, ...]:
-    """Read ``(vector,(0,3,1))``: from node 0, three nodes with one task each.
+    """Return the node of each rank from ``(vector,(0,3,1))``; empty if malformed.
 
-    MPICH 5 writes ``2`` for ``(2,1,1)``, and ``[...]x3`` for three repetitions. The
-    list repeats while tasks are left.
-
-    Returns:
-        For each rank, the number of its node; empty if the text has another form.
+    The example: from node 0, three nodes with one task each. MPICH 5 writes ``2`` for
+    ``(2,1,1)``, and ``[...]x3`` for three repetitions. The list repeats while tasks are
+    left.
     """
     if not re.fullmatch(rf"\(vector,{_PART}(,{_PART})*\)", text):
         return ()
@@ -247,7 +229,6 @@ class _Manager:
     def ask(
         self, line: str, wait: Callable[[float], None] | None = None
     ) -> dict[str, str]:
-        """Send a line, and return the names and values of the answer."""
         data = line.encode() + b"\n"
         while data:
             data = data[os.write(self._descriptor, data) :]
@@ -255,16 +236,13 @@ class _Manager:
         return {name: value for name, _, value in words}
 
     def put(self, key: str, value: str) -> None:
-        """Write a value, which all tasks can read after the next barrier."""
         self.ask(f"cmd=put kvsname={self._store} key={key} value={value}")
 
     def get(self, key: str) -> str:
-        """Return a value from a task or the process manager; empty if there is none."""
         answer = self.ask(f"cmd=get kvsname={self._store} key={key}")
         return answer.get("value", "") if answer.get("rc") == "0" else ""
 
     def read(self, wait: Callable[[float], None] | None = None) -> str:
-        """Read a line; without ``wait``, it must come within `_ANSWER` seconds."""
         line, sources = b"", [self._descriptor]
         limit = math.inf if wait else _ANSWER
         while not line.endswith(b"\n"):
@@ -284,7 +262,6 @@ class _Manager:
 
 @contextlib.contextmanager
 def _connection(environ: Mapping[str, str]) -> Iterator[_Manager]:
-    """Yield the inherited connection, or a new one to the announced port."""
     if environ.get(DESCRIPTOR):
         yield _Manager(int(environ[DESCRIPTOR]))
         return

@@ -21,30 +21,24 @@ class Process:
     """The facts by which a launcher or scheduler is recognised.
 
     Attributes:
-        environ: Its environment. An empty variable counts as unset.
-        hostname: Name of this machine, with or without a domain.
-        terminal: Whether standard input is a terminal.
         in_own_group: Whether its process group differs from that of the session leader.
             An interactive shell starts each program in a group of its own; a wrapper or
             container runtime does not.
-        pid: Its pid.
-        command: The user's command, for messages.
-        ancestors: Names of the visible processes above it, nearest first; at most 15
-            characters each.
+        ancestors: Names, up to 15 characters, of the visible processes above it,
+            nearest first.
         ancestor_pids: Their pids, and the next pid, whose process may be hidden.
-        may_be_renamed: Whether the host name may be a container's own, which no list of
-            nodes has.
+        may_be_renamed: Whether the host name may be a container's, which no node list
+            has.
         read: Returns the text of a file; ``None`` if it cannot be read.
-        exchange: Asks the process manager (`pmi.exchange`); returns ``None`` without
-            one.
+        exchange: Asks the process manager (`pmi.exchange`).
     """
 
-    environ: Mapping[str, str]
-    hostname: str
-    terminal: bool = False
+    environ: Mapping[str, str]  # an empty variable counts as unset
+    hostname: str  # of this machine, with or without a domain
+    terminal: bool = False  # whether standard input is one
     in_own_group: bool = True
     pid: int | None = None
-    command: str = "COMMAND"
+    command: str = "COMMAND"  # of the user, for messages
     ancestors: tuple[str, ...] = ()
     ancestor_pids: tuple[int, ...] = ()
     may_be_renamed: bool = False

@@ -86,15 +86,12 @@ TASK_PID = "SLURM_TASK_PID"
 
 
 def detect(process: Process) -> Job | None:
-    """Describe the Slurm job of this process.
+    """Describe the Slurm job of this process; ``None`` if Slurm did not start it.
 
     The host name distinguishes a shell on a job node from one on a login node, where
     SLURMD_NODENAME is not set. Programs from the shell of ``srun --pty`` inherit the
-    step's variables. Terminal, process group and pid tell them from the step itself.
-
-    Returns:
-        The job, or ``None`` if Slurm did not start this process: there is no job, or
-        this is a login to a job node, which has only some of the variables.
+    step's variables. Terminal, process group and pid tell them from the step itself. A
+    login to a job node has only some of the variables.
     """
     slurm = _Variables(process.environ, NAME, "SLURM_*")
     if slurm.first(STEP_NODES, STEP_NUM_NODES) and not _is_left_over(slurm):
@@ -152,7 +149,6 @@ class _Variables(Variables):
     """Slurm's variables, also as lists."""
 
     def hosts(self, *names: str) -> tuple[str, ...]:
-        """Return the node names in the first set variable."""
         name = self.name(*names)
         try:
             hosts = hostlist.expand_hostlist(self.environ[name])
@@ -163,7 +159,6 @@ class _Variables(Variables):
         return hosts
 
     def counts(self, *names: str) -> tuple[int, ...]:
-        """Return the numbers of tasks in the first set variable."""
         name = self.name(*names)
         try:
             return hostlist.expand_counts(self.environ[name])
@@ -174,8 +169,7 @@ class _Variables(Variables):
 def _is_left_over(slurm: _Variables) -> bool:
     """Return whether the step's variables belong to another job.
 
-    sbatch forwards the environment. A job that is submitted inside a step has that
-    step's variables in its batch script (seen with 22.05).
+    sbatch inside a step forwards them to its batch script (seen with 22.05).
     """
     step, job = slurm.first(STEP_NODES), slurm.first(*JOB_NODES)
     is_other = step and job and step != job
@@ -280,7 +274,6 @@ def _own_order(slurm: _Variables, nodes: tuple[str, ...]) -> str:
 
 
 def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
-    """Return this node's index, by its name or else by its number; and the source."""
     name = slurm.first(NODE_NAME)
     if name in nodes:
         return nodes.index(name), NODE_NAME
@@ -336,7 +329,6 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
 def _allocation(
     slurm: _Variables, step: str, nodes: Sequence[str] = (), source: str = ""
 ) -> Allocation:
-    """Return these nodes, or those of all components of the job."""
     if not nodes and (groups := _components(slurm)):
         nodes, source = list(chain(*groups.values())), ", ".join(groups)
     elif not nodes:
@@ -349,8 +341,7 @@ def _allocation(
 def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
     """Return the launch id, and its variables.
 
-    Examples: ``123456.0``, ``123456_7.0`` in an array, ``123456.0-r1`` requeued, and
-    ``123456`` without a step.
+    It is ``123456.0``, ``123456_7.0`` in an array, or ``123456.0-r1`` after a requeue.
     """
     job = slurm.first(*JOB_ID)
     if slurm.first(ARRAY_JOB_ID) and slurm.first(ARRAY_TASK_ID):

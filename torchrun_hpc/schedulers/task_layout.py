@@ -16,22 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskLayout:
-    """The launcher's placement of the tasks.
+    """The launcher's placement of the tasks; fields that it does not set are ``None``.
 
     Attributes:
-        task: This process among the others.
         provenance: The variable of ``tasks``, ``task``, and other fields. Without an
-            entry, ``local_rank`` and ``local_size`` come from the variable of
-            ``tasks``.
-        nodes: Number of nodes, if the launcher sets it.
-        most_nodes: Maximum number of nodes.
-        node_rank: Rank of this node, if the launcher sets it.
-        nodes_before: Maximum number of nodes before this one.
-        instance: Unique name of this launch in its job.
-        head_candidates: Probable place of node 0: one name, or addresses of one
+            entry, ``local_rank`` and ``local_size`` have that of ``tasks``.
+        head_candidates: Place of node 0 if probable: a name, or addresses of one
             machine.
-        hosts: For each node its host name, if the tasks have exchanged them.
-        pmi_is_open: Whether ``head_candidates`` came from rank 0 by PMI.
         nodelist_is_shared: Whether all nodes have the scheduler's variables. If not,
             values that must be equal on all nodes do not depend on them.
     """
@@ -41,11 +32,11 @@ class TaskLayout:
     nodes: int | None = None
     most_nodes: int | None = None
     node_rank: int | None = None
-    nodes_before: int | None = None
-    instance: str = ""
+    nodes_before: int | None = None  # maximum number of nodes before this one
+    instance: str = ""  # unique name of this launch in its job
     head_candidates: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    pmi_is_open: bool = False
+    hosts: tuple[str, ...] = ()  # for each node, if the tasks have exchanged them
+    pmi_is_open: bool = False  # ``head_candidates`` came from rank 0 by PMI
     nodelist_is_shared: bool = True
 
 
@@ -54,15 +45,8 @@ def read_layout(
 ) -> TaskLayout:
     """Return the layout in the launcher's variables.
 
-    Args:
-        variables: The launcher's.
-        names: The variables of rank, size, local rank, and local size. The local size
-            may have several; the first set one counts.
-        sources: The provenance of other fields.
-        known: The other fields of the layout.
-
-    Raises:
-        LaunchError: A variable is not set, or is not a number.
+    ``names`` are the variables of rank, size, local rank, and local sizes, of which the
+    first set one counts. ``sources`` is the provenance of ``known``.
     """
     rank, size, local_rank, *local_size = names
     read = variables.integer

@@ -14,13 +14,7 @@ _SHOWN = 200  # characters of a variable that a message quotes
 
 
 class Variables:
-    """The variables of one launcher or scheduler.
-
-    Args:
-        environ: Environment of the process. An empty variable counts as unset.
-        source: The launcher's or scheduler's name, for messages.
-        family: The variables' names as a pattern, for messages.
-    """
+    """The variables of one launcher or scheduler; an empty one counts as unset."""
 
     def __init__(self, environ: Mapping[str, str], source: str, family: str) -> None:
         self.environ = environ
@@ -32,11 +26,7 @@ class Variables:
         return next(filter(None, map(self.environ.get, names)), "")
 
     def name(self, *names: str) -> str:
-        """Return the name of the first set variable.
-
-        Raises:
-            LaunchError: None of the variables is set.
-        """
+        """Return the name of the first set variable; it is an error if none is set."""
         name = next(filter(self.environ.get, names), "")
         if name:
             return name
@@ -58,11 +48,7 @@ class Variables:
         return f"{name}={short!r}"
 
     def integer(self, *names: str) -> int:
-        """Return the value of the first set variable as a whole number.
-
-        Raises:
-            LaunchError: None is set, or it is not a number.
-        """
+        """Return the first set variable as a whole number; refuse another text."""
         name = self.name(*names)
         value = self.environ[name]
         if not re.fullmatch("[0-9]{1,9}", value):

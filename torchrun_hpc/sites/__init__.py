@@ -1,9 +1,7 @@
 """The facts about computing centres: one TOML file each, and no code.
 
-A file describes how its systems are recognised, how a node's name becomes its name on
-the fast network, and which variables the centre documents for torch. A user's or
-administrator's file adds systems, or replaces one of the same name. ``jsc.toml`` is an
-example. ``python -m torchrun_hpc.sites`` shows and checks the files.
+``jsc.toml`` is an example. A user's or administrator's file adds systems, or replaces
+one of the same name. ``python -m torchrun_hpc.sites`` shows and checks the files.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ def find(
     setting: Setting | None = None,
     folders: Sequence[Path] | None = None,
 ) -> Site | None:
-    """Return the site of this machine.
+    """Return the site of this machine; refuse an unknown name, or a wrong file.
 
     Args:
         environ: Environment of this process.
@@ -51,10 +49,6 @@ def find(
             file is read. ``None`` to recognise the site.
         folders: Folders of additional files, in order of precedence; by default the
             user's and the administrator's.
-
-    Raises:
-        LaunchError: The name is unknown, a file is wrong, or no site of the user's file
-            is recognised.
     """
     if setting is None:
         return _recognise(load(environ, folders), environ, host)
@@ -81,15 +75,9 @@ def load(
     folders: Sequence[Path] | None = None,
     setting: Setting | None = None,
 ) -> tuple[Site, ...]:
-    """Read all sites, or those of a setting; see `find`.
+    """Read all sites in the order of checking, or those of a setting; see `find`.
 
-    Returns:
-        Without a setting, the sites of the user, the administrator and the package, in
-        the order of checking. Otherwise, a file's sites, the site of a name, or no site
-        for ``none``.
-
-    Raises:
-        LaunchError: The name is unknown, or a file is wrong.
+    A setting gives a file's sites, the site of a name, or no site for ``none``.
     """
     wanted = setting.value if setting else ""
     if wanted == NONE:
@@ -118,7 +106,6 @@ def load(
 
 
 def _of_folder(folder: Path, *, everywhere: bool) -> list[Site]:
-    """Read the sites of a folder, in the order of checking."""
     # An unreadable folder counts as empty.
     files = sorted(glob.glob("*.toml", root_dir=folder))  # noqa: PTH207
     sites = [s for file in files for s in read(folder / file, everywhere=everywhere)]
@@ -133,7 +120,6 @@ def _of_folder(folder: Path, *, everywhere: bool) -> list[Site]:
 def _recognise(
     sites: Iterable[Site], environ: Mapping[str, str], host: str
 ) -> Site | None:
-    """Return the site whose sign matches first, in the order of checking."""
     for _, group in groupby(sites, lambda site: Path(site.file).parent):
         signs = [(sign, site) for site in group for sign in site.signs]
         for sign, site in sorted(signs, key=lambda pair: _order([pair[0]])):
@@ -143,7 +129,6 @@ def _recognise(
 
 
 def _order(signs: Iterable[Sign]) -> int:
-    """Return the position of the first of these signs in the order of checking."""
     order = {variable: place for place, variable in enumerate(_LAST, 1)}
     return min((order.get(s.variable, 0) for s in signs), default=len(_LAST) + 1)
 

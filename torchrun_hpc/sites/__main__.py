@@ -101,11 +101,6 @@ def _check(file: str) -> int:
 
 
 def _look() -> tuple[Mapping[str, str], str, Setting | None, sites.Site | None]:
-    """Return the environment, the host to recognise, what the user set, and the site.
-
-    Raises:
-        LaunchError: The job is unclear, or a file is wrong.
-    """
     seen = preflight(COMMAND)
     if seen.problem is not None:
         raise seen.problem
@@ -119,7 +114,6 @@ def _signs(site: sites.Site) -> list[str]:
 
 
 def _lines(name: str, value: Any) -> list[str]:
-    """Return the lines of a site's field; an empty field has none."""
     if isinstance(value, str):
         return [value] if value not in ("", BIND_NONE) else []
     if not isinstance(value, dict):

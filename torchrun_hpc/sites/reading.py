@@ -45,9 +45,7 @@ _GLOO_FORM = re.compile(r"[^\s,^=]+(,[^\s,^=]+)*")
 def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
     """Read the sites of a file, in its order.
 
-    Raises:
-        LaunchError: The file cannot be read, or is wrong. If all nodes find the same
-            file (``everywhere``), one of them reports a wrong file.
+    If all nodes find the same file (``everywhere``), one of them reports a wrong file.
     """
     try:
         data = files.read(path, _LARGEST)
@@ -86,7 +84,6 @@ def _sites(file: str, table: dict[str, Any]) -> tuple[Site, ...]:
 
 
 def _site(key: str, table: Any) -> dict[str, Any]:
-    """Read the fields of a `Site`."""
     site = _table(_SITE, key, table)
     signs, rule = site.pop("recognise", ()), site.pop("hosts", {})
     options = {f"hpc_{key}": site.pop(key) for key in _OPTIONS if key in site}
@@ -101,7 +98,6 @@ def _sign(key: str, table: Any) -> Sign:
 
 
 def _rule(key: str, table: Any) -> dict[str, Any]:
-    """Read the rule for host names, and check its examples."""
     rule = _table(_HOSTS, key, table)
     pattern, replacement, examples = (rule[name] for name in _HOSTS)
     _pattern(f"{key}.replacement", pattern, replacement)
@@ -131,7 +127,6 @@ def _modules(key: str, value: Any) -> str:
 
 
 def _table(keys: Keys, key: str, table: Any, dot: str = ".") -> dict[str, Any]:
-    """Read a table with these keys, and no others."""
     if not isinstance(table, dict):
         raise _wrong(key, f"this is a table, with {', '.join(keys)}")
     for name in [*table, *keys]:

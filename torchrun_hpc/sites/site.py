@@ -15,16 +15,11 @@ class Sign:
     """A sign by which a site is recognised: a variable's value, or a host name.
 
     Names such as ``SYSTEMNAME`` are too common to be a sign without their value.
-
-    Attributes:
-        variable: Environment variable; empty for the host name.
-        values: Values that are a sign.
-        pattern: Regular expression for the whole value, or the whole host name.
     """
 
-    variable: str = ""
+    variable: str = ""  # environment variable; empty for the host name
     values: tuple[str, ...] = ()
-    pattern: str = ""
+    pattern: str = ""  # regular expression for the whole value, or the whole host name
 
     def match(self, environ: Mapping[str, str], host: str) -> str:
         """Return the sign's value here: ``SYSTEMNAME=juwels``; empty without a match.
@@ -46,34 +41,22 @@ class Sign:
 class Site:
     """A system of a computing centre, or several similar ones.
 
-    Attributes:
-        name: As passed to ``--hpc-site``.
-        title: Names of the systems.
-        centre: The centre that runs them.
-        source: Where the centre documents the facts.
-        file: Path of the file that describes it.
-        signs: How it is recognised; empty if only by name.
-        pattern: Regular expression for the part of a node's name to rewrite; empty if
-            names stay.
-        replacement: Its replacement, as for ``re.sub``.
-        examples: Node names, and their names on the fast network.
-        variables: Variables that the centre documents, to set if they are unset.
-        options: Defaults of ``--hpc-*`` options, as text.
-        found_by: The sign or setting that chose it: ``SYSTEMNAME=juwels``.
+    ``examples`` are node names, and their names on the fast network. ``variables`` are
+    set if they are unset. ``options`` are defaults of ``--hpc-*`` options, as text.
     """
 
-    name: str
-    title: str
+    name: str  # as passed to ``--hpc-site``
+    title: str  # names of the systems
     centre: str
-    source: str
-    file: str
-    signs: tuple[Sign, ...] = ()
-    pattern: str = ""
-    replacement: str = ""
+    source: str  # where the centre documents the facts
+    file: str  # path of the file that describes it
+    signs: tuple[Sign, ...] = ()  # how it is recognised; empty if only by name
+    pattern: str = ""  # regular expression for the part of a node's name to rewrite
+    replacement: str = ""  # as for ``re.sub``
     examples: Mapping[str, str] = field(default_factory=dict, hash=False)
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
-    found_by: str = ""
+    found_by: str = ""  # the sign or setting that chose it: ``SYSTEMNAME=juwels``
 
     def rewrite(self, host: str) -> str:
         """Return a node's name on the fast network; idempotent."""
