@@ -167,9 +167,8 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     },
     "docs/reference.md": {
         "sites list": SITES,
-        "sites show": SITES,
-        "check & ok:": SITES,
-        "HPC043": SITES,
+        "sites here": SITES,
+        "sites check": SITES,
     },
     "docs/troubleshooting.md": {
         "--jobid=N": "tests/core/test_stacks.py::test_a_stall",
