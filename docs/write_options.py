@@ -14,12 +14,13 @@ HEAD = """# Options
 
 <!-- Written by docs/write_options.py from the parser. Do not edit. -->
 
-Every option of torchrun works, in both spellings (`--nproc-per-node` and
-`--nproc_per_node`). The installed PyTorch provides the parser: this page shows PyTorch
-2.13. Options come before the script. Words after its name are the script's.
+Every option of torchrun works, with dashes or underscores: `--nproc-per-node` or
+`--nproc_per_node`. The installed PyTorch decides which options of torchrun exist. This
+page shows PyTorch 2.13. Pass all options before the script. Words after its name are
+the script's.
 
-A value comes from the command line, otherwise from the variable, otherwise from the
-site file. Otherwise it is derived.
+The command line has priority over the variable, and the variable over the site file.
+Without all three, torchrun_hpc derives the value.
 
 ## Options of torchrun_hpc
 
@@ -30,8 +31,8 @@ site file. Otherwise it is derived.
 TORCH = """
 ## Options of torchrun
 
-The defaults are torchrun's. In a job with several nodes, most of them are
-[derived](internals.md) instead.
+The defaults are torchrun's. In a job with several nodes, torchrun_hpc
+[derives](internals.md) most values instead.
 
 | option | meaning | variable | default |
 |---|---|---|---|
@@ -40,38 +41,44 @@ The defaults are torchrun's. In a job with several nodes, most of them are
 # What torchrun's options mean, from torch/distributed/run.py of PyTorch 2.13.
 MEANINGS = {
     "help": "Print the options and exit.",
-    "nnodes": "Number of nodes, or a range `MIN:MAX`. In a job: the step's nodes.",
-    "nproc_per_node": "Workers per node: a number, `gpu`, `xpu`, `cpu` or `auto`.",
-    "rdzv_backend": "How the nodes meet: `c10d`, `static`, `etcd` and others. "
+    "nnodes": "Start on this many nodes, or on a range `MIN:MAX`. In a job, the "
+    "step's nodes are used.",
+    "nproc_per_node": "Start this many workers per node. `gpu`, `xpu`, `cpu` and "
+    "`auto` start one per device.",
+    "rdzv_backend": "Choose how the nodes meet: `c10d`, `static`, `etcd` and others. "
     "See also `--hpc-rendezvous`.",
-    "rdzv_endpoint": "Meeting point of the nodes: `HOST:PORT`. In a job: head node.",
-    "rdzv_id": "Name of the launch, the same on all nodes. In a job: the launch id.",
-    "rdzv_conf": "Settings of the rendezvous: `join_timeout=900,read_timeout=600`.",
+    "rdzv_endpoint": "Let the nodes meet at this `HOST:PORT`. In a job, the head "
+    "node is used.",
+    "rdzv_id": "Give the launch this name, the same on all nodes. In a job, the "
+    "launch id is used.",
+    "rdzv_conf": "Set the rendezvous' limits: `join_timeout=900,read_timeout=600`.",
     "standalone": "Start one world on this node, on a free port.",
-    "max_restarts": "How often all workers may restart before the job fails.",
-    "monitor_interval": "Seconds between two checks of the workers.",
-    "start_method": "How Python's multiprocessing starts workers that are functions.",
-    "event_log_handler": "Handler of PyTorch's elastic events.",
-    "role": "Name of the workers' role, for logs.",
+    "max_restarts": "Restart all workers at most this often.",
+    "monitor_interval": "Check the workers every so many seconds.",
+    "start_method": "Choose how Python's multiprocessing starts workers that are "
+    "functions.",
+    "event_log_handler": "Send PyTorch's elastic events to this handler.",
+    "role": "Give the workers this role in logs.",
     "module": "Run the script as a module, like `python -m`.",
     "no_python": "Run the script as a program, without Python.",
     "run_path": "Run the script with `runpy.run_path` in the worker's interpreter.",
-    "log_dir": "Folder for log files. Each launch gets its own subfolder.",
-    "redirects": "Write streams to log files: 1 is stdout, 2 stderr, 3 both; "
-    "`0:1,1:2` by local rank.",
-    "tee": "Write streams to log files and to the console, in the same form.",
+    "log_dir": "Write log files into this folder. Each launch gets its own subfolder.",
+    "redirects": "Write streams to log files: 1 is stdout, 2 is stderr, 3 is both. "
+    "`0:1,1:2` sets them by local rank.",
+    "tee": "Write streams to log files and to the console. Use the values of "
+    "`--redirects`.",
     "local_ranks_filter": "Show only these local ranks on the console: `0,1`.",
     "duplicate_stdout_filters": "Copy lines of stdout with these words to a file.",
     "duplicate_stderr_filters": "Copy lines of stderr with these words to a file.",
-    "node_rank": "Rank of this node, for the static rendezvous.",
-    "master_addr": "Host of rank 0, for the static rendezvous.",
-    "master_port": "Port of rank 0, for the static rendezvous.",
-    "local_addr": "Address of this node, as the other nodes know it.",
-    "logs_specs": "Entry point of a package that handles the logs.",
+    "node_rank": "Give this node this rank in the static rendezvous.",
+    "master_addr": "Meet at this host of rank 0 in the static rendezvous.",
+    "master_port": "Meet at this port of rank 0 in the static rendezvous.",
+    "local_addr": "Tell the other nodes this address of this node.",
+    "logs_specs": "Let a package with this entry point handle the logs.",
     "numa_binding": "Bind workers near their GPUs: `node`, `socket`, `exclusive` or "
-    "`core-complex`. Needs `numactl`; see also `--hpc-bind`.",
-    "signals_to_handle": "Signals that end the job.",
-    "shutdown_timeout": "Seconds before workers that were told to end are killed "
+    "`core-complex`. It needs `numactl`. See also `--hpc-bind`.",
+    "signals_to_handle": "End the job when one of these signals arrives.",
+    "shutdown_timeout": "Kill workers that do not end within this many seconds "
     "(PyTorch's default: 30).",
     "virtual_local_rank": "Set `LOCAL_RANK` to 0, and show each worker its own GPU.",
 }

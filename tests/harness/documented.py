@@ -150,12 +150,10 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
                 TWO | MACHINES | {"node2": "n10"})
         ],
         "--rdzv_backend=c10d": [ON_EACH],
-        "--master_addr=node1": [ON_EACH],
         "On one machine": [Run("machines", "2 workers on this machine", 2, TWO)],
         "direct mode & train.py": [
             Run("job", "2 nodes x 4 tasks; Slurm", 8, options=TASKS)
         ],
-        "torchrun_hpc.sites here": SITES,
         "Jülich & resnet50_ddp.py":
             f"{EXAMPLES}resnet_is_killed_and_submitted_again",
         "Jülich & fsdp.py":
@@ -169,9 +167,8 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     },
     "docs/reference.md": {
         "sites list": SITES,
-        "sites show": SITES,
-        "check & ok:": SITES,
-        "HPC043": SITES,
+        "sites here": SITES,
+        "sites check": SITES,
     },
     "docs/troubleshooting.md": {
         "--jobid=N": "tests/core/test_stacks.py::test_a_stall",

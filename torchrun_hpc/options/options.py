@@ -119,8 +119,8 @@ class Options:
     hpc_key_file: str = _ours(
         "",
         "FILE",
-        "Read the key from this file, or create it. Default: key in "
-        "~/.config/torchrun_hpc/, if the nodes share that file system.",
+        "Read the key from this file, or create it. Default: "
+        "~/.config/torchrun_hpc/key, if the nodes share that file system.",
         lambda setting: str(setting.value),
     )
     hpc_preload: tuple[str, ...] = _ours(
@@ -135,7 +135,7 @@ class Options:
         0,
         "SECONDS",
         "Print once what the workers are doing, if all have shown the same stacks for "
-        "this many seconds. Nothing is ended. Needs py-spy. Default: off.",
+        "this many seconds. The job continues. Needs py-spy. Default: off.",
         values.stall,
     )
     hpc_spares: int = _ours(

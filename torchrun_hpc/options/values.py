@@ -36,9 +36,9 @@ _, REQUIRE, _ = AUTH = ("auto", "require", NONE)
 BIND_GPU, BIND_EVEN, BIND_NONE = BINDINGS = ("gpu", "even", NONE)
 
 DRY_RUN = {
-    "table": "Start nothing. Print on node 0 what all nodes would do: each value with "
-    "its source, and the same launch with plain torchrun. With --hpc-debug, also list "
-    "the changes inside PyTorch. Default: off.",
+    "table": "Start nothing. Print on the head node what all nodes would do: each "
+    "value with its source, and the same launch with plain torchrun. With --hpc-debug, "
+    "also list the changes inside PyTorch. Default: off.",
     "json": "Like --hpc-dry-run, as JSON.",
 }
 
