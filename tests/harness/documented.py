@@ -81,6 +81,7 @@ MACHINES = {"node1": "n9"}
 SMALL = ("--nodes=2", "--gres=gpu:2", "--cpus-per-task=1")
 THREE = ("--nodes=3", "--ntasks-per-node=1")
 SPARE = TWO | {"--hpc-spares=2": "--hpc-spares=1"}
+HERE = {"examples/ddp.py --steps 100": "main.py", " --partition=PARTITION": ""}
 # A line whose subject is an option: one node is enough.
 ONE = ("--nodes=1", "--ntasks-per-node=1")
 ON_ONE = "1 node, 2 workers"
@@ -110,8 +111,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "pip install .": PACKAGE,
         "make demo": CI,
         "#SBATCH": [
-            Run("script", AGENTS, 4, TWO | {"examples/ddp.py --steps 100": "main.py"},
-                options=SMALL)
+            Run("script", AGENTS, 4, TWO | HERE, options=SMALL)
         ],
     },
     "CONTRIBUTING.md": {"make demo": CI},

@@ -71,9 +71,9 @@ def test_the_exit_code_is_the_jobs(
 
 
 DRY_RUNS: list[tuple[dict[str, str], int, str]] = [
-    ({"1": "closed"}, 2, "HPC101 "),
-    ({"1": "full"}, 2, "HPC101 "),
-    ({"1": "terminal gone"}, 2, "HPC101 "),
+    ({"1": "closed"}, 2, "HPC101]: "),
+    ({"1": "full"}, 2, "HPC101]: "),
+    ({"1": "terminal gone"}, 2, "HPC101]: "),
     ({"1": "without reader"}, 0, ""),  # | head
     ({"1": "full", "2": "full"}, 2, ""),
     ({"1": "closed", "2": "closed"}, 2, ""),
@@ -94,7 +94,7 @@ def test_the_output_of_a_dry_run_is_its_purpose(
     for (streams, code, text), result in zip(DRY_RUNS, results, strict=True):
         assert result.code == code, (streams, result.err)
         assert text in "".join(result.own_lines)
-        assert ("a dry run" in result.out) is ("1" not in streams)
+        assert ("Dry run by" in result.out) is ("1" not in streams)
 
 
 # --- as they are typed ------------------------------------------------------------
