@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torchrun_hpc.options.options import Options
+
+# Entries of a folder that are compared with a misspelt name: each costs a file server a
+# request of each node.
+_MOST = 1000
 
 
 def check(name: str, options: Options, environ: Mapping[str, str]) -> None:
@@ -66,9 +70,9 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
 def _near(path: Path) -> str:
     """Ask for a similar name in the same folder, or for the only file of this name."""
     try:
-        similar = near(str(path), map(str, path.parent.glob("*.py")))
-        places = [Path(path.name), *Path().glob(f"*/{glob.escape(path.name)}")]
-        same = [place for place in places if place.is_file()]
+        similar = near(str(path), map(str, islice(path.parent.glob("*.py"), _MOST)))
+        places = [Path(), *islice(Path().iterdir(), _MOST)]
+        same = [place / path.name for place in places if (place / path.name).is_file()]
     except (OSError, ValueError):
         return ""
     return similar or (f"Did you mean {same[0]}?" if len(same) == 1 else "")
