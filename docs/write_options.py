@@ -39,6 +39,7 @@ The defaults are torchrun's. In a job with several nodes, torchrun_hpc
 """
 
 # What torchrun's options mean, from torch/distributed/run.py of PyTorch 2.13.
+_VERSIONS = "Print the versions of torchrun_hpc, PyTorch and Python, and end."
 MEANINGS = {
     "help": "Print the options and exit.",
     "nnodes": "Start on this many nodes, or on a range `MIN:MAX`. In a job, the "
@@ -104,7 +105,7 @@ def _spelling(action: argparse.Action) -> str:
 
 def _variable(action: argparse.Action) -> str:
     dest = action.dest
-    has_none = dest == "help" or dest in arguments.WITHOUT_VARIABLE
+    has_none = dest in {"help", argparse.SUPPRESS} or dest in arguments.WITHOUT_VARIABLE
     return "" if has_none else f"`{arguments.variable_of(dest)}`"
 
 
@@ -114,7 +115,7 @@ def _row(action: argparse.Action) -> str:
         return f"| {_spelling(action)} | {meaning} | {_variable(action)} |\n"
     none = action.default is None or str(action.default) in {"", argparse.SUPPRESS}
     shown = "" if none or action.nargs == 0 else f"`{action.default}`"
-    meaning = MEANINGS[action.dest]
+    meaning = MEANINGS.get(action.dest) or _VERSIONS
     return f"| {_spelling(action)} | {meaning} | {_variable(action)} | {shown} |\n"
 
 

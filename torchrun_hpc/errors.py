@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,24 @@ class Message:
         return f"{self.code} {on_one_line(self.text)}"
 
 
-COPIED = "\n    "  # before the line to copy
+_COPIED = "\n    "
 
 
-def to_copy(line: str) -> str:
-    """Return the end of a message: a line to copy, which the user sees on its own."""
-    return f"{COPIED}{line}"
+def to_copy(lines: str) -> str:
+    """Return the end of a message: a line to copy, or several to choose from."""
+    return "".join(_COPIED + line for line in lines.splitlines())
+
+
+def split_copied(text: str) -> tuple[str, list[str]]:
+    """Return a message without its lines to copy, and these lines."""
+    first, *lines = text.split(_COPIED)
+    return first, lines
 
 
 def on_one_line(text: str) -> str:
     """Return a message on one line, for a place that has only one."""
-    return text.replace(COPIED, " ")
+    first, lines = split_copied(text)
+    return " ".join(filter(None, (first, "   # or: ".join(lines))))
 
 
 class LaunchError(Exception):
@@ -76,8 +83,12 @@ def near(wanted: str, known: Iterable[str]) -> str:
     """Return a did-you-mean question for an unknown name; empty if none is near."""
     import difflib  # noqa: PLC0415 - slow to import
 
-    found = difflib.get_close_matches(wanted, [*known], n=1)
-    return f"Did you mean {found[0]}?" if found else ""
+    return did_you_mean(difflib.get_close_matches(wanted, [*known], n=1))
+
+
+def did_you_mean(found: Sequence[str]) -> str:
+    """Ask for the only name that was found; empty if there are more, or none."""
+    return f"Did you mean {found[0]}?" if len(found) == 1 else ""
 
 
 def choices(wanted: str, known: Collection[str]) -> str:

@@ -13,7 +13,13 @@ from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import check_port
 from torchrun_hpc.options import command_line
-from torchrun_hpc.options.arguments import wrong_line
+from torchrun_hpc.options.arguments import (
+    OURS,
+    TORCHRUN,
+    names_of,
+    unknown_option,
+    wrong_line,
+)
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.endpoints import ports_of
 from torchrun_hpc.planning.meeting import Spares
@@ -158,7 +164,8 @@ def _check(line: CommandLine) -> None:
     if line.problem is not None:
         raise line.problem
     if line.unknown:
-        raise wrong_line(f"unknown option {line.unknown[0]}. Correct or remove it")
+        names = (each for dest in (*TORCHRUN, *OURS) for each in names_of(dest))
+        raise wrong_line(unknown_option(line.unknown[0], names))
     if "hpc_dry_run" in options:
         raise wrong_line(f"{options['hpc_dry_run']}: the doctor has none. Remove it")
     wanted = options.nproc_per_node

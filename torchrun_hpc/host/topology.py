@@ -158,7 +158,7 @@ def _amd(root: Path) -> Iterator[Gpu]:
         pairs = (line.split() for line in _text(folder / "properties").splitlines())
         facts = {p[0]: int(p[1]) for p in pairs if p[1:] and p[1].isdecimal()}
         if not facts.get("simd_count"):
-            continue  # a CPU, or a GPU that this process must not use
+            continue  # a CPU, or a GPU that this process cannot open
         # The PCI function may be the number of a partition.
         bus, device = divmod(facts.get("location_id", 0) & 0xFFFF, 256)
         address = f"{facts.get('domain', 0):04x}:{bus:02x}:{device >> 3:02x}.0"

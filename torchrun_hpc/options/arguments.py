@@ -6,18 +6,23 @@ Each option has a variable by torchrun's own rule: ``--hpc-site`` is ``PET_HPC_S
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
+import platform
+import re
+import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchrun_hpc.errors import LaunchError, near
+from torchrun_hpc import __version__
+from torchrun_hpc.errors import LaunchError, choices, near
 from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.options.values import DRY_RUN
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 # All options of torchrun 2.0 to 2.15 (torch/distributed/run.py) by their names in the
 # parsed arguments, with the type of their values. A bool is a flag, without a value.
@@ -136,6 +141,23 @@ def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> Non
         )
 
 
+class _ShowVersion(argparse.Action):
+    """Prints the versions, and ends. It does not import torch."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib import metadata  # noqa: PLC0415 - slow to import
+
+        try:
+            torch = f"torch {metadata.version('torch')}"
+        except metadata.PackageNotFoundError:
+            torch = "no torch"
+        python = platform.python_version()
+        with contextlib.suppress(AttributeError, OSError):  # no stdout, or a full one
+            sys.stdout.write(f"torchrun_hpc {__version__}, {torch}, Python {python}\n")
+            sys.stdout.flush()
+        parser.exit()
+
+
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the examples as they are, and breaks no option at a hyphen."""
 
@@ -159,6 +181,14 @@ def with_ours(
     # Without our options, --h is an abbreviation of --help.
     group = parser.add_argument_group()
     group.add_argument("--h", action="help", help=argparse.SUPPRESS)
+    group.add_argument(
+        "--version",
+        action=_ShowVersion,
+        nargs=0,
+        dest=argparse.SUPPRESS,
+        default=argparse.SUPPRESS,
+        help="print the versions of torchrun_hpc, torch and Python, and end",
+    )
     parser.prog, parser.usage, parser.description = "torchrun_hpc", USAGE, EXAMPLES
     parser.formatter_class = _Formatter
     parser.error = functools.partial(_refuse, parser)  # type: ignore[method-assign]
@@ -178,14 +208,22 @@ def wrong_line(message: str) -> LaunchError:
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     unknown = message.partition("unrecognized arguments: ")[2].split()
     if unknown:
-        name = unknown[0].partition("=")[0]
         known = parser._option_string_actions  # noqa: SLF001 - the names of all options
-        message = f"unknown option {name}. {near(name, known) or _ALL_OPTIONS}"
+        message = unknown_option(unknown[0], known)
     elif message.startswith("the following arguments are required: "):
-        message = NO_SCRIPT
+        message = f"{NO_SCRIPT}. {_ALL_OPTIONS}"
+    elif match := re.match(r"argument --hpc-dry-run\b.* '(.*)'$", message):
+        text = f"--hpc-dry-run={match[1]}: {choices(match[1], DRY_RUN)}"
+        raise LaunchError("HPC014", text, everywhere=True)
     else:
         message += f". {_ALL_OPTIONS}"
     raise wrong_line(message)
+
+
+def unknown_option(word: str, known: Iterable[str]) -> str:
+    """Return the message for an unknown option."""
+    name = word.partition("=")[0]
+    return f"unknown option {name}. {near(name, known) or _ALL_OPTIONS}"
 
 
 def wrong_variable(error: ValueError, environ: Mapping[str, str]) -> LaunchError:

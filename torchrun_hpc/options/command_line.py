@@ -93,7 +93,7 @@ def explicit(
         if value is unset or dest in (SCRIPT, SCRIPT_ARGS):
             continue
         if value == []:  # Python makes one of --hpc-site=--
-            raise wrong_line(f"{dest} has no value")
+            raise wrong_line(f"--{dest} has no value. Add one, or remove the option")
         given[dest] = Setting(value, f"--{dest}")
     return {dest: setting for dest, setting in given.items() if setting.value != ""}
 

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, near
+from torchrun_hpc.errors import LaunchError, did_you_mean, near
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,8 +61,8 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
         problem = f"{error.strerror}{where}"
     if problem:
         remedy = _near(path) or (
-            "Pass the script's path as it is on every node. A module needs -m, a "
-            "program --no_python"
+            "Pass a path that is valid on every node. A module needs -m, a program "
+            "--no_python"
         )
         raise LaunchError("HPC150", f"{name} cannot be run: {problem}. {remedy}")
 
@@ -70,9 +70,11 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
 def _near(path: Path) -> str:
     """Ask for a similar name in the same folder, or for the only file of this name."""
     try:
+        if path.exists():
+            return ""
         similar = near(str(path), map(str, islice(path.parent.glob("*.py"), _MOST)))
         places = [Path(), *islice(Path().iterdir(), _MOST)]
         same = [place / path.name for place in places if (place / path.name).is_file()]
     except (OSError, ValueError):
         return ""
-    return similar or (f"Did you mean {same[0]}?" if len(same) == 1 else "")
+    return similar or did_you_mean([*map(str, same)])

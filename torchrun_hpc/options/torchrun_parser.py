@@ -67,7 +67,7 @@ def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, S
             if isinstance(value, str) or (kinds[dest] is str and type(value) is int):
                 value = kinds[dest](value)
         except ValueError as error:
-            raise wrong_line(f"--{dest}={value}: {error}") from None
+            raise wrong_line(f"--{dest}={value}: {error}. Correct it") from None
         found[dest] = Setting(value, f"--{dest}")
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import socket
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +36,12 @@ def number_of_workers(options: Options, value: int | str) -> int:
         knows_xpu = "xpu" in torch_run.determine_local_world_size.__code__.co_consts
         problem = f"use a number, gpu, {'xpu, ' * knows_xpu}cpu or auto"
         if value in {"gpu", "xpu"}:
-            build = f"PyTorch {torch.__version__} sees no {str(value).upper()}"
+            kinds = ("cuda", "hip") if value == "gpu" else ("xpu",)
+            is_for_gpus = any(getattr(torch.version, kind, None) for kind in kinds)
+            fix = "Request GPUs, for example with #SBATCH --gres=gpu:4"
             problem = (
-                f"{build} on {socket.gethostname()}. Request GPUs, for example with "
-                f"#SBATCH --gres=gpu:4, install a build for them, or use "
+                f"PyTorch {torch.__version__} sees no {str(value).upper()} on this "
+                f"node. {fix if is_for_gpus else 'Install a build for GPUs'}, or use "
                 "--nproc_per_node=2"
             )
         raise LaunchError("HPC012", f"{name}: {problem}") from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torchrun_hpc.errors import LaunchError, choices
@@ -170,12 +169,13 @@ endpoint = reader(
     " is not an endpoint. Use HOST:PORT, with an IPv6 address in brackets and a port "
     "up to 65535",
 )
-_port_reader = partial(
-    reader, wrong=" is not a port. Use a number from 1 to 65535, or remove it"
+_NO_PORT = " is not a port. Use a number from 1 to 65535, or "
+master_port = reader(
+    lambda port: _checked(port, 0 <= port < PORTS_END), f"{_NO_PORT}remove it"
 )
-master_port = _port_reader(lambda port: _checked(port, 0 <= port < PORTS_END))
-port = _port_reader(  # of a variable
-    lambda text: _checked(text, 0 < _number(text, "[0-9]{1,5}") < PORTS_END)
+port = reader(  # of a variable
+    lambda text: _checked(text, 0 < _number(text, "[0-9]{1,5}") < PORTS_END),
+    f"{_NO_PORT}unset it",
 )
 backend = reader(
     lambda word: _checked(str(word), word not in {SCHEDULER, DIRECT}),
@@ -187,7 +187,7 @@ monitor_interval = reader(
     lambda seconds: _checked(seconds, 0 < seconds < threading.TIMEOUT_MAX),
     ": use a number of seconds above 0",
 )
-signals = reader(_signals, " cannot be handled")
+signals = reader(_signals, " cannot be handled. Remove it")
 threads = reader(
     _threads,
     ": use a number of threads per worker, or auto, which divides the CPUs of this "

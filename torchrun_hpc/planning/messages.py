@@ -114,8 +114,8 @@ def fail_together(launcher: Launcher) -> str:
 def place_of(job: Job) -> tuple[int, int]:
     """Return the rank of this node, and its index in the job's nodes."""
     if job.node_rank is None or job.index is None:
-        text = "this process is not on one of the job's nodes. Start it with srun"
-        raise LaunchError("HPC068", text)
+        text = "this process is not on one of the job's nodes. Start it with "
+        raise LaunchError("HPC068", text + job.launcher.name)
     return job.node_rank, job.index
 
 

@@ -164,13 +164,13 @@ def _about_cpus(inputs: Inputs, workers: Workers, nodes: int) -> Iterator[Messag
         elif job and more:
             line = job.once_per_node(inputs.command, more, nodes)
             fix = f"Give the task more CPUs:{to_copy(line)}"
-        bind = "With one for each worker, --hpc-bind could divide them"
+        bind = ""
         if workers.binding is not None:
-            bind = f"{workers.binding.setting} binds no worker: each needs a CPU"
+            bind = f"{workers.binding.setting} binds none of them. "
         yield Message(
             "HPC092",
             f"{number} workers share {cpus}, the whole affinity mask of this process. "
-            f"{bind}. {fix}",
+            f"{bind}{fix}",
         )
 
 

@@ -32,7 +32,10 @@ class Key:
         self.name = "none (--hpc-auth=none)"
 
     def load(self) -> None:
-        """Read the file, or make it: nodes that start at once get the same key."""
+        """Read the file, or make it: nodes that start together get the same key.
+
+        A known key stays, whatever happens to the file.
+        """
         path = Path(self._file.path)
         if self.secret.key or not self._file.path:
             return

@@ -191,7 +191,10 @@ class Members:
         return [rank for rank, a in self.agents.items() if a.silent_for >= seconds]
 
     def replaced(self) -> list[Hashable]:
-        """Return the connections of silent agents, each replaced by its candidate."""
+        """Return the connections of agents whose candidates replace them.
+
+        These agents have been silent for as long as the candidate has waited.
+        """
         claimed = self.candidates.items()
         ranks = [r for r, second in claimed if second.silent_for >= CANDIDATE_TIMEOUT]
         return [self.agents[rank].connection for rank in ranks]

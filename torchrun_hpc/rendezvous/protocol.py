@@ -74,7 +74,8 @@ LINE_LIMIT = 16 * 2**20
 
 SUSPENDED = 2  # seconds: noticing the end of a lease later means a suspension
 
-# In an outbox. To agents, an end of file means that this process has ended.
+# In an outbox. A living process resets agents' connections: to an agent, an end of file
+# means that the process at the other end is dead.
 CLOSE: dict[str, Any] = {"close": True}
 RESET: dict[str, Any] = {"reset": True}
 

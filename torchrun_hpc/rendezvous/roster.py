@@ -135,7 +135,10 @@ class Roster:
 
     @property
     def longest_run(self) -> int:
-        """Seconds for which workers may run that nobody can end: a node's lease."""
+        """Seconds for which workers may run that nobody can end: a node's lease.
+
+        Their agent ends them if it has not heard of the coordinator for so long.
+        """
         return self._settings.silence_timeout + self._settings.kill
 
     def lease(self, nodes: Iterable[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import COPIED, LaunchError
+from torchrun_hpc.errors import LaunchError, split_copied
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.wire import printable
 
@@ -30,7 +30,7 @@ def write_text(text: str, details: Sequence[str] = ()) -> None:
     This is one write, because nodes share a terminal. Control characters are replaced,
     because parts can come from the network. Nothing is raised.
     """
-    line, *copied = text.split(COPIED)
+    line, copied = split_copied(text)
     lines = (line, *(f"    {each}" for each in copied), *details)
     written = (printable(each, _LONGEST) for each in lines)
     streams.write("".join(f"{line}\n" for line in written), sys.stderr)
@@ -50,5 +50,6 @@ def output(text: str) -> None:
         # Python must not try to write the rest again at exit.
         streams.discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):  # as with | head
-            text = f"cannot print to standard output: {error.strerror}. Use > FILE"
+            text = f"cannot print to standard output: {error.strerror}"
+            text += ". Print to another place: > FILE"
             raise LaunchError("HPC101", text) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import __version__
-from torchrun_hpc.errors import COPIED, count
+from torchrun_hpc.errors import count, split_copied, to_copy
 from torchrun_hpc.planning.messages import NO_SCHEDULER
 from torchrun_hpc.reporting.console import PREFIX
 
@@ -28,9 +28,11 @@ def start_line(plan: LaunchPlan) -> str:
         parts.append(f"{what} at {where.endpoint}{over}")
     if where.site:
         parts.append(f"site {where.site.value}")
-    notes = [(note.code, *note.text.partition(COPIED)) for note in plan.messages.notes]
-    parts += [f"note[{code}]: {text}" for code, text, *_ in notes]
-    copied = "".join(COPIED + line for *_, line in notes if line)
+    copied = ""
+    for note in plan.messages.notes:
+        text, lines = split_copied(note.text)
+        parts.append(f"note[{note.code}]: {text}")
+        copied += to_copy("\n".join(lines))
     return f"torchrun_hpc {__version__}: {'; '.join(parts)}{copied}"
 
 

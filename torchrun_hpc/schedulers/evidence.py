@@ -98,10 +98,10 @@ def _without(detectors: Sequence[Detector], process: Process) -> Process:
 def _unclear(detectors: Sequence[Detector], process: Process, why: str) -> LaunchError:
     names = " and ".join(d.shown(process.environ) for d in detectors)
     bash = [" ".join(f"${{!{p}*}}" for p in d.prefixes) for d in detectors]
-    unset = to_copy("   # or ".join(f"unset {variables}" for variables in bash))
+    unset = to_copy("\n".join(f"unset {variables}" for variables in bash))
     return LaunchError(
         "HPC142",
         f"the variables of both {names} are set, and it is not clear which job this "
         f"is: {why}. qsub -V, sbatch or a container can pass stale variables on. "
-        f"Remove those of the other job, in bash:{unset}",
+        f"Remove those of the other job, in bash with one of these lines:{unset}",
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import COPIED
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -92,14 +91,14 @@ class Launcher:
     def once_per_node(
         self, nodes: int | str, command: str, host_file: str = "", options: str = ""
     ) -> str:
-        """Write the line that starts a command once on each node."""
+        """Write the line that starts a command once on each node, or two to choose."""
         has_file = self.host_file_option and host_file
         hosts = f"{self.host_file_option} {host_file}" if has_file else ""
         has_cpus = "{cpus}" in self.cpu_option or self.cpu_option == options
         cpus = "" if has_cpus else self.cpu_option
         words = " ".join(filter(None, (hosts, cpus, options, command)))
         lines = filter(None, (self.template, self.other_template))
-        return COPIED.join(t.format(nodes=nodes, command=words) for t in lines)
+        return "\n".join(t.format(nodes=nodes, command=words) for t in lines)
 
 
 @dataclass(frozen=True)

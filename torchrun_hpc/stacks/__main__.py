@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     launches = _of_job(seen.job.launch_id if seen.job else "")
     if not launches:
-        text = f"No running torchrun_hpc job of yours on {seen.hostname}. On a cluster:"
+        text = f"no running torchrun_hpc job of yours on {seen.hostname}. On a cluster:"
         text += to_copy(f"srun --overlap --jobid=JOBID {COMMAND}")
         console.write(Message("HPC172", text), "error")
         return NOT_FOUND

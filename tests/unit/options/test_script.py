@@ -72,7 +72,7 @@ def test_what_it_does_not_find(name, why, folder):
         ("scripts/train.py", "Did you mean train.py?"),
         ("ddp.py", "Did you mean examples/ddp.py?"),
         ("[x].py", "Did you mean examples/[x].py?"),
-        ("model_7.py", "Pass the script's path as it is on every node"),
+        ("model_7.py", "Pass a path that is valid on every node"),
     ],
 )
 def test_a_near_script_is_proposed(name, guess, folder):

@@ -509,7 +509,7 @@ def test_too_few_cpus(tree):
     )
     (message,) = said(plan)
     assert message.code == "HPC092"
-    assert "--hpc_bind=even binds no worker: each needs a CPU" in message.text
+    assert "--hpc_bind=even binds none of them" in message.text
     assert plan.workers.binding.shares == ()
 
 

@@ -195,7 +195,7 @@ def forgotten(cpus):
 def shared(workers, cpus, remedy):
     return (
         f"HPC092 {workers} workers share {cpus}, the whole affinity mask of this "
-        "process. With one for each worker, --hpc-bind could divide them. "
+        "process. "
         f"{remedy}"
     )
 

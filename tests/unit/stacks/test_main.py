@@ -139,7 +139,7 @@ def test_no_launch(run):
         "",
         [
             (
-                "torchrun_hpc: error[HPC172]: No running torchrun_hpc job of yours on "
+                "torchrun_hpc: error[HPC172]: no running torchrun_hpc job of yours on "
                 f"{HOST}. On a cluster:"
             ),
             f"    srun --overlap --jobid=JOBID {COMMAND}",

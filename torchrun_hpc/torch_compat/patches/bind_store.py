@@ -21,7 +21,12 @@ from torch.distributed.elastic.rendezvous import (
 
 from torchrun_hpc import waiting
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.host.network import bound_socket, port_is_taken, port_problem
+from torchrun_hpc.host.network import (
+    bound_socket,
+    join_endpoint,
+    port_is_taken,
+    port_problem,
+)
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import reports_wait_for
 from torchrun_hpc.torch_compat import capabilities
@@ -89,7 +94,9 @@ def _open_or_connect(  # noqa: PLR0913, PLR0917 - as TCPStore
             listen = plan.meeting.listen
             is_taken = listen is not None and port_is_taken(listen[0], port)
             if not (plan.meeting.may_join and is_taken):
-                raise
+                other = join_endpoint(host, "PORT")
+                text = f"{error}. Pass another port: --rdzv_endpoint={other}"
+                raise LaunchError("HPC055", text) from None
             text = f"{error}. Joining it as an agent of this job"
             console.write(Message("HPC156", text))
         else:
