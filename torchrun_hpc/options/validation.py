@@ -96,8 +96,8 @@ def check_configuration(
             with tempfile.TemporaryDirectory(dir=trial.log_dir):
                 pass  # torch makes one there much later
         except Exception as error:  # noqa: BLE001 - one release raises just that
-            fault = "torchrun does not take this command line"
+            fault = "torchrun rejects this command line"
             if isinstance(error, OSError):
-                fault = "torchrun cannot make its folder for logs"
+                fault = "torchrun cannot create its log folder"
             raise LaunchError("HPC015", f"{fault}: {error}") from None
     script.check(args.training_script, options, environ)

@@ -158,13 +158,13 @@ def _about_cpus(inputs: Inputs, workers: Workers, nodes: int) -> Iterator[Messag
             # The launcher would refuse the option, unless it has made the job.
             fix = (
                 f"The job has {most.value} there ({most.source}). Pass {more} to "
-                f"{job.launcher.takes_from}, whichever made the job, or pass "
+                f"the command that made it ({job.launcher.takes_from}), or pass "
                 f"--nproc_per_node={own}"
             )
         elif job and more:
             line = job.once_per_node(inputs.command, more, nodes)
             fix = f"Give the task more CPUs:{to_copy(line)}"
-        bind = "With one for each worker, --hpc-bind could divide them"
+        bind = "With one CPU per worker, --hpc-bind could divide them"
         if workers.binding is not None:
             bind = f"{workers.binding.setting} binds no worker: each needs a CPU"
         yield Message(

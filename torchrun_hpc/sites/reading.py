@@ -108,7 +108,7 @@ def _rule(key: str, table: Any) -> dict[str, Any]:
         *((fast, fast) for fast in examples.values()),
     ]:
         if (made := re.sub(pattern, replacement, name, count=1)) != fast:
-            text = f"the rule makes {made!r} of {name!r}, not {fast!r}"
+            text = f"the rule turns {name!r} into {made!r}, not {fast!r}"
             raise _wrong(f"{key}.examples", text)
     return rule
 

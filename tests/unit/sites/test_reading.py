@@ -337,13 +337,13 @@ BROKEN = {
     "HPC043 mine.recognise.pattern: '[z-c]+' does not work: bad character range z-c": [
         ("'[c-z]+'", "'[z-c]+'")
     ],
-    "HPC043 mine.hosts.examples: the rule makes 'fast-1.net' of 'm1.net'": [
+    "HPC043 mine.hosts.examples: the rule turns 'm1.net' into 'fast-1.net'": [
         ('"fast-1.net"', '"fast-2.net"')
     ],
-    "HPC043 mine.hosts.examples: the rule makes 'mfast-1' of 'm1', not 'fast-1'.": [
+    "HPC043 mine.hosts.examples: the rule turns 'm1' into 'mfast-1', not 'fast-1'.": [
         ("'^m([0-9]+)'", "'([0-9]+)'")
     ],
-    "HPC043 mine.hosts.examples: the rule makes 'fast-ast-1' of 'fast-1', not": [
+    "HPC043 mine.hosts.examples: the rule turns 'fast-1' into 'fast-ast-1', not": [
         ("'^m([0-9]+)'", "'^[mf]([^.]+)'")
     ],
 }
