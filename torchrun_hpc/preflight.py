@@ -99,7 +99,8 @@ def _exchange(
             "HPC138",
             f"{name}={environ[name]} does not lead to a process manager that answers, "
             "so the tasks cannot exchange their hosts. Perhaps a container or wrapper "
-            "has closed it. Pass it on, or unset it and export MASTER_ADDR",
+            f"has closed the connection. Keep it open, or unset {name} and export "
+            "MASTER_ADDR",
         )
     return exchanged
 

@@ -70,10 +70,10 @@ def warnings(inputs: Inputs, here: LocalEndpoint, host: str) -> tuple[Message, .
     interface = inputs.network.owner(here.local_address)
     if here.local_address is None:
         text = (
-            f"no address of {host} is known that other nodes could reach: no interface "
-            f"is derived for {network_env.GLOO} and {network_env.NCCL}, and torch "
-            "listens on all interfaces. In a container, use the host's network. "
-            "Otherwise export both, and pass --local-addr"
+            f"{host} has no known address that other nodes can reach, so "
+            f"{network_env.GLOO} and {network_env.NCCL} are not set, and torch listens "
+            "on all interfaces. In a container, use the host's network. Otherwise "
+            "export both variables, and pass --local-addr"
         )
         found.append(Message("HPC057", text))
     elif interface and not interface.up:

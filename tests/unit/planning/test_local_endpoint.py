@@ -88,7 +88,7 @@ def test_no_address_that_other_nodes_could_reach(rank):
     assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
     assert conf_of(plan)["is_host"] == ("1" if rank == 0 else "0")
     (warning,) = plan.messages.warnings
-    assert str(warning).startswith(f"HPC057 no address of {THREE[rank]} is known")
+    assert str(warning).startswith(f"HPC057 {THREE[rank]} has no known address")
     assert "listens on all interfaces" in warning.text
 
 

@@ -259,9 +259,9 @@ BROKEN = {
     "HPC043 mine.hosts.examples: this is missing": [("examples", "#")],
     "HPC043 centre: this is not text: put it into quotes": [('"A centre"', "1")],
     "HPC043 mine.source: '' is empty": [('"a/page"', '""')],
-    "HPC043 Mine: 'Mine' is no name: a-z, 0-9, -, _; not none": [("mine", "Mine")],
-    "HPC043 none: 'none' is no name: a-z, 0-9,": [("mine", "none")],
-    "HPC043 m/e: 'm/e' is no name: a-z, 0-9": [("mine", '"m/e"')],
+    "HPC043 Mine: 'Mine' is not a name: a-z, 0-9, -, _; not none": [("mine", "Mine")],
+    "HPC043 none: 'none' is not a name: a-z, 0-9,": [("mine", "none")],
+    "HPC043 m/e: 'm/e' is not a name: a-z, 0-9": [("mine", '"m/e"')],
     "HPC043 o.variables: this is a table: NAME = VALUE": [
         ("[mine.variables]\n", "[o]\ntitle='t'\nsource='s/s'\nvariables=1\n[p]\n")
     ],
@@ -426,6 +426,6 @@ def test_whose_faults_all_nodes_find(home, place, everywhere, tmp_path, monkeypa
     monkeypatch.setattr(sites, "ADMINISTRATORS", tmp_path / "etc")
     site_file(tmp_path / place, "mine.toml")
     environ = {"HOME": str(tmp_path / home) if home else ""}
-    with pytest.raises(LaunchError, match=r"there is no system: begin one") as fault:
+    with pytest.raises(LaunchError, match=r"no system is described: begin") as fault:
         sites.find(environ, "")
     assert (fault.value.code, fault.value.everywhere) == ("HPC043", everywhere)
