@@ -77,7 +77,7 @@ def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     if capabilities.option(args, "numa_binding") and not torch.cuda.is_available():
         yield (
             "numa_binding",
-            "torch binds by GPU, and sees none here. Use --hpc-bind=even",
+            "torch binds workers by GPU, and sees no GPU here. Use --hpc-bind=even",
         )
 
 

@@ -90,7 +90,7 @@ def _open_or_connect(  # noqa: PLR0913, PLR0917 - as TCPStore
             is_taken = listen is not None and port_is_taken(listen[0], port)
             if not (plan.meeting.may_join and is_taken):
                 raise
-            text = f"{error}. Joining it as an agent of this job"
+            text = f"{error}. Joining the program there as an agent of this job"
             console.write(Message("HPC156", text))
         else:
             host_exits_last.hosts(store)
