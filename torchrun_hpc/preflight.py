@@ -78,17 +78,17 @@ def _exchange(
     tell: Callable[[Message], None], environ: Mapping[str, str]
 ) -> pmi.Exchanged | None:
     def wait(seconds: float) -> None:
-        waited = f"for {_other_tasks(environ)} to start, for {seconds:.0f} s"
+        tasks = f"{_other_tasks(environ)} to start"
         if seconds > JOIN_TIMEOUT:
             raise LaunchError(
                 "HPC166",
-                f"waited {waited}: one of them has ended, or its node does not answer. "
-                "Look at what each node printed. The launcher must start torchrun_hpc "
-                "in all of its tasks",
+                f"waited {seconds:.0f} s for {tasks}. One of them has ended, or its "
+                "node does not answer. Look at what each node printed. The launcher "
+                "must start torchrun_hpc in all of its tasks",
             )
         if not schedulers.task_rank(environ):
-            text = f"waiting {waited}; the limit is {JOIN_TIMEOUT} s"
-            tell(Message("HPC131", text))
+            text = f"waiting for {tasks}, {seconds:.0f} s so far. The limit is "
+            tell(Message("HPC131", f"{text}{JOIN_TIMEOUT} s"))
 
     # All machines may be called localhost.
     boot = procfs.read(procfs.BOOT_ID) or ""
@@ -99,7 +99,8 @@ def _exchange(
             "HPC138",
             f"{name}={environ[name]} does not lead to a process manager that answers, "
             "so the tasks cannot exchange their hosts. Perhaps a container or wrapper "
-            "has closed it. Pass it on, or unset it and export MASTER_ADDR",
+            f"has closed the connection. Keep it open, or unset {name} and export "
+            "MASTER_ADDR",
         )
     return exchanged
 

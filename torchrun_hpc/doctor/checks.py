@@ -126,7 +126,7 @@ def _imports(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
 
 
 def _limits(node: Node, _nodes: object) -> Iterator[_Fault]:
-    remedy = "ask the administrator to raise it, also for the scheduler's daemon"
+    remedy = "ask the administrator to raise the limit, also for the scheduler's daemon"
     for name, (least, unit, text) in _LEAST.items():
         value = node.limits.get(name, -1)
         if 0 <= value < least and (name != "locked memory" or fabrics(node)):
@@ -161,7 +161,7 @@ def _gpus(node: Node, _nodes: object) -> Iterator[_Fault]:
         yield _Fault(text, remedy, share)
     if seen < len(gpus):
         text = f"torch sees {seen} of {count(len(gpus), 'GPU')}"
-        remedy = "request all, unset CUDA_VISIBLE_DEVICES, or use a torch for them"
+        remedy = "request all, unset CUDA_VISIBLE_DEVICES, or install torch for them"
         yield _Fault(text, remedy, _NEVER)
 
 
@@ -175,7 +175,7 @@ def _of_ports(first: int, last: int, reserved_ports: str) -> list[_Fault]:
     reserved = [port for port in PORTS if any(port in part for part in parts)]
     own = f"the launcher's ports ({PORTS[0]} to {PORTS[-1]})"
     if any(first <= port <= last for port in {*PORTS}.difference(reserved)):
-        text = f"the system gives connections a port from {first} to {last}, also {own}"
+        text = f"the system gives connections ports from {first} to {last}, also {own}"
         remedy = (
             'ask the administrator to set net.ipv4.ip_local_port_range="32768 60999", '
             f"or net.ipv4.ip_local_reserved_ports={PORTS[0]}-{PORTS[-1]}"

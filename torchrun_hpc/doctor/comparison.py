@@ -28,7 +28,7 @@ def with_slower(report: Report, earlier: Report) -> Report:
     Medians are compared, because each job has other nodes.
     """
     since, found = earlier.started[:16], [*report.findings]
-    remedy = "compare versions and variables of both. If they are equal, report it"
+    remedy = "compare the versions and variables. If they are equal, report it"
     for what, now, before in _slower(report, earlier):
         text = f"{what}: {now} now, {before} on {since}"
         found.append(Finding("HPC194", text, remedy, is_suspect=False))
@@ -60,7 +60,7 @@ def _both(
         old = before.get((row.operation, row.size, ""))
         if old and row.size >= _LARGE and not row.scope:
             found[row.operation] = row, old
-    nothing = "no size of 1 MiB or more is in both. Pass the same --max-bytes"
+    nothing = "the reports share no size of 1 MiB or more. Pass the same --max-bytes"
     return [*found.values()], "" if found else nothing
 
 

@@ -97,7 +97,7 @@ def _late(workers: Sequence[Worker], _nodes: object) -> Iterator[_Fault]:
     usual = median_low([worker.late_s for worker in workers] or [0])
     for worker in workers:
         if worker.late_s > max(_LATE_S, _LATE * usual):
-            text = f"the others wait {worker.late_s:.2f} s for it before operations"
+            text = f"the others wait {worker.late_s:.2f} s for it before each operation"
             yield _Fault(worker, text, worker.late_s)
 
 

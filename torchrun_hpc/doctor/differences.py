@@ -30,7 +30,7 @@ _EQUAL = re.compile(
 )
 
 _LOAD = "activate the same environment in the job script, from a shared folder"
-_EXPORT = "export it in the job script before the launcher, and in no profile"
+_EXPORT = "export it in the job script before the launcher, not in a profile"
 _MACHINE = "exclude the nodes that differ, and report them to the administrator"
 _COMPARE = "do nothing unless the nodes that differ are slow or fail"
 

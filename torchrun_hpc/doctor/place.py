@@ -56,9 +56,9 @@ class Wishes:
         size, seconds = self.max_bytes, self.timeout
         if not isinstance(size, int) or size < 8:  # noqa: PLR2004 - two elements
             known = "Pass 8 or more. The command also takes 512K, 16M, 1G"
-            raise wrong_line(f"--max-bytes={size} is no valid size. {known}")
+            raise wrong_line(f"--max-bytes={size} is not a valid size. {known}")
         if not isinstance(seconds, int | float) or not 0 < seconds <= DAY:
-            text = f"--timeout={seconds} is no valid time. Pass up to {DAY} seconds"
+            text = f"--timeout={seconds} is not a valid time. Pass up to {DAY} seconds"
             raise wrong_line(text)
 
     @property
@@ -167,7 +167,8 @@ def _check(line: CommandLine) -> None:
         names = (each for dest in (*TORCHRUN, *OURS) for each in names_of(dest))
         raise wrong_line(unknown_option(line.unknown[0], names))
     if "hpc_dry_run" in options:
-        raise wrong_line(f"{options['hpc_dry_run']}: the doctor has none. Remove it")
+        text = f"{options['hpc_dry_run']}: the doctor has no dry run. Remove the option"
+        raise wrong_line(text)
     wanted = options.nproc_per_node
     if isinstance(wanted, str) and wanted not in ("gpu", "cpu", "auto", "xpu"):
         setting = options["nproc_per_node"]
@@ -187,8 +188,8 @@ def _rank_as_typed(meeting: Meeting, options: Options) -> int:
             "Pass --rdzv_backend=c10d, and a node as the endpoint"
         )
     if "node_rank" in options and options.node_rank not in range(nodes):
-        text = f"{options['node_rank']} is no node. Pass a number from 0 to {nodes - 1}"
-        raise wrong_line(text)
+        text = f"{options['node_rank']} is not a node. Pass a number from 0 to "
+        raise wrong_line(f"{text}{nodes - 1}")
     if "node_rank" in options:
         return options.node_rank
     if meeting.report_rank == 0 or nodes == 2:  # noqa: PLR2004

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PROBED = 10  # absent nodes
 _PROBE_TIMEOUT = 2.0  # seconds
-_UNHEARD = "look at its output. If there is none, the launcher did not start it there"
+_UNHEARD = "look at its output. If it has none, the launcher did not start the doctor"
 
 
 @dataclass

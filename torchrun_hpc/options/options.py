@@ -175,7 +175,7 @@ class Options:
     hpc_without_patches: tuple[str, ...] = _ours(
         (),
         "NAME[,NAME]",
-        "Leave these changes inside PyTorch out. docs/internals.md lists their names. "
+        "Leave out these changes inside PyTorch. docs/internals.md lists their names. "
         "Pass the same on all nodes. Default: none.",
         values.names,
     )

@@ -78,7 +78,7 @@ def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     if capabilities.option(args, "numa_binding") and not torch.cuda.is_available():
         yield (
             "numa_binding",
-            "torch binds by GPU, and sees none here. Use --hpc-bind=even",
+            "torch binds workers by GPU, and sees no GPU here. Use --hpc-bind=even",
         )
 
 
@@ -97,8 +97,8 @@ def check_configuration(
             with tempfile.TemporaryDirectory(dir=trial.log_dir):
                 pass  # torch makes one there much later
         except Exception as error:  # noqa: BLE001 - one release raises just that
-            fault = "torchrun does not take this command line"
+            fault = "torchrun rejects this command line"
             if isinstance(error, OSError):
-                fault = "torchrun cannot make its folder for logs"
+                fault = "torchrun cannot create its log folder"
             raise LaunchError("HPC015", f"{fault}: {error}") from None
     script.check(args.training_script, options, environ)

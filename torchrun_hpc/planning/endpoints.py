@@ -198,7 +198,7 @@ def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
     first = job.own_name if job.task.rank == 0 else "HOST"
     raise LaunchError(
         "HPC141",
-        f"tasks are in an order of your own ({job.provenance['order']}), which "
+        f"tasks are in a custom order ({job.provenance['order']}), which "
         f"{job.launcher.name} does not tell them. Only rank 0 knows that it is on "
         f"{first}. Pass its host to all tasks:{to_copy(option + first)}",
         everywhere=True,

@@ -121,7 +121,7 @@ def _resolvable(inputs: Inputs, host: str, plain: str, warnings: list[Message]) 
         return host
     site = inputs.site.name if inputs.site else ""
     text = (
-        f"{host} does not resolve here, although site {site!r} says so: using "
+        f"{host} does not resolve here, although site {site!r} uses this name. Using "
         f"{plain}. If this is not that site, pass --hpc-site=none"
     )
     warnings.append(Message("HPC056", text))
@@ -182,7 +182,7 @@ def unreachable(
 ) -> LaunchError:
     """Return why this node cannot reach the head node."""
     known = ", ".join(str(address) for address in inputs.network.resolve(here.host))
-    fault = f"means only {known} here" if known else "does not resolve here"
+    fault = f"resolves only to {known} here" if known else "does not resolve here"
     fix = f" --rdzv_endpoint=HOST:{here.port}"
     if inputs.mode.is_direct:
         fix = to_copy(f"export {MASTER_ADDR}=HOST")

@@ -70,22 +70,22 @@ def warnings(inputs: Inputs, here: LocalEndpoint, host: str) -> tuple[Message, .
     interface = inputs.network.owner(here.local_address)
     if here.local_address is None:
         text = (
-            f"no address of {host} is known that other nodes could reach: no interface "
-            f"is derived for {network_env.GLOO} and {network_env.NCCL}, and torch "
-            "listens on all interfaces. In a container, use the host's network. "
-            "Otherwise export both, and pass --local-addr"
+            f"{host} has no known address that other nodes can reach, so "
+            f"{network_env.GLOO} and {network_env.NCCL} are not set, and torch listens "
+            "on all interfaces. In a container, use the host's network. Otherwise "
+            "export both variables, and pass --local-addr"
         )
         found.append(Message("HPC057", text))
     elif interface and not interface.up:
         text = (
-            f"interface {interface.name}, which has {here.local_address}, is down: no "
-            "other node can reach this one by it. Report it to the centre, and exclude "
+            f"interface {interface.name}, which has {here.local_address}, is down, "
+            "so no other node can reach this one. Report it to the centre, and exclude "
             "this node until it is repaired"
         )
         found.append(Message("HPC165", text))
     elif "local_addr" not in inputs.options and is_foreign(inputs, here.name):
-        told = f"The other nodes are told {here.local_address}. If they cannot reach it"
-        found.append(foreign(inputs, here.name, told))
+        used = f"The other nodes use {here.local_address}. If they cannot reach it"
+        found.append(foreign(inputs, here.name, used))
     return tuple(found)
 
 
@@ -93,8 +93,8 @@ def foreign(inputs: Inputs, host: str, but: str) -> Message:
     """Return that no interface here has a name's address; ``but`` begins the remedy."""
     known = ", ".join(map(str, inputs.network.addresses_of(host)))
     text = (
-        f"{host} is {known}, which no interface of this node has. {but}, let the "
-        "container use the host's network"
+        f"{host} resolves to {known}, which no interface of this node has. {but}, "
+        "let the container use the host's network"
     )
     return Message("HPC136", text)
 

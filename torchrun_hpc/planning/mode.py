@@ -120,7 +120,7 @@ def _outside_of_nodes(job: Job, command: str) -> LaunchError:
     return LaunchError(
         "HPC060",
         f"this shell is not on the job's {count(len(job.nodes), 'node')} "
-        f"({fold(job.nodes)} by {job.provenance['nodes']}). Start it on them:"
+        f"({fold(job.nodes)} by {job.provenance['nodes']}). Start the command there:"
         f"{to_copy(job.once_per_node(command))}",
         everywhere=True,
     )
@@ -131,7 +131,7 @@ def _in_batch_script(job: Job, command: str) -> LaunchError:
         "HPC061",
         f"this is the batch script of a job of {count(len(job.nodes), 'node')} "
         f"({job.provenance['nodes']}), and runs on the first node only. Pass "
-        "--standalone for this node alone, or start it on all nodes:"
+        "--standalone for this node alone, or start the command on all nodes:"
         f"{to_copy(job.once_per_node(command))}",
         everywhere=True,
     )

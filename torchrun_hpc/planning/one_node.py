@@ -97,7 +97,7 @@ def _ignored_node_rank(inputs: Inputs) -> tuple[Message, ...]:
 def _range_note(inputs: Inputs) -> tuple[Message, ...]:
     if inputs.options.nnodes.high == 1:
         return ()
-    text = f"{inputs.options['nnodes']} is 1: nobody can join with --standalone"
+    text = f"{inputs.options['nnodes']} counts as 1: nobody can join with --standalone"
     return (Message("HPC155", text),)
 
 

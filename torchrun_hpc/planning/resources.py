@@ -158,7 +158,7 @@ def _about_cpus(inputs: Inputs, workers: Workers, nodes: int) -> Iterator[Messag
             # The launcher would refuse the option, unless it has made the job.
             fix = (
                 f"The job has {most.value} there ({most.source}). Pass {more} to "
-                f"{job.launcher.takes_from}, whichever made the job, or pass "
+                f"the command that made it ({job.launcher.takes_from}), or pass "
                 f"--nproc_per_node={own}"
             )
         elif job and more:

@@ -293,5 +293,5 @@ def _hint(inputs: Inputs, job: Job) -> str:
     if meets_by_ours(inputs) and not inputs.options.hpc_spares:
         return messages.fail_together(job.launcher)
     if inputs.options.is_static and "node_rank" in inputs.options:
-        return f"is it {inputs.options['node_rank']} on every node?"
+        return f"is {inputs.options['node_rank']} set on every node?"
     return ""

@@ -21,7 +21,8 @@ def check(inputs: Inputs) -> None:
     if not wait and others:
         raise LaunchError(
             "HPC203",
-            f"{others[0]} needs spare nodes. Set --hpc-spares=NUMBER, or leave it out",
+            f"{others[0]} needs spare nodes. Set --hpc-spares=NUMBER, or remove this "
+            "option",
             everywhere=True,
         )
     if not wait:
@@ -33,7 +34,7 @@ def check(inputs: Inputs) -> None:
         raise LaunchError(
             "HPC202",
             f"{options['hpc_spares']} of {count(nodes, 'node')}: fewer nodes must wait "
-            f"than train. Set {(nodes - 1) // 2} at most, or start it on "
+            f"than train. Set {(nodes - 1) // 2} at most, or start on "
             f"{count(2 * wait + 1, 'node')} or more",
             everywhere=True,
         )
@@ -69,7 +70,7 @@ def not_possible(inputs: Inputs) -> LaunchError:
     return LaunchError(
         "HPC201",
         f"{inputs.options['hpc_spares']} needs several nodes, a fixed number of them, "
-        "one agent on each, and the scheduler rendezvous (docs/internals.md). Leave it "
-        "out, or the option that chooses something else",
+        "one agent on each, and the scheduler rendezvous (docs/internals.md). Remove "
+        "this option, or the one that conflicts with it",
         everywhere=True,
     )

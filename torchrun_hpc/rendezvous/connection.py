@@ -279,7 +279,7 @@ def _allow_open_files() -> None:
 
 def _report_problem(reason: str) -> None:
     text = (
-        f"cannot accept a connection of another node: {reason} (ulimit -n is "
+        f"cannot accept a connection from another node: {reason} (ulimit -n is "
         f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}). Trying again every second"
     )
     console.write(Message("HPC162", text), "warning")

@@ -156,8 +156,8 @@ def _exclusion(who: str, reason: str, why_not: str = "") -> Message:
 
 def _takes_over(event: Mapping[str, Any], meeting: Meeting) -> Message:
     old = names([event["takes_over"]], meeting)
-    text = f"{_own(meeting)} cannot reach the coordinator on {old}. It takes over if "
-    return Message("HPC212", f"{text}enough nodes follow")
+    text = f"{_own(meeting)} cannot reach the coordinator on {old}, and takes over "
+    return Message("HPC212", f"{text}if enough nodes follow")
 
 
 def _may_run(event: Mapping[str, Any], meeting: Meeting) -> Message:
@@ -239,7 +239,7 @@ def disagreement(by_site: Mapping[str, Sequence[int]], meeting: Meeting) -> Mess
         for name, site in names_of.items()
     )
     text = (
-        f"the nodes use different sites, and so other variables: {who}. Set "
+        f"the nodes use different sites, and so different variables: {who}. Set "
         f"--hpc-site={next(filter(None, names_of), 'NAME')}, or export the variable "
         "that identifies the site on all nodes (mpirun: -x NAME)"
     )
@@ -300,7 +300,7 @@ def refusal(
         remedy = "Load the same environment on all nodes"
     elif reason is Refusal.RUN_ID:
         code, own, what = "HPC117", f"--rdzv_id={request.run_id}", "id"
-        remedy = f"Leave it out if each node generates its own. {_PORTS}"
+        remedy = f"Leave it out if each node generates its own id. {_PORTS}"
     elif reason is Refusal.STARTED:
         code, own, what = "HPC232", request.started, "command"
         verb, remedy = "runs", _PORTS

@@ -35,7 +35,7 @@ def without_leftovers(process: Process, detectors: Sequence[Detector]) -> Proces
     if nearest := _nearest([*launchers, *schedulers], process):
         return _without([each for each in launchers if each is not nearest], process)
     if len(launchers) > 1:
-        raise _unclear(launchers, process, "no process above this one is theirs")
+        raise _unclear(launchers, process, "no parent process belongs to one of them")
     return process
 
 
@@ -51,7 +51,7 @@ def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
         # PBS writes the node file only on the head node.
         here = [scheduler for scheduler, is_here in has_host if is_here is None]
     if len(here) != 1:
-        text = f"{process.hostname} is seen to be a node of {where} of them"
+        text = f"{process.hostname} appears to be a node of {where} of them"
         raise _unclear(schedulers, process, text)
     return here[0]
 

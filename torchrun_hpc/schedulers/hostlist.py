@@ -85,7 +85,7 @@ def _expand_element(element: str, at: int, room: int) -> list[str]:
     ``a[0-1]b[0-1]c[0-1]`` begins a0b0c0, a0b0c1, a1b0c0.
     """
     if room == 0:
-        raise _fault(element, at, f"is a host too many: over {MAX_HOSTS:,}")
+        raise _fault(element, at, f"exceeds the limit of {MAX_HOSTS:,} hosts")
     # Pairs of a bracket's numbers and the text after it. The first has only text.
     parts = [([""], element.partition("[")[0])]
     for bracket in _BRACKET.finditer(element):

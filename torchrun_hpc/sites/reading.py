@@ -75,7 +75,7 @@ def _parsed(path: Path, data: bytes) -> dict[str, Any]:
 def _sites(file: str, table: dict[str, Any]) -> tuple[Site, ...]:
     systems = {k: (True, _site) for k, v in table.items() if isinstance(v, dict)}
     if not systems:
-        raise _wrong(file, "there is no system: begin one with [NAME]")
+        raise _wrong(file, "no system is described: begin its table with [NAME]")
     found = _table({**systems, "centre": (True, _WORDS)}, file, table, ", ")
     centre = found.pop("centre")
     for name in found:
@@ -108,7 +108,7 @@ def _rule(key: str, table: Any) -> dict[str, Any]:
         *((fast, fast) for fast in examples.values()),
     ]:
         if (made := re.sub(pattern, replacement, name, count=1)) != fast:
-            text = f"the rule makes {made!r} of {name!r}, not {fast!r}"
+            text = f"the rule turns {name!r} into {made!r}, not {fast!r}"
             raise _wrong(f"{key}.examples", text)
     return rule
 
@@ -176,11 +176,11 @@ def _wrong(key: str, text: str) -> LaunchError:
 
 # Readers of texts, each with the problem of a wrong text.
 _WORDS = partial(_text, bool, "is empty")
-_NAME = partial(_text, _NAME_FORM.fullmatch, "is no name: a-z, 0-9, -, _; not none")
+_NAME = partial(_text, _NAME_FORM.fullmatch, "is not a name: a-z, 0-9, -, _; not none")
 _VARIABLE = partial(_text, _VARIABLE_FORM.fullmatch, "is not a variable: A-Z, 0-9, _")
 _VALUE = partial(_text, lambda v: v and v.isprintable(), "is empty or unprintable")
 _GLOO_VALUE = partial(_text, _GLOO_FORM.fullmatch, "is not exact names, as in ib0,ib1")
-_MODULE = partial(_text, is_module, "is no name of a module")
+_MODULE = partial(_text, is_module, "is not the name of a module")
 _BINDING = partial(_text, BINDINGS.__contains__, f"is not one of {', '.join(BINDINGS)}")
 _AUTH = partial(_text, AUTH.__contains__, f"is not one of {', '.join(AUTH)}")
 

@@ -623,7 +623,7 @@ def test_a_limit_of_open_files_that_stays(
 def test_a_connection_that_has_to_wait(capsys: pytest.CaptureFixture[str]) -> None:
     connection._report_problem("Too many open files")
     assert capsys.readouterr().err == (
-        "torchrun_hpc: warning[HPC162]: cannot accept a connection of another node: "
+        "torchrun_hpc: warning[HPC162]: cannot accept a connection from another node: "
         "Too many open files (ulimit -n is "
         f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]}). Trying again every second\n"
     )

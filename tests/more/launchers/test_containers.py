@@ -164,7 +164,7 @@ def test_networks_that_lead_to_no_node(juelich, network, reason):
         assert reason in line
     for name in ("jwb0001", "jwb0002"):
         # Behind NAT, jwb0001i is 10.20.0.1, and inside nobody has that.
-        of_none = f"HPC057]: no address of {name} is known"
+        of_none = f"HPC057]: {name} has no known address"
         of_bridge = f"warning[HPC136]: {name}"
         assert (of_none in done.stderr) == (network == "none")
         assert (of_bridge in done.stderr) == (network == "bridge")

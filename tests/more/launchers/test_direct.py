@@ -35,7 +35,7 @@ def test_a_host_file_that_begins_with_another_node(unpadded, tmp_path):
     environ = ENVIRON | {"SLURM_HOSTFILE": str(hosts)}
     command = ("-N2", "-n3", "--distribution=arbitrary", *HPC, WORLD)
     (seen,) = refused(unpadded.srun(*command, env=environ))
-    assert "HPC141]: tasks are in an order of your own" in seen
+    assert "HPC141]: tasks are in a custom order" in seen
     assert seen.endswith("export MASTER_ADDR=n10")
     environ["MASTER_ADDR"] = "n10"
     done = unpadded.srun(*command, env=environ)

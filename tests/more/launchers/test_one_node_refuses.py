@@ -33,7 +33,7 @@ FAULTS = {
         1, 'shift 3; set -- python -m torchrun_hpc --nope "$@"', "unknown option --nope"
     ),
     "a log folder that cannot be made": (
-        1, "export PET_LOG_DIR=/proc/none", "torchrun cannot make its folder for logs"
+        1, "export PET_LOG_DIR=/proc/none", "torchrun cannot create its log folder"
     ),
 }  # fmt: skip
 

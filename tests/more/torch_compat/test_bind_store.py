@@ -73,7 +73,7 @@ def test_who_finds_the_port_taken(
     assert _open(place, is_host=1, read_timeout=PATIENCE).get("key") == b"value"
     output = capsys.readouterr().err
     assert output.startswith(f"torchrun_hpc: note[HPC156]: {problem}")
-    assert output.endswith(". Joining it as an agent of this job\n")
+    assert output.endswith(". Joining the program there as an agent of this job\n")
 
 
 def _answers(address: str, port: int) -> bool:

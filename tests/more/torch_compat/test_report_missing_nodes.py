@@ -13,11 +13,8 @@ from waiting import NEVER_S, until
 from torchrun_hpc import waiting
 from torchrun_hpc.torch_compat.patches import report_missing_nodes
 
-SUSPICION = "is it --node_rank=0 on every node?"
-REPORT = (
-    "torchrun_hpc: note[HPC084]: waiting at head:1 until all 3 nodes are there, "
-    "for 0 s so far"
-)
+SUSPICION = "is --node_rank=0 set on every node?"
+REPORT = "torchrun_hpc: note[HPC084]: waiting at head:1 for all 3 nodes, 0 s so far"
 
 
 @pytest.mark.usefixtures("torch_again", "soon")

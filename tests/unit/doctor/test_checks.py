@@ -87,7 +87,7 @@ ADVICE = {
     },
     "HPC182 no route to jwb0001i": {"routes": {"jwb0001i": ""}},
     "HPC188 resolving node names takes more than 1 s": {"resolver_s": 1.1},
-    "HPC241 the system gives connections a port from 15000 to 61000": {
+    "HPC241 the system gives connections ports from 15000 to 61000": {
         "local_ports": (15000, 61000),
         "reserved_ports": "1-19999,29000-65535",
     },

@@ -86,7 +86,7 @@ SMALL = tuple(row for row in make_report(4).collectives if row.size < 2**20)
         ({"collectives": ()}, "this one has none"),
         ({"backend": "gloo"}, "16 workers of nccl then, and 16 workers of gloo"),
         ({"nodes": make_report(8).nodes}, "16 workers of nccl then, and 32 workers"),
-        ({"collectives": SMALL}, "no size of 1 MiB or more is in both"),
+        ({"collectives": SMALL}, "the reports share no size of 1 MiB or more"),
     ],
 )
 def test_collectives_that_cannot_be_compared(changes, reason):

@@ -41,7 +41,7 @@ ONE = {
     "HPC243 15 workers on the same kind of device have another product": WORSE,
     "HPC243 the norm of its product is 1240 (median: 1234.5)": FAR,
     "HPC243 120.00 TFLOP/s at best (median: 250.00 TFLOP/s)": SLOW,
-    "HPC244 the others wait 0.06 s for it before operations": {"late_s": 0.06},
+    "HPC244 the others wait 0.06 s for it before each operation": {"late_s": 0.06},
 }
 
 

@@ -42,13 +42,13 @@ def test_sizes(capsys):
     assert {size: command._bytes(size) for size in sizes} == sizes
     for size in ["", "much", "-1", "0", "7", "1.5M", "1T", "M"]:
         line = wrong(capsys, f"--max-bytes={size}")
-        assert f"HPC010]: --max-bytes={size} is no valid size" in line
+        assert f"HPC010]: --max-bytes={size} is not a valid size" in line
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--timeout=abc"], "--timeout=abc is no valid time"),
+        (["--timeout=abc"], "--timeout=abc is not a valid time"),
         (["--timeout=nan"], "--timeout=nan is no"),
         (["--timeout=1e300"], "--timeout=1e+300 is no"),
         (["--timeout=0"], "--timeout=0 is no"),
@@ -60,7 +60,7 @@ def test_sizes(capsys):
         (["--compare=-"], "--html and --compare need a file"),
         (["--json=a", "--html=a"], "are both a. Pass two files"),
         (["--quiet=yes"], "argument --quiet: ignored explicit argument 'yes'"),
-        (["--hpc-dry-run"], "--hpc_dry_run=table: the doctor has none"),
+        (["--hpc-dry-run"], "--hpc_dry_run=table: the doctor has no dry run"),
         (["--nproc_per_node=0"], "--nproc_per_node=0 starts no worker"),
         (["--nproc-per-node=two"], "--nproc_per_node=two is wrong"),
         (["--nnodes=2", "--node_rank=2", "--master_addr=127.0.0.1"], "from 0 to 1"),

@@ -95,7 +95,7 @@ def test_the_rank_of_a_machine(nodes, report_rank, typed, rank):
     ("code", "backend", "typed", "text"),
     [
         ("HPC180", "c10d", {}, "one of 3 machines"),
-        ("HPC010", "c10d", {"node_rank": -1}, "--node_rank=-1 is no node"),
+        ("HPC010", "c10d", {"node_rank": -1}, "--node_rank=-1 is not a node"),
         ("HPC010", "etcd-v2", {"node_rank": 1}, "meet without etcd"),
     ],
 )

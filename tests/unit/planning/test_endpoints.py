@@ -103,11 +103,11 @@ NO_ENDPOINT = {
     ),
     "loop:29400": (
         "HPC059",
-        "loop (--rdzv_endpoint=loop:29400) means only 127.0.1.1 here",
+        "loop (--rdzv_endpoint=loop:29400) resolves only to 127.0.1.1 here",
     ),
-    "127.0.0.1:29400": ("HPC059", "means only 127.0.0.1 here"),
-    "[::1]:29400": ("HPC059", "means only ::1 here"),
-    "0.0.0.0:29400": ("HPC059", "means only 0.0.0.0 here"),
+    "127.0.0.1:29400": ("HPC059", "resolves only to 127.0.0.1 here"),
+    "[::1]:29400": ("HPC059", "resolves only to ::1 here"),
+    "0.0.0.0:29400": ("HPC059", "resolves only to 0.0.0.0 here"),
 }
 
 

@@ -60,7 +60,7 @@ def test_fast_name_that_does_not_resolve(rank):
     assert plan.messages.warnings == tuple(
         Message(
             "HPC056",
-            f"{name}i does not resolve here, although site 'jsc' says so: using "
+            f"{name}i does not resolve here, although site 'jsc' uses this name. Using "
             f"{name}. If this is not that site, pass --hpc-site=none",
         )
         for name in names
@@ -88,7 +88,7 @@ def test_no_address_that_other_nodes_could_reach(rank):
     assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
     assert conf_of(plan)["is_host"] == ("1" if rank == 0 else "0")
     (warning,) = plan.messages.warnings
-    assert str(warning).startswith(f"HPC057 no address of {THREE[rank]} is known")
+    assert str(warning).startswith(f"HPC057 {THREE[rank]} has no known address")
     assert "listens on all interfaces" in warning.text
 
 
@@ -112,8 +112,8 @@ def test_route_of_a_container_decides_where_names_do_not():
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
     (warning,) = plan.messages.warnings
     assert warning.code == "HPC136"
-    assert warning.text.startswith("jwb0002i is 10.20.0.2, which no interface of this")
-    assert "The other nodes are told 172.17.0.2" in warning.text
+    assert warning.text.startswith("jwb0002i resolves to 10.20.0.2, which no interface")
+    assert "The other nodes use 172.17.0.2." in warning.text
 
 
 @pytest.mark.parametrize("down", ["ib0", "eth0"])
@@ -126,7 +126,7 @@ def test_an_interface_that_is_down(down):
 
 @pytest.mark.parametrize(
     ("known", "fault"),
-    [("127.0.1.1", "means only 127.0.1.1 here"), ("", "does not resolve here")],
+    [("127.0.1.1", "resolves only to 127.0.1.1 here"), ("", "does not resolve here")],
 )
 def test_head_node_that_cannot_be_reached_by_name(known, fault):
     error = refused(

@@ -89,7 +89,7 @@ def test_typed_local_address_of_another_node(address, job):
 
 def test_suspicion_of_a_node_rank_that_is_0_everywhere():
     plan = planned(0, options={"node_rank": 0})
-    assert plan.meeting.hint == "is it --node_rank=0 on every node?"
+    assert plan.meeting.hint == "is --node_rank=0 set on every node?"
     assert "node_rank" not in planned(0).meeting.hint
 
 

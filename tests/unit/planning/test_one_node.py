@@ -228,7 +228,7 @@ def test_nobody_joins_a_number_of_nodes():
 def test_a_range_and_standalone(job):
     plan = planned(job=job, options={"nnodes": "1:2", "standalone": True})
     assert plan.options["nnodes"].value == "1"
-    text = "--nnodes=1:2 is 1: nobody can join with --standalone"
+    text = "--nnodes=1:2 counts as 1: nobody can join with --standalone"
     assert plan.messages.notes == (Message("HPC155", text),)
 
 

@@ -297,7 +297,7 @@ TWO_CPUS = f"Give the task more CPUs: {SRUN} --cpus-per-task=2 {COMMAND}"
 ONE_WORKER = "Pass --nproc_per_node=1"
 NO_MORE = (
     "The job has 1 there (SLURM_JOB_CPUS_PER_NODE). Pass --cpus-per-task=2 to "
-    "sbatch, salloc or srun, whichever made the job, or pass --nproc_per_node=1"
+    "the command that made it (sbatch, salloc or srun), or pass --nproc_per_node=1"
 )
 BY_MPIRUN = (
     "Give the task more CPUs: mpirun -x PATH -np 3 --map-by ppr:1:node --hostfile "

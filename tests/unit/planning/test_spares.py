@@ -167,7 +167,7 @@ def test_what_may_be_typed_with_it(options):
 def test_fewer_nodes_wait_than_work(nodes, number, most):
     text = (
         f"--hpc_spares={number} of {nodes} nodes: fewer nodes must wait than train. "
-        f"Set {most} at most, or start it on {2 * number + 1} nodes or more"
+        f"Set {most} at most, or start on {2 * number + 1} nodes or more"
     )
     assert refusal(planned_on, nodes, hpc_spares=str(number)) == ("HPC202", text)
 
@@ -194,7 +194,8 @@ def test_nnodes_that_do_not_fit(nnodes):
 @pytest.mark.parametrize("number", [None, "0"])
 def test_what_is_for_spares_only(name, value, number):
     text = (
-        f"--{name}={value} needs spare nodes. Set --hpc-spares=NUMBER, or leave it out"
+        f"--{name}={value} needs spare nodes. Set --hpc-spares=NUMBER, or remove this "
+        "option"
     )
     options = {name: value} | ({} if number is None else {SPARES: number})
     assert refusal(planned_on, 4, **options) == ("HPC203", text)
@@ -202,8 +203,8 @@ def test_what_is_for_spares_only(name, value, number):
 
 NOT_POSSIBLE = (
     "--hpc_spares=1 needs several nodes, a fixed number of them, one agent on each, "
-    "and the scheduler rendezvous (docs/internals.md). Leave it out, or the option "
-    "that chooses something else"
+    "and the scheduler rendezvous (docs/internals.md). Remove this option, or "
+    "the one that conflicts with it"
 )
 
 

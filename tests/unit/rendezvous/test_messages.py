@@ -104,15 +104,15 @@ EVENTS = {
     "sites that differ": (
         {"sites": {"derecho": [0], "": [1, 2]}},
         (
-            "HPC163 the nodes use different sites, and so other variables: derecho on "
-            f"{N0}; none on {N1}, {N2}. Set --hpc-site=derecho, or export the "
+            "HPC163 the nodes use different sites, and so different variables: derecho "
+            f"on {N0}; none on {N1}, {N2}. Set --hpc-site=derecho, or export the "
             "variable that identifies the site on all nodes (mpirun: -x NAME)"
         ),
     ),
     "sites that differ, and none on the first node": (
         {"sites": {"": [0], "jsc": [1], "x" * 99 + "\x1b[2J": [2]}},
         (
-            "HPC163 the nodes use different sites, and so other variables: none on "
+            "HPC163 the nodes use different sites, and so different variables: none on "
             f"{N0}; jsc on {N1}; {'x' * 50} on {N2}. Set --hpc-site=jsc, or export the "
             "variable that identifies the site on all nodes (mpirun: -x NAME)"
         ),

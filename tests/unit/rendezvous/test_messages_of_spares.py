@@ -105,8 +105,8 @@ EVENTS = {
     "this node takes over": (
         {"takes_over": 0},
         (
-            f"HPC212 jwb0002 cannot reach the coordinator on {N0}. It takes over if "
-            "enough nodes follow"
+            f"HPC212 jwb0002 cannot reach the coordinator on {N0}, and takes over "
+            "if enough nodes follow"
         ),
     ),
     "workers may still run": (

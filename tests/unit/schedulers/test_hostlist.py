@@ -108,7 +108,7 @@ BAD = {
     # sizes
     "n[0-65536]": "'0-65536' at position 3 makes more than 65,536 hosts",
     "n[1-65536,7]": "'7' at position 11 makes more than 65,536 hosts",
-    "n[1-65536],m": "'m' at position 12 is a host too many: over 65,536",
+    "n[1-65536],m": "'m' at position 12 exceeds the limit of 65,536 hosts",
     "n[1-40000],m[1-40000]": "'1-40000' at position 14 makes more than 65,536 hosts",
     "n[1-257]m[1-256]": "'1-256' at position 11 makes more than 65,536 hosts",
     "[1-65536]" * 10_000: "'1-65536' at position 11 makes more than 65,536 hosts",

@@ -296,7 +296,7 @@ def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, 
     real(environs[1 - rank], "jwb0002")
     thread.join(timeout=PATIENCE)
     printed = capsys.readouterr()
-    message = r"HPC131\]: waiting for 1 other task .* for [0-9]+ s; the limit is 900"
+    message = r"HPC131\]: waiting for 1 other task .* s so far. The limit is 900"
     for line in printed.err.splitlines():
         assert re.search(message, line)
     assert (bool(printed.err), printed.out) == (rank == 0, "")
@@ -313,10 +313,8 @@ def test_the_wait_for_other_tasks_ends(manager, monkeypatch, tmp_path):
     with pytest.raises(LaunchError) as caught:
         exchange_in_launch(environ)
     assert caught.value.code == "HPC166"
-    tasks = (
-        "waited for 2 other tasks on the nodes of the job (dec0001, dec0002) to start"
-    )
-    assert str(caught.value).startswith(tasks)
+    tasks = "s for 2 other tasks on the nodes of the job (dec0001, dec0002) to start."
+    assert tasks in str(caught.value)
 
 
 # --- who does not -------------------------------------------------------------------

@@ -259,9 +259,9 @@ BROKEN = {
     "HPC043 mine.hosts.examples: this is missing": [("examples", "#")],
     "HPC043 centre: this is not text: put it into quotes": [('"A centre"', "1")],
     "HPC043 mine.source: '' is empty": [('"a/page"', '""')],
-    "HPC043 Mine: 'Mine' is no name: a-z, 0-9, -, _; not none": [("mine", "Mine")],
-    "HPC043 none: 'none' is no name: a-z, 0-9,": [("mine", "none")],
-    "HPC043 m/e: 'm/e' is no name: a-z, 0-9": [("mine", '"m/e"')],
+    "HPC043 Mine: 'Mine' is not a name: a-z, 0-9, -, _; not none": [("mine", "Mine")],
+    "HPC043 none: 'none' is not a name: a-z, 0-9,": [("mine", "none")],
+    "HPC043 m/e: 'm/e' is not a name: a-z, 0-9": [("mine", '"m/e"')],
     "HPC043 o.variables: this is a table: NAME = VALUE": [
         ("[mine.variables]\n", "[o]\ntitle='t'\nsource='s/s'\nvariables=1\n[p]\n")
     ],
@@ -337,13 +337,13 @@ BROKEN = {
     "HPC043 mine.recognise.pattern: '[z-c]+' does not work: bad character range z-c": [
         ("'[c-z]+'", "'[z-c]+'")
     ],
-    "HPC043 mine.hosts.examples: the rule makes 'fast-1.net' of 'm1.net'": [
+    "HPC043 mine.hosts.examples: the rule turns 'm1.net' into 'fast-1.net'": [
         ('"fast-1.net"', '"fast-2.net"')
     ],
-    "HPC043 mine.hosts.examples: the rule makes 'mfast-1' of 'm1', not 'fast-1'.": [
+    "HPC043 mine.hosts.examples: the rule turns 'm1' into 'mfast-1', not 'fast-1'.": [
         ("'^m([0-9]+)'", "'([0-9]+)'")
     ],
-    "HPC043 mine.hosts.examples: the rule makes 'fast-ast-1' of 'fast-1', not": [
+    "HPC043 mine.hosts.examples: the rule turns 'fast-1' into 'fast-ast-1', not": [
         ("'^m([0-9]+)'", "'^[mf]([^.]+)'")
     ],
 }
@@ -426,6 +426,6 @@ def test_whose_faults_all_nodes_find(home, place, everywhere, tmp_path, monkeypa
     monkeypatch.setattr(sites, "ADMINISTRATORS", tmp_path / "etc")
     site_file(tmp_path / place, "mine.toml")
     environ = {"HOME": str(tmp_path / home) if home else ""}
-    with pytest.raises(LaunchError, match=r"there is no system: begin one") as fault:
+    with pytest.raises(LaunchError, match=r"no system is described: begin") as fault:
         sites.find(environ, "")
     assert (fault.value.code, fault.value.everywhere) == ("HPC043", everywhere)

@@ -97,7 +97,7 @@ def _open_or_connect(  # noqa: PLR0913, PLR0917 - as TCPStore
                 other = join_endpoint(host, "PORT")
                 text = f"{error}. Pass another port: --rdzv_endpoint={other}"
                 raise LaunchError("HPC055", text) from None
-            text = f"{error}. Joining it as an agent of this job"
+            text = f"{error}. Joining the program there as an agent of this job"
             console.write(Message("HPC156", text))
         else:
             host_exits_last.hosts(store)

@@ -54,11 +54,11 @@ def _meet(plan: LaunchPlan, original: Any, handler: Any) -> Any:
 
 
 def _report(met: threading.Event, plan: LaunchPlan) -> None:
-    place = f"at {plan.meeting.endpoint} until all {plan.meeting.nodes} nodes are there"
+    place = f"at {plan.meeting.endpoint} for all {plan.meeting.nodes} nodes"
     hint = f"; {plan.meeting.hint}" if plan.meeting.hint else ""
 
     def report(waited: float) -> None:
-        text = f"waiting {place}, for {waited:.0f} s so far{hint}"
+        text = f"waiting {place}, {waited:.0f} s so far{hint}"
         console.write(Message("HPC084", text))
 
     waiting.until(met.is_set, report=report)
