@@ -107,7 +107,7 @@ SITES = "tests/more/documentation/test_pages.py::test_the_command_sites"
 BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     "README.md": {
         "first=": PICTURE,
-        "gpu main.py": PICTURE,
+        "gpu train.py": PICTURE,
         "pip install .": PACKAGE,
         "make demo": CI,
         "#SBATCH": [

@@ -14,7 +14,7 @@ import launchers
 import pytest
 from commands import ENVIRON, JUELICH, WORLD, column, require
 from launchers import INTELMPI, MPICH_4, OPENMPI_4, type_on_each
-from pages import ROOT, block, blocks, replaced
+from pages import ROOT, blocks, replaced
 from waiting import PATIENCE, START
 
 MPI = {"Open MPI 4": OPENMPI_4, "MPICH 4": MPICH_4, "Intel MPI": INTELMPI}
@@ -67,11 +67,11 @@ def test_block(run, block, folder, request):
     assert re.search(run.prints, output), output
 
 
-@pytest.mark.parametrize("words", ["first=", "gpu main.py"])
+@pytest.mark.parametrize("words", ["first=", "gpu train.py"])
 def test_by_hand_and_with_the_launcher(juelich, folder, words):
     """The two blocks of the README start the same world."""
-    shown = block("README.md", words).text
-    script = f"#!/bin/bash\n{replaced(shown, documented.TWO)}"
+    (shown,) = documented.found("README.md", words)
+    script = f"#!/bin/bash\n{replaced(shown.text, documented.TWO)}"
     options = ("--nodes=2", "--ntasks-per-node=1")
     done = juelich.sbatch(script, *options, env=JUELICH, cwd=folder)
     assert done.returncode == 0, done.output
