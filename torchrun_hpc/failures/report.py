@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 COLLECT_TIMEOUT = 1.0
 
 _INDENT = "    "
-_OWN = console.PREFIX + _INDENT
 
 
 def failed(failure: Failure, meeting: Meeting, note: str = "") -> Message:
@@ -82,12 +81,13 @@ def _details(summary: Summary, worker: WorkerPart) -> Iterator[str]:
     for line in worker.lines:
         yield _INDENT + line
     if worker.unread:
-        yield f"{_OWN}look for its stderr in the output: {worker.unread}"
+        yield f"{console.DETAIL}look for its stderr in the output: {worker.unread}"
     if same := summary.same_as_first:
         others = count(len(same), "other rank")
-        yield f"{_OWN}the same on {others}: {ranges(same)}"
+        yield f"{console.DETAIL}the same on {others}: {ranges(same)}"
     for cause, ranks in summary.others:
         word = "rank" if len(ranks) == 1 else "ranks"
-        yield f"{_OWN}{word} {ranges(ranks)} of {worker.size}: {cause}"
+        yield f"{console.DETAIL}{word} {ranges(ranks)} of {worker.size}: {cause}"
     if summary.unlisted:
-        yield f"{_OWN}and {count(summary.unlisted, 'other rank')} with other causes"
+        others = count(summary.unlisted, "other rank")
+        yield f"{console.DETAIL}and {others} with other causes"

@@ -215,4 +215,4 @@ def _advice(job: Job | None) -> str:
     if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
         return ""
     option = messages.fail_together(job.launcher)
-    return f"{console.PREFIX}    other tasks may wait: {option}" if option else ""
+    return f"{console.DETAIL}other tasks may wait: {option}" if option else ""

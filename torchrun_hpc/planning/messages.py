@@ -91,10 +91,12 @@ def warnings(inputs: Inputs, here: LocalEndpoint, host: str) -> tuple[Message, .
 
 def foreign(inputs: Inputs, host: str, but: str) -> Message:
     """Return that no interface here has a name's address; ``but`` begins the remedy."""
-    known = ", ".join(map(str, inputs.network.addresses_of(host)))
+    network = inputs.network
+    known = ", ".join(map(str, network.addresses_of(host)))
+    own = ", ".join(str(a.ip) for i in network.interfaces for a in i.addresses)
     text = (
-        f"{host} resolves to {known}, which no interface of this node has. {but}, "
-        "let the container use the host's network"
+        f"{host} resolves to {known}, which no interface of this node has ({own}). "
+        f"{but}, let the container use the host's network"
     )
     return Message("HPC136", text)
 

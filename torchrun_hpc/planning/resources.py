@@ -145,11 +145,10 @@ def _about_cpus(inputs: Inputs, workers: Workers, nodes: int) -> Iterator[Messag
     cpus, job = count(own, "CPU"), _step(inputs)
     promised, most = inputs.promise.cpus_per_task, inputs.promise.cpus_on_node
     if job and job.launcher.forgets_cpus and promised.value > own:
-        reason, _, line = job.launcher.forgets_cpus.partition(": ")
         yield Message(
             "HPC091",
-            f"{promised}, but this process can use only {cpus}: {reason}:"
-            + to_copy(line),
+            f"{promised}, but this process can use only {cpus}: "
+            f"{job.launcher.forgets_cpus}:{to_copy(job.launcher.remembers_cpus)}",
         )
     elif own < number:
         fix = f"Pass --nproc_per_node={own}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.errors import Message
 
 PREFIX = "torchrun_hpc: "
+DETAIL = f"{PREFIX}    "  # before a line that belongs to the previous one
 
 _LONGEST = 2**16  # characters of a line: the names of thousands of nodes
 

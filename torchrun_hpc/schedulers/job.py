@@ -57,7 +57,8 @@ class Launcher:
             one node after another.
         fail_together: Command and option with which one failed task ends all; empty if
             that is the default.
-        forgets_cpus: Why a task may have fewer CPUs than promised, and what to do.
+        forgets_cpus: Why a task may have fewer CPUs than promised.
+        remembers_cpus: A line that corrects this.
         takes_from: The commands that make a job and also accept ``cpu_option``; empty
             if the job's CPUs are no limit.
         network_hint: How to name the nodes' network, with ``{interface}``; empty if it
@@ -76,6 +77,7 @@ class Launcher:
     bind_option: str = ""  # gives each task ``N`` CPUs of its own
     all_gpus_option: str = ""  # shows a task all GPUs of its node
     forgets_cpus: str = ""
+    remembers_cpus: str = ""
     takes_from: str = ""
     node_variable: str = ""  # has the rank of a task's node
     network_hint: str = ""

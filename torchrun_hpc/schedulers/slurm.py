@@ -47,7 +47,8 @@ SRUN = Launcher(
     bind_option="--cpus-per-task=N --cpu-bind=cores",
     all_gpus_option="--gpu-bind=none",
     forgets_cpus="srun 22.05 to 23.02 does not read that variable. Add this before "
-    f"srun: export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}",
+    "srun",
+    remembers_cpus=f"export {SRUN_CPUS_PER_TASK}=${CPUS_PER_TASK}",
     takes_from="sbatch, salloc or srun",
     node_variable=NODE_ID,
 )
