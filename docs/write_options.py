@@ -16,11 +16,11 @@ HEAD = """# Options
 
 Every option of torchrun works, with dashes or underscores: `--nproc-per-node` or
 `--nproc_per_node`. The installed PyTorch decides which options of torchrun exist. This
-page shows PyTorch 2.13. Pass all options before the script. Words after its name are
-the script's.
+page shows the options of PyTorch 2.13. Pass all options before the script's name. Words
+after this name are the script's arguments.
 
 The command line has priority over the variable, and the variable over the site file.
-Without all three, torchrun_hpc derives the value.
+If none of these sets a value, torchrun_hpc derives it.
 
 ## Options of torchrun_hpc
 
@@ -43,19 +43,19 @@ _VERSIONS = "Print the versions of torchrun_hpc, PyTorch and Python, and end."
 MEANINGS = {
     "help": "Print the options and exit.",
     "nnodes": "Start on this many nodes, or on a range `MIN:MAX`. In a job, the "
-    "step's nodes are used.",
+    "default is the step's number of nodes.",
     "nproc_per_node": "Start this many workers per node. `gpu`, `xpu`, `cpu` and "
-    "`auto` start one per device.",
+    "`auto` start one worker per device.",
     "rdzv_backend": "Choose how the nodes meet: `c10d`, `static`, `etcd` and others. "
     "See also `--hpc-rendezvous`.",
-    "rdzv_endpoint": "Let the nodes meet at this `HOST:PORT`. In a job, the head "
-    "node is used.",
-    "rdzv_id": "Give the launch this name, the same on all nodes. In a job, the "
-    "launch id is used.",
+    "rdzv_endpoint": "Let the nodes meet at this `HOST:PORT`. In a job, the default "
+    "is a port of the head node.",
+    "rdzv_id": "Set the launch's name, which must be the same on all nodes. In a job, "
+    "the default is the launch id.",
     "rdzv_conf": "Set the rendezvous' limits: `join_timeout=900,read_timeout=600`.",
-    "standalone": "Start one world on this node, on a free port.",
-    "max_restarts": "Restart all workers at most this often.",
-    "monitor_interval": "Check the workers every so many seconds.",
+    "standalone": "Start a world of this node alone, and let it meet on a free port.",
+    "max_restarts": "Restart all workers at most this many times.",
+    "monitor_interval": "Check the workers each time this many seconds have passed.",
     "start_method": "Choose how Python's multiprocessing starts workers that are "
     "functions.",
     "event_log_handler": "Send PyTorch's elastic events to this handler.",
@@ -66,18 +66,18 @@ MEANINGS = {
     "log_dir": "Write log files into this folder. Each launch gets its own subfolder.",
     "redirects": "Write streams to log files: 1 is stdout, 2 is stderr, 3 is both. "
     "`0:1,1:2` sets them by local rank.",
-    "tee": "Write streams to log files and to the console. Use the values of "
+    "tee": "Write streams to log files and to the console. The values are those of "
     "`--redirects`.",
     "local_ranks_filter": "Show only these local ranks on the console: `0,1`.",
-    "duplicate_stdout_filters": "Copy lines of stdout with these words to a file.",
-    "duplicate_stderr_filters": "Copy lines of stderr with these words to a file.",
-    "node_rank": "Give this node this rank in the static rendezvous.",
-    "master_addr": "Meet at this host of rank 0 in the static rendezvous.",
-    "master_port": "Meet at this port of rank 0 in the static rendezvous.",
-    "local_addr": "Tell the other nodes this address of this node.",
-    "logs_specs": "Let a package with this entry point handle the logs.",
+    "duplicate_stdout_filters": "Copy stdout lines with any of these words to a file.",
+    "duplicate_stderr_filters": "Copy stderr lines with any of these words to a file.",
+    "node_rank": "Set this node's rank in the static rendezvous.",
+    "master_addr": "Meet at this host, which has rank 0, in the static rendezvous.",
+    "master_port": "Meet at this port of the rank 0 host in the static rendezvous.",
+    "local_addr": "Set the address of this node that the other nodes use.",
+    "logs_specs": "Let the package that provides this entry point handle the logs.",
     "numa_binding": "Bind workers near their GPUs: `node`, `socket`, `exclusive` or "
-    "`core-complex`. It needs `numactl`. See also `--hpc-bind`.",
+    "`core-complex`. This needs `numactl`. See also `--hpc-bind`.",
     "signals_to_handle": "End the job when one of these signals arrives.",
     "shutdown_timeout": "Kill workers that do not end within this many seconds "
     "(PyTorch's default: 30).",

@@ -27,18 +27,19 @@ __all__ = ["LaunchError", "__version__", "describe", "setup_environment"]
 def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
     """Return job and plan of a launch from here, as plain data.
 
-    It imports torch. It starts and changes nothing, and asks no other node.
+    This function imports torch. It starts and changes nothing, and asks no other node.
 
     Args:
         argv: Options, without the script: ``["--nnodes=2"]``.
 
     Returns:
-        The same as for a node in ``--hpc-dry-run=json``: values with their sources.
+        One node's description, as in ``--hpc-dry-run=json``: values with their sources.
 
     Raises:
-        TypeError: ``argv`` is a text.
+        TypeError: ``argv`` is a string instead of a list.
         LaunchError: A launch would be refused; the documentation explains the ``code``.
-            Some faults show only in a launch, which also tries ports and asks torch.
+            Only a real launch finds some faults, because it also tries ports and asks
+            torch.
     """
     if isinstance(argv, str):
         raise TypeError(f"a list of options is needed: describe([{argv!r}])")
@@ -50,10 +51,10 @@ def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
 def setup_environment() -> Mapping[str, str]:
     """Set the variables that ``torch.distributed.init_process_group`` reads.
 
-    It is for a script that srun or mpirun starts once per worker, if the command cannot
-    be changed (direct mode). Without a launcher, the script is the only worker. Under
-    torchrun or torchrun_hpc, nothing changes. It prints the start line and warnings to
-    stderr, and imports no torch.
+    Call this in a script that srun or mpirun starts once per worker, if you cannot
+    change the command (direct mode). Without srun or mpirun, the script is the only
+    worker. Under torchrun or torchrun_hpc, nothing changes. The function prints the
+    start line and warnings to stderr, and does not import torch.
 
     Returns:
         The variables that were set; empty if an agent had set them.

@@ -1,11 +1,11 @@
 """An import that makes torch.distributed.run understand clusters.
 
-It is for programs that call ``torch.distributed.run.main`` or ``run``. Each launch is
-planned and patched as by ``python -m torchrun_hpc``. Arguments that the program left at
-torchrun's defaults are filled in.
+Import it in programs that call ``torch.distributed.run.main`` or ``run``. torchrun_hpc
+then plans and patches each launch as ``python -m torchrun_hpc`` does. It derives the
+arguments that the program left at torchrun's defaults.
 
-The command ends with an exit code. Here, the program gets an exception, as from torch:
-`SystemExit` for a wrong command line, ``--help``, and the end of a dry run.
+The command ends with an exit code. Here, the program gets an exception instead, as from
+torch: `SystemExit` for a wrong command line, ``--help``, and the end of a dry run.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class LaunchError(Exception):
     Args:
         code: ``HPC`` and three digits.
         message: What is wrong, with values and their source, and what to do.
-        everywhere: Whether all tasks find the same fault; then only the first reports.
-        others_know: Whether the other nodes already know.
+        everywhere: Whether all tasks find the same fault; then only one reports it.
+        others_know: Whether the other nodes already know about the fault.
     """
 
     def __init__(

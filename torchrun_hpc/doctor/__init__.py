@@ -47,24 +47,24 @@ def examine(
     timeout: float = 60.0,
     tell: Callable[[Message], None] = lambda _: None,
 ) -> Report | None:
-    """Examine the nodes of this step. Each of its tasks must call this.
+    """Examine the nodes of this step. Each task of the step must call this.
 
     ``examine(["--standalone"])`` examines this node alone, for example in a prolog.
 
     Args:
-        argv: The options of the job's launch line: ``["--nproc_per_node=gpu"]``. A
+        argv: The options of the job's launch command: ``["--nproc_per_node=gpu"]``. A
             script and its arguments can follow.
         max_bytes: The largest size of the collectives, in bytes.
         timeout: Seconds to wait for the other nodes.
-        tell: Receives messages about the progress.
+        tell: A function that receives messages about the progress.
 
     Returns:
-        The report on task 0; ``None`` on the others.
+        The report on task 0; ``None`` on the other tasks.
 
     Raises:
         LaunchError: An argument is wrong, or a launch would be refused and the nodes
             cannot meet. messages.md explains its ``code``.
-        NotMetError: This node did not meet the others. It has a report of this node.
+        NotMetError: This node did not meet the others. Its report is this node's.
     """
     from torchrun_hpc.doctor import examination, place  # noqa: PLC0415
     from torchrun_hpc.launching.abort import LaunchState  # noqa: PLC0415

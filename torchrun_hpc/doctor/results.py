@@ -33,11 +33,11 @@ class Finding:
     Attributes:
         code: ``HPC`` and three digits; messages.md explains it.
         text: The problem, with the values.
-        remedy: The solution.
-        nodes: Ranks of the nodes to blame; empty if unknown, or if all have the
-            problem.
-        is_suspect: Whether a job is likely to fail or to be slow; otherwise it is
-            advice.
+        remedy: What to do about the problem.
+        nodes: Ranks of the nodes to blame; empty if these are unknown, or if all nodes
+            have the problem.
+        is_suspect: Whether the problem is likely to slow a job down or to make it fail;
+            otherwise the finding is advice.
     """
 
     code: str
@@ -60,7 +60,7 @@ class Interface:
         name: Its name.
         addresses: Its addresses, without the prefix length.
         is_up: Whether it is up.
-        mtu: Bytes of the largest packet.
+        mtu: Size of the largest packet in bytes.
         speed_mbit: Nominal speed in Mbit/s; 0 if unknown.
     """
 
@@ -93,9 +93,9 @@ class Torch:
     """PyTorch on a node, as seen by a process that has imported it.
 
     Attributes:
-        version: Its release; empty if only the launcher has imported it.
-        import_s: Seconds of the launch's first ``import torch`` on this node; near 0 if
-            a fork server has imported it (``--hpc-preload``).
+        version: PyTorch's release; empty if only the launcher has imported PyTorch.
+        import_s: Seconds that the launch's first ``import torch`` took on this node;
+            near 0 if a fork server had imported torch before (``--hpc-preload``).
         libraries: Releases of ``cuda``, ``nccl``, ``hip`` and ``cudnn``, if present.
         gpus: Number of visible GPUs.
     """
@@ -123,24 +123,24 @@ class Node:
         address: Its address for the job; empty if unknown.
         interface: The interface with this address; empty if there is none.
         fast_host: Its name on the job's network.
-        port: The port at which it listens for the other nodes; 0 if it does not.
+        port: The port at which it listens for the other nodes; 0 if it does not listen.
         workers: Number of workers that it starts.
         interfaces: All interfaces except loopback.
-        names: Addresses by node name, for this node, the head node, and the next node.
-        routes: Source addresses of packets to the same names; empty without a route.
+        names: Addresses by node name: of this node, the head node, and the next node.
+        routes: Source address of packets to each of these names; empty without a route.
         resolver_s: Seconds to resolve ``names``.
-        limits: Limits of open ``files``, ``processes``, and bytes of ``locked memory``;
-            -1 means no limit.
+        limits: Limits on open ``files``, on ``processes``, and on bytes of ``locked
+            memory``; -1 means no limit.
         folders: ``/dev/shm``, TMPDIR and HOME.
         cpus: CPUs in the affinity mask, as a list of ranges.
         cores: Number of the machine's CPUs.
         gpus: GPUs that NVML lists.
-        driver: Release of the GPU driver; empty without one.
+        driver: Release of the GPU driver; empty without a driver.
         versions: Versions of ``python``, ``torchrun_hpc`` and the ``kernel``.
         variables: Relevant environment variables that are set.
-        local_ports: First and last port that the system gives to connections
+        local_ports: First and last port that Linux assigns to outgoing connections
             (``net.ipv4.ip_local_port_range``); 0 and 0 if unknown.
-        reserved_ports: Ports that the system gives only on request
+        reserved_ports: Ports that Linux assigns only to programs that request them
             (``net.ipv4.ip_local_reserved_ports``), as a list of ranges.
         torch: PyTorch, if a process of a launch has imported it.
     """
@@ -176,15 +176,17 @@ class Link:
     Attributes:
         first: Rank of one node.
         second: Rank of the other node, which is higher.
-        problem: Why there are no figures; empty if there are some.
+        problem: Why there are no measured values; empty if there are some.
         blocked: Ranks of the nodes of this pair that cannot connect to the other.
-        latency_s: Round-trip time of a small message in seconds: the tenth percentile.
+        latency_s: Round-trip time of a small message in seconds (tenth percentile).
         forward: Bytes per second from the first node to the second, over TCP.
         backward: Bytes per second from the second node to the first, over TCP.
-        lost: Share of the segments that were sent again, as TCP counts them.
-        clock_s: Seconds by which the second node's clock is ahead of the first one's.
-        lost_mtu: Bytes of an allowed packet that did not arrive; 0 if it arrived.
-        looks: Number of measurements. The figures are the best ones.
+        lost: Share of the segments that TCP sent again.
+        clock_s: Seconds by which the second node's clock is ahead of the first node's
+            clock.
+        lost_mtu: Size in bytes of a packet that the MTU allows, but that did not
+            arrive; 0 if it arrived.
+        looks: Number of measurements. The values here are the best ones.
     """
 
     first: int
@@ -202,17 +204,18 @@ class Link:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective operation of one size, with bandwidths as in nccl-tests.
+    """A collective operation with data of one size. nccl-tests defines the bandwidths.
 
     Attributes:
         operation: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``broadcast``.
         scope: Empty for all workers; otherwise the node whose workers took part.
         size: Bytes; for all_gather and reduce_scatter, the bytes of all ranks together.
-        count: Elements, of four bytes each.
-        time_s: Seconds of one operation.
+        count: Number of elements, of four bytes each.
+        time_s: Duration of one operation in seconds.
         algbw: size / time, in bytes per second.
-        busbw: algbw, corrected by the number of ranks.
-        wrong: Elements with a wrong result; -1 if the backend lacks the operation.
+        busbw: algbw, corrected for the number of ranks.
+        wrong: Number of elements with a wrong result; -1 if the backend does not
+            support the operation.
     """
 
     operation: str
@@ -241,8 +244,9 @@ class Worker:
             products. For a CPU, only the time in which its threads computed counts.
         digests: The first 16 digits of the product's SHA-256, for each test.
         norm: Frobenius norm of the first test's product; 0 if it is not finite.
-        wrong: Number of elements that are not finite, in both tests.
-        late_s: Seconds that the others waited for it before an operation: the median.
+        wrong: Number of non-finite elements, summed over both tests.
+        late_s: Seconds that the other workers waited for it before an operation
+            (median).
         transport: NCCL's transport: ``IB``, ``Socket``; empty with gloo, or if unknown.
     """
 
@@ -260,13 +264,14 @@ class Worker:
 
 @dataclass(frozen=True)
 class Report:
-    """An examination.
+    """The report of an examination.
 
     Attributes:
         schema: `SCHEMA`.
         launch_id: Launch id of the step; empty without a scheduler.
         site: Name of the site; empty if unknown.
-        scheduler: What started the tasks: ``Slurm``, ``Open MPI in PBS``; or empty.
+        scheduler: The launcher and scheduler that started the tasks, for example
+            ``Open MPI in PBS``; empty without these.
         started: Start time in UTC, as ISO 8601.
         seconds: Duration in seconds.
         torchrun_hpc: Version of this package.
@@ -276,7 +281,7 @@ class Report:
         links: The measured pairs.
         workers: The workers that reached the end of the launch, by rank.
         collectives: PyTorch's collective operations.
-        findings: The problems, the worst first.
+        findings: The problems, with the worst first.
     """
 
     schema: str

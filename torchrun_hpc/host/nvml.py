@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU in NVML.
+    """A GPU that NVML lists.
 
     Attributes:
         model: Its name, or ``unknown``.

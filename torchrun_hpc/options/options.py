@@ -82,67 +82,69 @@ class Options:
     hpc_site: str = _ours(
         "",
         "NAME|FILE|none",
-        "Use the host name rule and variables of this computing centre, or of this "
-        "file; 'none' uses none. Default: recognised from the environment. See python "
-        "-m torchrun_hpc.sites.",
+        "Use the host name rule and the variables of this computing centre, or of this "
+        "site file; 'none' uses no site. Default: the site that is recognised from the "
+        "environment. python -m torchrun_hpc.sites lists the sites.",
     )
     hpc_omp_threads: int | str | None = _ours(
         None,
         "auto|NUMBER",
-        "Set OMP_NUM_THREADS of each worker, unless it is set; 'auto' divides the "
-        "CPUs of the node by its workers. Default: 1, like torchrun.",
+        "Set OMP_NUM_THREADS of each worker, unless the variable is already set. "
+        "'auto' divides the node's CPUs by the number of its workers. Default: 1, like "
+        "torchrun.",
         values.threads,
     )
     hpc_bind: str = _ours(
         NONE,
         "gpu|even|none",
-        "Divide the node's CPUs among its workers: 'gpu' gives each worker CPUs near "
-        "its GPU, 'even' gives each the same number. Default: the site's value, or "
-        "none.",
+        "Divide the node's CPUs among its workers. 'gpu' gives each worker CPUs near "
+        "its GPU. 'even' gives each worker the same number of CPUs. Default: the "
+        "site's value, or none.",
         values.binding,
     )
     hpc_rendezvous: str = _ours(
         "auto",
         "auto|scheduler|c10d",
-        "Let the nodes meet by the scheduler's ranks ('scheduler') or by PyTorch's "
-        "rendezvous ('c10d'). Default: auto, which is 'scheduler' if the number of "
-        "nodes is fixed.",
+        "Choose how the nodes meet: by the scheduler's ranks ('scheduler'), or by "
+        "PyTorch's rendezvous ('c10d'). Default: auto, which means 'scheduler' if the "
+        "number of nodes is fixed.",
         values.rendezvous,
     )
     hpc_auth: str = _ours(
         "auto",
         "auto|require|none",
-        "Let the nodes prove with a key that they belong to this job: 'auto' if there "
-        "is a key, 'require' always. Default: the site's value, or auto.",
+        "Make the nodes prove with a key that they belong to this job. 'auto' does so "
+        "if there is a key. 'require' refuses to start without a key. Default: the "
+        "site's value, or auto.",
         values.auth,
     )
     hpc_key_file: str = _ours(
         "",
         "FILE",
-        "Read the key from this file, or create it. Default: "
+        "Read the key from this file. If the file does not exist, create it. Default: "
         "~/.config/torchrun_hpc/key, if the nodes share that file system.",
         lambda setting: str(setting.value),
     )
     hpc_preload: tuple[str, ...] = _ours(
         (),
         "MODULE[,MODULE]|none",
-        "Import these modules once per node and fork the workers from that process, "
-        "which starts them much faster. Example: torch. Default: the site's value, or "
-        "none.",
+        "Import these modules once per node, and fork the workers from the process "
+        "that has imported them. Workers then start much faster. Example: torch. "
+        "Default: the site's value, or none.",
         values.modules,
     )
     hpc_stall_report: int = _ours(
         0,
         "SECONDS",
-        "Print once what the workers are doing, if all have shown the same stacks for "
-        "this many seconds. The job continues. Needs py-spy. Default: off.",
+        "If no worker's stack has changed for this many seconds, print all stacks "
+        "once. The job continues. This needs py-spy. Default: off.",
         values.stall,
     )
     hpc_spares: int = _ours(
         0,
         "NUMBER",
-        "Keep this many nodes idle, to replace lost nodes. The other nodes train. "
-        "Needs --max-restarts, sbatch --no-kill, and srun --no-kill "
+        "Keep this many nodes idle, to replace lost nodes. The other nodes train. This "
+        "needs --max-restarts, sbatch --no-kill, and srun --no-kill "
         "--kill-on-bad-exit=0 --wait=0. Default: 0.",
         values.whole("a number of nodes, such as --hpc-spares=2"),
     )
@@ -156,27 +158,27 @@ class Options:
     hpc_health_check: str = _ours(
         "",
         "COMMAND",
-        "Run this shell command on each node before its workers start, also after a "
-        "restart. If it fails, a spare replaces the node. Default: none.",
+        "Run this shell command on each node before its workers start, including after "
+        "a restart. If the command fails, a spare replaces the node. Default: none.",
     )
     hpc_health_check_timeout: int = _ours(
         60,
         "SECONDS",
-        "Limit the health check to this many seconds. A node that exceeds it fails "
-        "the check. Default: 60.",
+        "Limit the health check to this many seconds. If the command takes longer, the "
+        "check has failed. Default: 60.",
         values.whole("whole seconds, such as --hpc-health-check-timeout=60"),
     )
     hpc_outcome: str = _ours(
         "",
         "FILE",
-        "Write to this file, as JSON, how the job ended: done, script failed, or "
-        "nodes failed, and which nodes. Default: none.",
+        "Write to this file, as JSON, how the job ended: done, script failed, or nodes "
+        "failed. The file also names the failed nodes. Default: none.",
     )
     hpc_without_patches: tuple[str, ...] = _ours(
         (),
         "NAME[,NAME]",
         "Leave out these changes inside PyTorch. docs/internals.md lists their names. "
-        "Pass the same on all nodes. Default: none.",
+        "Pass the same names on all nodes. Default: none.",
         values.names,
     )
     hpc_debug: bool = _our_flag(

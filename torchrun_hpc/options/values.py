@@ -35,10 +35,10 @@ _, REQUIRE, _ = AUTH = ("auto", "require", NONE)
 BIND_GPU, BIND_EVEN, BIND_NONE = BINDINGS = ("gpu", "even", NONE)
 
 DRY_RUN = {
-    "table": "Start nothing. Print on the head node what all nodes would do: each "
-    "value with its source, and the same launch with plain torchrun. With --hpc-debug, "
-    "also list the changes inside PyTorch. Default: off.",
-    "json": "Like --hpc-dry-run, as JSON.",
+    "table": "Start nothing. Print on the head node what all nodes would do, with the "
+    "source of each value, and a plain torchrun command for the same launch. With "
+    "--hpc-debug, also list the changes inside PyTorch. Default: off.",
+    "json": "Do the same as --hpc-dry-run, but print JSON.",
 }
 
 PORTS_END = 2**16
