@@ -20,7 +20,7 @@ page shows the options of PyTorch 2.13. Pass all options before the script's nam
 after this name are the script's arguments.
 
 The command line has priority over the variable, and the variable over the site file.
-If none of these sets a value, torchrun_hpc derives it.
+If none of these sets a value, torchrun_hpc derives the value.
 
 ## Options of torchrun_hpc
 
@@ -53,9 +53,9 @@ MEANINGS = {
     "rdzv_id": "Set the launch's name, which must be the same on all nodes. In a job, "
     "the default is the launch id.",
     "rdzv_conf": "Set the rendezvous' limits: `join_timeout=900,read_timeout=600`.",
-    "standalone": "Start a world of this node alone, and let it meet on a free port.",
+    "standalone": "Start a job of this node alone, with its rendezvous on a free port.",
     "max_restarts": "Restart all workers at most this many times.",
-    "monitor_interval": "Check the workers each time this many seconds have passed.",
+    "monitor_interval": "Check the workers at intervals of this many seconds.",
     "start_method": "Choose how Python's multiprocessing starts workers that are "
     "functions.",
     "event_log_handler": "Send PyTorch's elastic events to this handler.",
@@ -74,7 +74,7 @@ MEANINGS = {
     "node_rank": "Set this node's rank in the static rendezvous.",
     "master_addr": "Meet at this host, which has rank 0, in the static rendezvous.",
     "master_port": "Meet at this port of the rank 0 host in the static rendezvous.",
-    "local_addr": "Set the address of this node that the other nodes use.",
+    "local_addr": "Set the address at which the other nodes reach this node.",
     "logs_specs": "Let the package that provides this entry point handle the logs.",
     "numa_binding": "Bind workers near their GPUs: `node`, `socket`, `exclusive` or "
     "`core-complex`. This needs `numactl`. See also `--hpc-bind`.",

@@ -79,7 +79,7 @@ class Folder:
         path: A folder in it.
         free: Bytes that this user can still write.
         size: Bytes in total.
-        problem: Why a file cannot be written there; empty if it can.
+        problem: Why no file can be written there; empty if there is no problem.
     """
 
     path: str
@@ -120,11 +120,11 @@ class Node:
     Attributes:
         rank: Its rank.
         host: Its name in the job.
-        address: Its address for the job; empty if unknown.
+        address: The node's address for the job; empty if unknown.
         interface: The interface with this address; empty if there is none.
         fast_host: Its name on the job's network.
-        port: The port at which it listens for the other nodes; 0 if it does not listen.
-        workers: Number of workers that it starts.
+        port: The port at which the node listens for the other nodes; 0 without one.
+        workers: Number of workers that the node starts.
         interfaces: All interfaces except loopback.
         names: Addresses by node name: of this node, the head node, and the next node.
         routes: Source address of packets to each of these names; empty without a route.
@@ -176,7 +176,7 @@ class Link:
     Attributes:
         first: Rank of one node.
         second: Rank of the other node, which is higher.
-        problem: Why there are no measured values; empty if there are some.
+        problem: Why the link was not measured; empty if it was.
         blocked: Ranks of the nodes of this pair that cannot connect to the other.
         latency_s: Round-trip time of a small message in seconds (tenth percentile).
         forward: Bytes per second from the first node to the second, over TCP.
@@ -186,7 +186,7 @@ class Link:
             clock.
         lost_mtu: Size in bytes of a packet that the MTU allows, but that did not
             arrive; 0 if it arrived.
-        looks: Number of measurements. The values here are the best ones.
+        looks: Number of measurements of this link. The values are the best ones.
     """
 
     first: int
@@ -204,7 +204,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective operation with data of one size. nccl-tests defines the bandwidths.
+    """A collective operation with data of one size; bandwidths are as in nccl-tests.
 
     Attributes:
         operation: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``broadcast``.
@@ -245,8 +245,8 @@ class Worker:
         digests: The first 16 digits of the product's SHA-256, for each test.
         norm: Frobenius norm of the first test's product; 0 if it is not finite.
         wrong: Number of non-finite elements, summed over both tests.
-        late_s: Seconds that the other workers waited for it before an operation
-            (median).
+        late_s: Seconds that the other workers waited for this worker before an
+            operation (median).
         transport: NCCL's transport: ``IB``, ``Socket``; empty with gloo, or if unknown.
     """
 
