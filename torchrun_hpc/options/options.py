@@ -90,14 +90,14 @@ class Options:
         None,
         "auto|NUMBER",
         "Set OMP_NUM_THREADS of each worker, unless the variable is already set. "
-        "'auto' divides the node's CPUs by the number of its workers. Default: 1, like "
-        "torchrun.",
+        "'auto' divides the launcher's CPUs by the number of its workers. Default, like "
+        "torchrun: 1 for several workers, unset for one.",
         values.threads,
     )
     hpc_bind: str = _ours(
         NONE,
         "gpu|even|none",
-        "Divide the node's CPUs among its workers. 'gpu' gives each worker CPUs near "
+        "Divide the launcher's CPUs among its workers. 'gpu' gives each worker CPUs near "
         "its GPU. 'even' gives each worker the same number of CPUs. Default: the "
         "site's value, or none.",
         values.binding,
@@ -122,7 +122,8 @@ class Options:
         "",
         "FILE",
         "Read the key from this file. If the file does not exist, create it. Default: "
-        "~/.config/torchrun_hpc/key, if the nodes share that file system.",
+        "the site's value, or ~/.config/torchrun_hpc/key if the nodes share that file "
+        "system.",
         lambda setting: str(setting.value),
     )
     hpc_preload: tuple[str, ...] = _ours(
