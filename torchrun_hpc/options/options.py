@@ -90,15 +90,15 @@ class Options:
         None,
         "auto|NUMBER",
         "Set OMP_NUM_THREADS of each worker, unless the variable is already set. "
-        "'auto' divides the launcher's CPUs by the number of its workers. Default, like "
-        "torchrun: 1 for several workers, unset for one.",
+        "'auto' divides the launcher's CPUs by the number of its workers. Default, "
+        "like torchrun: 1 for several workers, unset for one.",
         values.threads,
     )
     hpc_bind: str = _ours(
         NONE,
         "gpu|even|none",
-        "Divide the launcher's CPUs among its workers. 'gpu' gives each worker CPUs near "
-        "its GPU. 'even' gives each worker the same number of CPUs. Default: the "
+        "Divide the launcher's CPUs among its workers. 'gpu' gives each worker CPUs "
+        "near its GPU. 'even' gives each worker the same number of CPUs. Default: the "
         "site's value, or none.",
         values.binding,
     )
