@@ -19,32 +19,34 @@ HEAD = """# Messages by code
 
 <!-- Written by docs/write_messages.py from torchrun_hpc/messages.toml. Do not edit. -->
 
-Every message of the launcher has a code. It is one line on stderr. If there is a line
-to copy, it follows on its own:
+Each message of the launcher has a code, and is one line on stderr. If the message
+suggests a command, the command follows on a line of its own:
 
 ```text
 torchrun_hpc: error[HPC061]: this is the batch script of a job of 8 nodes, ...
-    srun --nodes=8 --ntasks-per-node=1 python -m torchrun_hpc train.py
+    srun --nodes=8 --ntasks=8 --ntasks-per-node=1 python -m torchrun_hpc train.py
 torchrun_hpc: warning[HPC092]: 4 workers share 2 CPUs ...
 torchrun_hpc: note[HPC114]: 3 of 4 nodes have joined after 30 s ...
 ```
 
-An **error** ends the launch. A **warning** does not. A **note** reports a wait, a
-restart, or a corrected value; on the start line it comes after a semicolon.
+An **error** ends the launch. After a **warning**, the launch continues. A **note**
+reports a wait, a restart, or a corrected value. Some notes are parts of the start line,
+each after a semicolon.
 
-If all nodes find the same fault, the first one reports it. If only one node finds it,
-that node reports it with its name. A node that cannot start sends the reason to the
-head node for up to two minutes. Then all nodes end, and node 0's last line names the
-first failure (HPC125). Without a known head node, or with torch's own rendezvous, the
-other nodes wait for this one (HPC114).
+If all nodes find the same fault, only one node reports it. If only one node finds a
+fault, the message contains the node's name. A node that cannot start tries for up to
+two minutes to send the reason to the head node. All nodes then end, and the last line
+that the head node prints names the first failure (HPC125). The node sends no reason if
+it does not know the head node, or if the nodes use PyTorch's own rendezvous. The other
+nodes then wait for the missing node (HPC084, HPC114).
 
 | exit code | meaning |
 |---|---|
-| 2 | wrong use: an error below, except for the next row |
-| 1 | the job failed (HPC125, HPC127), or the rendezvous did (HPC085, HPC112) |
-| other | the same as torchrun's |
+| 2 | wrong use: any error on this page, except the codes in the next row |
+| 1 | the job failed (HPC125, HPC127), or the rendezvous failed (HPC085, HPC112) |
+| other | the exit code that torchrun would return |
 
-The messages below are shortened. Words in capitals stand for values.
+This page shortens the messages. Words in capitals, such as NODE, stand for values.
 """
 
 
