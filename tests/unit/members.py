@@ -159,7 +159,7 @@ class Agent:
             self.send({"join": True})
         else:
             self.member.unhealthy = self.health
-            self.send({"unfit": self.health})
+            self.send({"unhealthy": self.health})
 
     # --- messages
 

@@ -41,7 +41,7 @@ class Kind(Enum):
     SILENT = "silent"  # an agent does not answer
     MISSING = "missing"  # nodes did not join in time
     REFUSED = "refused"  # an agent of this job was refused
-    UNFIT = "unfit"  # a node is excluded, for its health check or its failures
+    EXCLUDED = "excluded"  # a node, for its health check or its failures
     COORDINATOR = "coordinator"  # the connection to it ended, or it does not answer
 
 

@@ -54,7 +54,7 @@ def sentence(failure: Failure, meeting: Meeting) -> str:
         Kind.SIGNAL: f"{who} received {signal_name(code)}",
         Kind.AGENT: f"{who} gave up: {cause}",
         Kind.LOST: f"{who} {verb} gone without a message: {lost}",
-        Kind.UNFIT: f"{where} {verb} excluded: {cause}",
+        Kind.EXCLUDED: f"{where} {verb} excluded: {cause}",
         Kind.SILENT: f"{who} did not answer for {code} s",
         Kind.MISSING: f"{missing} did not join within {code} s (join_timeout): {where}",
         Kind.REFUSED: f"{who} does not belong to this job ({cause})",

@@ -36,7 +36,7 @@ _OUTCOMES = {
     Kind.WORKER: SCRIPT,
     Kind.SIGNAL: STOPPED,
     **dict.fromkeys((Kind.LOST, Kind.SILENT, Kind.MISSING), NODES),
-    **dict.fromkeys((Kind.UNFIT, Kind.COORDINATOR), NODES),
+    **dict.fromkeys((Kind.EXCLUDED, Kind.COORDINATOR), NODES),
     **dict.fromkeys((Kind.AGENT, Kind.REFUSED), LAUNCHER),
 }
 

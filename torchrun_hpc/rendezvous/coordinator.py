@@ -324,9 +324,9 @@ class Coordinator:
         rounds, store = self.rounds, message.get("store")
         if "present" in message and self.settings.has_spares:
             self._present(rank, wire.decode(MemberState, message["present"]))
-        if "unfit" in message and self.settings.has_spares:
+        if "unhealthy" in message and self.settings.has_spares:
             rounds.roster.leases.pop(rank, None)  # its workers have ended
-            rounds.exclude(rank, str(message["unfit"]))
+            rounds.exclude(rank, str(message["unhealthy"]))
         if "join" in message and not self._stopped:
             rounds.join(rank, store)
         if "confirm" in message:

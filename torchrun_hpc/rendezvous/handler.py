@@ -272,7 +272,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
                 problem = check.end()
         if problem and self.failure is None:
             peers.member.unhealthy = problem
-            self.client.send({"unfit": problem})
+            self.client.send({"unhealthy": problem})
 
     def _open_workers_store(self) -> tuple[str, int]:
         """Open a new store, so that no worker finds values of the previous round."""

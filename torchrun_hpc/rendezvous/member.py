@@ -84,7 +84,7 @@ class Member:
         )
         yield {"present": wire.encode(state)}
         if self.unhealthy:
-            yield {"unfit": self.unhealthy}
+            yield {"unhealthy": self.unhealthy}
         elif self.is_ready:
             yield {"join": True}
 
@@ -105,7 +105,7 @@ class Member:
 
     def began(self) -> None:
         """Handle that the round has begun: no older workers are left."""
-        self.record = replace(self.record, may_run=())
+        self.record = replace(self.record, leased=())
 
     def saw_end(self) -> None:
         """Remember that its coordinator's process has ended, and in which round.

@@ -160,8 +160,8 @@ def _takes_over(event: Mapping[str, Any], meeting: Meeting) -> Message:
     return Message("HPC212", f"{text}if enough nodes follow")
 
 
-def _may_run(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    where, left = names(event["may_run"], meeting), event["left"]
+def _leased(event: Mapping[str, Any], meeting: Meeting) -> Message:
+    where, left = names(event["leased"], meeting), event["left"]
     text = f"workers of an earlier round may still run on {where}. "
     return Message("HPC214", f"{text}The next round waits for them, for up to {left} s")
 
@@ -196,13 +196,13 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
     "excluded": _excluded,
     "out": _out,
     "takes_over": _takes_over,
-    "may_run": _may_run,
+    "leased": _leased,
     "suspended": _suspended,
     "seeks": _seeks,
 }
 
 _WARNINGS = {"sites", "stranger", "unproved", "replaced", "excluded", "out"}
-_WARNINGS |= {"takes_over", "may_run"}
+_WARNINGS |= {"takes_over", "leased"}
 _WARNINGS_OF_SPARES = frozenset(["suspended", "seeks", "silent", "coordinator_silent"])
 
 

@@ -13,7 +13,7 @@ from an agent                 meaning
 ``present: MEMBER STATE``     with spares: its address and its knowledge
 ``confirm: [TERM, ROUND]``    with spares: ready for exactly this round; node rank 0
                               adds the ``store``
-``unfit: REASON``             with spares: its node is unhealthy
+``unhealthy: REASON``         with spares: its node is unhealthy
 ``died: FAILURE``             one of its workers has failed, in ``round``
 ``failed: FAILURE``           it gives up
 ``done: ROUND``               all its workers have finished this round
@@ -66,7 +66,7 @@ from typing import Any
 from torchrun_hpc.reporting.reporter import told_to_report
 from torchrun_hpc.wire import AnyText, encode
 
-VERSION = 8
+VERSION = 9
 
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096

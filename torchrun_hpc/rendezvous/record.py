@@ -35,7 +35,7 @@ class Record:
         suspect: The active member whose worker failed first in the last round, or -1.
         moved_from: Members excluded because of that, by their node rank.
         script_faults: Node ranks whose workers also failed on another node.
-        may_run: Members that may still have had workers of an earlier round when this
+        leased: Members that may still have had workers of an earlier round when this
             one was formed; empty once it has begun.
     """
 
@@ -48,7 +48,7 @@ class Record:
     suspect: int = -1
     moved_from: Mapping[int, int] = field(default_factory=dict)
     script_faults: tuple[int, ...] = ()
-    may_run: tuple[int, ...] = ()
+    leased: tuple[int, ...] = ()
 
     @property
     def age(self) -> tuple[int, tuple[int, int]]:

@@ -114,7 +114,7 @@ class Roster:
             return Failure(Kind.LOST, tuple(sorted(self.gone)))
         if out := self.record.excluded:
             nodes = tuple(sorted(out))
-            return Failure(Kind.UNFIT, nodes, text=out[nodes[-1]])
+            return Failure(Kind.EXCLUDED, nodes, text=out[nodes[-1]])
         lost = next(iter(self.lost.values()), None)
         return lost or cause or Failure(Kind.AGENT, text="no restart is left")
 
@@ -151,7 +151,7 @@ class Roster:
         here = {self._settings.coordinator, *self._members.agents}
         elsewhere = self.coordinators - here - self.gone.keys()
         # Until they miss the nodes here, they may renew the leases of others.
-        renews = elsewhere or self.record.may_run
+        renews = elsewhere or self.record.leased
         late = self._settings.silence_timeout if renews else 0
         return {n: limit if {n} == elsewhere else limit + late for n in nodes}
 
@@ -194,7 +194,7 @@ class Roster:
         if known.age > self.record.age:
             self.addresses = {**known.addresses, **self.addresses}
             self.record = known
-        running = {*self.leases, *known.active, *known.may_run} - self.ready
+        running = {*self.leases, *known.active, *known.leased} - self.ready
         self.gone = {n: r for n, r in self.gone.items() if r >= known.round}
         self.lease(running - self.gone.keys())
 

@@ -85,7 +85,7 @@ class Rounds:
         before = record.term[1]
         self._enter(Phase.SEEK)
         if self.began >= 0:
-            roster.lease({*record.active, *record.may_run})
+            roster.lease({*record.active, *record.leased})
             self._cause = Failure(Kind.LOST, (before,))
             self._is_told = False
             self.lose(before, self._cause)
@@ -204,7 +204,7 @@ class Rounds:
             term=self._term,
             round=self.round,
             active=active,
-            may_run=tuple(sorted(roster.leases)),
+            leased=tuple(sorted(roster.leases)),
         )
         if not settings.has_spares:
             self._begin()
@@ -249,7 +249,7 @@ class Rounds:
         go = {"go": self.round, "store": self._workers_store}
         for node in roster.record.active:
             self._members.send(node, go)
-        roster.record = replace(roster.record, may_run=())
+        roster.record = replace(roster.record, leased=())
 
     def end(self, failure: Failure) -> None:
         """Let all join the next round, or end the job if there is none."""
@@ -353,7 +353,7 @@ class Rounds:
         roster.count(has_quorum=has_quorum)
         if roster.leases and has_quorum and waiting.is_report_due(self._gathered_for):
             left = max(roster.leases.values())
-            self._members.report({"may_run": sorted(roster.leases), "left": left})
+            self._members.report({"leased": sorted(roster.leases), "left": left})
         late = active - self._confirmed
         if late and self.phase is Phase.CONFIRM and self._gathered_for % _AGAIN == 0:
             roster.share("prepare", late)

@@ -22,12 +22,12 @@ class Detector:
 
     A launcher, such as mpirun, supplies ``task_layout``. A scheduler supplies
     ``detect`` for what it starts itself, and ``allocation`` for what a launcher starts
-    in its job. These are pure, and are called only if one of ``signs`` (or ``rank``) is
-    set. They raise `LaunchError` if variables contradict each other or cannot be read.
+    in its job. These are pure, and are called only if one of ``markers`` (or ``rank``)
+    is set. They raise `LaunchError` if variables contradict each other or cannot be read.
 
     Attributes:
-        signs: Variables, at least one of which it sets. A scheduler's first set one is
-            the job's number, by which `evidence` compares jobs.
+        markers: Variables, at least one of which it sets. A scheduler's first set one
+            is the job's number, by which `evidence` compares jobs.
         rank: Variable of a task's rank, then others that its tasks also have. Empty for
             a scheduler that does not number its tasks.
         prefixes: Prefixes of the variables to remove if they are stale. Without
@@ -40,7 +40,7 @@ class Detector:
     """
 
     name: str
-    signs: tuple[str, ...]
+    markers: tuple[str, ...]
     rank: tuple[str, ...]
     prefixes: tuple[str, ...]
     daemons: tuple[str, ...]  # the processes with which it starts others
@@ -54,17 +54,17 @@ class Detector:
 
     def is_set(self, environ: Mapping[str, str]) -> bool:
         """Return whether one of its variables is set."""
-        return any(environ.get(name) for name in self.signs)
+        return any(environ.get(name) for name in self.markers)
 
     def has_rank(self, environ: Mapping[str, str]) -> bool:
         """Return whether its variables give this task a rank."""
         return bool(self.rank) and all(environ.get(name) for name in self.rank)
 
     def number(self, environ: Mapping[str, str]) -> str:
-        """Return its job's number: the first set variable of ``signs``."""
-        return next(filter(None, map(environ.get, self.signs)), "")
+        """Return its job's number: the first set variable of ``markers``."""
+        return next(filter(None, map(environ.get, self.markers)), "")
 
     def shown(self, environ: Mapping[str, str]) -> str:
         """Write its name and its first set variable."""
-        name = next(filter(environ.get, self.signs))
+        name = next(filter(environ.get, self.markers))
         return f"{self.name} ({name}={environ[name][:_SHOWN]!r})"

@@ -56,7 +56,7 @@ def task_layout(process: Process) -> TaskLayout:
 
 DETECTOR = Detector(
     name="Flux",
-    signs=(RANK,),
+    markers=(RANK,),
     rank=(RANK,),
     prefixes=("FLUX_",),
     daemons=("flux-shell",),

@@ -44,7 +44,7 @@ def task_layout(process: Process) -> TaskLayout:
 
 DETECTOR = Detector(
     name="Hydra",
-    signs=(LOCAL_RANK,),
+    markers=(LOCAL_RANK,),
     rank=(pmi.RANK, LOCAL_RANK),
     prefixes=("MPI_LOCAL",),
     daemons=("hydra_pmi_proxy", "hydra_bstrap_pr"),

@@ -42,7 +42,7 @@ def task_layout(process: Process) -> TaskLayout:
 
 DETECTOR = Detector(
     name="jsrun",
-    signs=(RANK,),
+    markers=(RANK,),
     rank=(RANK,),
     prefixes=(),  # its daemon counts as LSF's
     daemons=(),

@@ -67,7 +67,7 @@ def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
 
 DETECTOR = Detector(
     name="LSF",
-    signs=(JOB_ID,),
+    markers=(JOB_ID,),
     rank=(),
     prefixes=("LSB_",),
     daemons=("res", "sbatchd", "blaunch", "jsmd"),

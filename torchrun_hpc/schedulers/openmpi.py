@@ -88,7 +88,7 @@ def _machine(ompi: Variables) -> tuple[tuple[str, ...], str]:
 
 DETECTOR = Detector(
     name="Open MPI",
-    signs=(RANK,),
+    markers=(RANK,),
     rank=(RANK,),
     prefixes=("OMPI_",),
     daemons=("mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted"),

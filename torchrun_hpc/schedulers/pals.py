@@ -51,7 +51,7 @@ def task_layout(process: Process) -> TaskLayout:
 
 DETECTOR = Detector(
     name="PALS",
-    signs=(RANK,),
+    markers=(RANK,),
     rank=(RANK,),
     prefixes=(),  # its daemons are unknown
     daemons=(),

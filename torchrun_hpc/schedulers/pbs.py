@@ -180,7 +180,7 @@ def _shown(path: str) -> str:
 
 DETECTOR = Detector(
     name="PBS",
-    signs=(JOB_ID,),
+    markers=(JOB_ID,),
     rank=(NODE_NUMBER,),
     prefixes=("PBS_",),
     daemons=("pbs_mom",),

@@ -373,7 +373,7 @@ def _stale(text: str, *, everywhere: bool = False) -> LaunchError:
 
 DETECTOR = Detector(
     name=NAME,
-    signs=(*JOB_ID, STEP_NODES, STEP_NUM_NODES),
+    markers=(*JOB_ID, STEP_NODES, STEP_NUM_NODES),
     rank=(TASK_RANK, STEP_NODES),
     prefixes=("SLURM",),
     # psid is ParaStation's, which replaces slurmd at Jülich.

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.options.values import NONE
 from torchrun_hpc.sites.reading import REMEDY, read
-from torchrun_hpc.sites.site import Sign, Site
+from torchrun_hpc.sites.site import Marker, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torchrun_hpc.setting import Setting
 
-__all__ = ["NONE", "Sign", "Site", "find", "load"]
+__all__ = ["NONE", "Marker", "Site", "find", "load"]
 
 OURS = Path(__file__).parent
 ADMINISTRATORS = Path("/etc/torchrun_hpc/sites")
 
-# Signs are checked in this order: a centre's own variables, a scheduler's, host names.
+# The order of markers: a centre's own variables, a scheduler's, host names.
 # Host names come last, because several centres may have similar ones.
 _LAST = ("PBS_JOBID", "SLURM_CLUSTER_NAME", "")
 
@@ -114,23 +114,23 @@ def _of_folder(folder: Path, *, everywhere: bool) -> list[Site]:
         if both != site.file:
             text = f"{both} both describe {site.name}. Remove one, {REMEDY}"
             raise LaunchError("HPC049", text, everywhere=everywhere)
-    return sorted(sites, key=lambda site: _order(site.signs))
+    return sorted(sites, key=lambda site: _order(site.markers))
 
 
 def _recognise(
     sites: Iterable[Site], environ: Mapping[str, str], host: str
 ) -> Site | None:
     for _, group in groupby(sites, lambda site: Path(site.file).parent):
-        signs = [(sign, site) for site in group for sign in site.signs]
-        for sign, site in sorted(signs, key=lambda pair: _order([pair[0]])):
-            if found_by := sign.match(environ, host):
+        markers = [(marker, site) for site in group for marker in site.markers]
+        for marker, site in sorted(markers, key=lambda pair: _order([pair[0]])):
+            if found_by := marker.match(environ, host):
                 return replace(site, found_by=found_by)
     return None
 
 
-def _order(signs: Iterable[Sign]) -> int:
+def _order(markers: Iterable[Marker]) -> int:
     order = {variable: place for place, variable in enumerate(_LAST, 1)}
-    return min((order.get(s.variable, 0) for s in signs), default=len(_LAST) + 1)
+    return min((order.get(s.variable, 0) for s in markers), default=len(_LAST) + 1)
 
 
 def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:

@@ -57,7 +57,7 @@ def _list(_: argparse.Namespace) -> int:
     for site in sites.load(environ):
         is_here = here is not None and (here.name, here.file) == (site.name, site.file)
         mark = "*" if is_here else " "
-        _write(f"{mark} {site.name}", [f"{site.title}; {site.centre}", *_signs(site)])
+        _write(f"{mark} {site.name}", [f"{site.title}; {site.centre}", *_markers(site)])
         _write("", _lines("examples", site.examples)[:1])
         first, *more = _lines("variables", site.variables) or [""]
         _write("", [f"{first}, and {len(more)} more" if more else first])
@@ -68,7 +68,7 @@ def _show(args: argparse.Namespace) -> int:
     environ = preflight(COMMAND).environ
     shown = sites.load(environ, setting=Setting(args.site, "site"))
     for site in shown:
-        for name, value in (vars(site) | {"signs": _signs(site)}).items():
+        for name, value in (vars(site) | {"markers": _markers(site)}).items():
             _write(name, _lines(name, value))
     if not shown:
         _write(sites.NONE, ["no site: no file is read"])
@@ -83,8 +83,8 @@ def _here(_: argparse.Namespace) -> int:
     if setting is not None:
         _write(sites.NONE, [str(setting)])
         return 1
-    signs = (sign for site in sites.load(environ) for sign in site.signs)
-    names = dict.fromkeys(sign.variable for sign in signs if sign.variable)
+    markers = (marker for site in sites.load(environ) for marker in site.markers)
+    names = dict.fromkeys(marker.variable for marker in markers if marker.variable)
     values = ((name, environ.get(name)) for name in names)
     looked_at = (f"{k}={v}" if v else f"{k} is not set" for k, v in values)
     _write(sites.NONE, [f"host name {host}", *looked_at])
@@ -109,8 +109,8 @@ def _look() -> tuple[Mapping[str, str], str, Setting | None, sites.Site | None]:
     return environ, host, setting, sites.find(environ, host, setting)
 
 
-def _signs(site: sites.Site) -> list[str]:
-    return [*map(str, site.signs)] or ["by name only"]
+def _markers(site: sites.Site) -> list[str]:
+    return [*map(str, site.markers)] or ["by name only"]
 
 
 def _lines(name: str, value: Any) -> list[str]:
@@ -118,8 +118,8 @@ def _lines(name: str, value: Any) -> list[str]:
         return [value] if value not in ("", BIND_NONE) else []
     if not isinstance(value, dict):
         return [*value]
-    sign = " -> " if name == "examples" else "="
-    return [f"{key}{sign}{value}" for key, value in value.items()]
+    joint = " -> " if name == "examples" else "="
+    return [f"{key}{joint}{value}" for key, value in value.items()]
 
 
 def _write(name: str, lines: Iterable[str]) -> None:

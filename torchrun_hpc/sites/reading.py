@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import files
 from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.options.values import AUTH, BINDINGS, NONE, is_module
-from torchrun_hpc.sites.site import Sign, Site
+from torchrun_hpc.sites.site import Marker, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -85,16 +85,16 @@ def _sites(file: str, table: dict[str, Any]) -> tuple[Site, ...]:
 
 def _site(key: str, table: Any) -> dict[str, Any]:
     site = _table(_SITE, key, table)
-    signs, rule = site.pop("recognise", ()), site.pop("hosts", {})
+    markers, rule = site.pop("recognise", ()), site.pop("hosts", {})
     options = {f"hpc_{key}": site.pop(key) for key in _OPTIONS if key in site}
-    return {"signs": signs, "options": options, **rule, **site}
+    return {"markers": markers, "options": options, **rule, **site}
 
 
-def _sign(key: str, table: Any) -> Sign:
-    sign = _table(_SIGN, key, table)
-    if {key for key, value in sign.items() if value} not in _SIGNS:
+def _marker(key: str, table: Any) -> Marker:
+    marker = _table(_MARKER, key, table)
+    if {key for key, value in marker.items() if value} not in _MARKERS:
         raise _wrong(key, "give variable and values, variable and pattern, or host")
-    return Sign(**{"pattern" if k == "host" else k: v for k, v in sign.items()})
+    return Marker(**{"pattern" if k == "host" else k: v for k, v in marker.items()})
 
 
 def _rule(key: str, table: Any) -> dict[str, Any]:
@@ -188,7 +188,7 @@ _AUTH = partial(_text, AUTH.__contains__, f"is not one of {', '.join(AUTH)}")
 _SITE: Keys = {
     "title": (True, _WORDS),
     "source": (True, _WORDS),
-    "recognise": (False, partial(_list, _sign)),
+    "recognise": (False, partial(_list, _marker)),
     "hosts": (False, _rule),
     "variables": (False, _variables),
     "preload": (False, _modules),
@@ -201,10 +201,10 @@ _HOSTS: Keys = {
     "replacement": (True, partial(_text, lambda _: True, "")),
     "examples": (True, partial(_each, _WORDS, _WORDS)),
 }
-_SIGN: Keys = {
+_MARKER: Keys = {
     "variable": (False, _VARIABLE),
     "values": (False, partial(_list, _WORDS)),
     "pattern": (False, _pattern),
     "host": (False, _pattern),
 }
-_SIGNS = ({"variable", "values"}, {"variable", "pattern"}, {"host"})
+_MARKERS = ({"variable", "values"}, {"variable", "pattern"}, {"host"})

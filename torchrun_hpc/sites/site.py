@@ -1,4 +1,4 @@
-"""A computing centre's system, and the signs by which it is recognised."""
+"""A computing centre's system, and the markers by which it is recognised."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sign:
-    """A sign by which a site is recognised: a variable's value, or a host name.
+class Marker:
+    """A marker by which a site is recognised: a variable's value, or a host name.
 
-    Names such as ``SYSTEMNAME`` are too common to be a sign without their value.
+    Names such as ``SYSTEMNAME`` are too common to be a marker without their value.
     """
 
     variable: str = ""  # environment variable; empty for the host name
@@ -22,7 +22,7 @@ class Sign:
     pattern: str = ""  # regular expression for the whole value, or the whole host name
 
     def match(self, environ: Mapping[str, str], host: str) -> str:
-        """Return the sign's value here: ``SYSTEMNAME=juwels``; empty without a match.
+        """Return the marker's value here: ``SYSTEMNAME=juwels``; empty without a match.
 
         The host is the head node, or this machine. An empty variable counts as unset.
         """
@@ -50,13 +50,13 @@ class Site:
     centre: str
     source: str  # where the centre documents the facts
     file: str  # path of the file that describes it
-    signs: tuple[Sign, ...] = ()  # how it is recognised; empty if only by name
+    markers: tuple[Marker, ...] = ()  # how it is recognised; empty if only by name
     pattern: str = ""  # regular expression for the part of a node's name to rewrite
     replacement: str = ""  # as for ``re.sub``
     examples: Mapping[str, str] = field(default_factory=dict, hash=False)
     variables: Mapping[str, str] = field(default_factory=dict, hash=False)
     options: Mapping[str, str] = field(default_factory=dict, hash=False)
-    found_by: str = ""  # the sign or setting that chose it: ``SYSTEMNAME=juwels``
+    found_by: str = ""  # the marker or setting that chose it: ``SYSTEMNAME=juwels``
 
     def rewrite(self, host: str) -> str:
         """Return a node's name on the fast network; idempotent."""

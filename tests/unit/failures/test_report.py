@@ -130,11 +130,11 @@ FAILED = {
         f"the agents on {N1}, {N2} did not answer for 120 s",
     ),
     "a node that is out": (
-        Failure(Kind.UNFIT, (1,), text="its health check ended with exit code 1"),
+        Failure(Kind.EXCLUDED, (1,), text="its health check ended with exit code 1"),
         f"{N1} is excluded: its health check ended with exit code 1",
     ),
     "two nodes that are out": (
-        Failure(Kind.UNFIT, (1, 2), text="it was lost 2 times"),
+        Failure(Kind.EXCLUDED, (1, 2), text="it was lost 2 times"),
         f"{N1}, {N2} are excluded: it was lost 2 times",
     ),
     "an agent that is silent": (

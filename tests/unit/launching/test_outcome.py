@@ -76,7 +76,7 @@ FAILURES = [
     (Failure(Kind.LOST, (3, 1)), "nodes failed", ["jwb0002", "jwb0004"]),
     (Failure(Kind.SILENT, (1,), code=120), "nodes failed", ["jwb0002"]),
     (Failure(Kind.MISSING, (1,), code=900), "nodes failed", ["jwb0002"]),
-    (Failure(Kind.UNFIT, (1,), text="no GPU"), "nodes failed", ["jwb0002"]),
+    (Failure(Kind.EXCLUDED, (1,), text="no GPU"), "nodes failed", ["jwb0002"]),
     (Failure(Kind.COORDINATOR), "nodes failed", []),
 ]
 

@@ -223,7 +223,7 @@ PRESENT = {
     "gone": None,
     "record": None,
 }
-UNFIT = [{"present": PRESENT}, {"unfit": "why"}]
+UNFIT = [{"present": PRESENT}, {"unhealthy": "why"}]
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ EVENTS = {
         ),
     ),
     "workers may still run": (
-        {"may_run": [0, 2], "left": 120},
+        {"leased": [0, 2], "left": 120},
         (
             f"HPC214 workers of an earlier round may still run on {N0}, {N2}. The "
             "next round waits for them, for up to 120 s"

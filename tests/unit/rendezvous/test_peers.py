@@ -179,11 +179,11 @@ def test_a_round_without_it(client):
 
 
 def test_no_older_workers_are_left_when_a_round_begins(client):
-    record = Record((0, 0), 0, (1, 0, 2), may_run=(3,))
+    record = Record((0, 0), 0, (1, 0, 2), leased=(3,))
     client._handle(as_prepared(record))
-    assert client.peers.member.record.may_run == (3,)
+    assert client.peers.member.record.leased == (3,)
     client._handle(GO)
-    assert client.peers.member.record.may_run == ()
+    assert client.peers.member.record.leased == ()
 
 
 def test_a_member_that_is_not_well(client):

@@ -272,10 +272,10 @@ def test_what_cannot_be_printed_is_not_sent():
 
 def test_words_of_the_protocol_do_not_change():
     """Another version has to be another `VERSION`."""
-    assert protocol.VERSION == 8
+    assert protocol.VERSION == 9
     assert [kind.value for kind in Kind] == [
         *("worker", "signal", "agent", "lost"),
-        *("silent", "missing", "refused", "unfit", "coordinator"),
+        *("silent", "missing", "refused", "excluded", "coordinator"),
     ]
     assert [refusal.value for refusal in protocol.Refusal] == [
         *("version", "run_id", "nodes", "taken", "spares", "started", "unproved"),

@@ -232,7 +232,7 @@ WRONG = {
     "suspect": NUMBERS,
     "moved_from": [[[1, None]]],
     "script_faults": [1, ["n1"]],
-    "may_run": [1, ["n1"]],
+    "leased": [1, ["n1"]],
 }
 
 

@@ -472,7 +472,7 @@ def test_nobody_needs_to_hear_of_another_spare():
 def test_members_that_are_out_do_not_take_over():
     job = Job()
     job.connect(0, 1, 2, 3)
-    job.send(1, unfit=UNFIT)
+    job.send(1, unhealthy=UNFIT)
     job.join(0, 2, 3)
     job.confirm()
     assert job.wait(10) is None
@@ -559,7 +559,7 @@ def let_be_silent(job, member):
             Job.lose,
             LEASE,
             LOST[1],
-            [{"may_run": [1], "left": LEASE - s} for s in (10, 40)],
+            [{"leased": [1], "left": LEASE - s} for s in (10, 40)],
         ),
         # It has ended its workers, or is about to.
         (let_be_silent, KILL, SILENT[1], [{"silent": [1], "left": SILENCE - 30}]),
@@ -781,7 +781,7 @@ def test_a_member_that_is_not_well():
     job = Job()
     job.connect(0, 1, 2, 3)
     job.join(0, 2, 3)
-    sent = job.send(1, unfit=UNFIT)
+    sent = job.send(1, unhealthy=UNFIT)
     assert sent.pop(1)[0] == {"out": UNFIT}
     assert job.record.active == (0, 3, 2)
     assert job.confirm() == to((0, 3, 2), go(0))
@@ -795,7 +795,7 @@ def test_a_member_that_is_not_well_after_a_restart():
     job = Job().all_at_work()
     job.died(2, text="RuntimeError: CUDA error")
     job.join(0, 2, 3)
-    job.send(1, unfit=UNFIT)
+    job.send(1, unhealthy=UNFIT)
     assert job.record.active == (0, 3, 2)
     # Its workers have ended: else it would not have looked.
     assert job.confirm() == to((0, 3, 2), go(1))
@@ -810,7 +810,7 @@ def test_a_spare_that_is_not_well_takes_no_place():
     job = Job(spares=2, nodes=5)
     job.connect(*range(5))
     job.join(0, 1, 2, 4)
-    job.send(3, unfit=UNFIT)
+    job.send(3, unhealthy=UNFIT)
     job.confirm()
     job.end(1)
     assert job.restart(0, 2, 4) == to((0, 4, 2), go(1))
@@ -819,10 +819,10 @@ def test_a_spare_that_is_not_well_takes_no_place():
 def test_too_many_are_not_well():
     job = Job()
     job.connect(0, 1, 2, 3)
-    job.send(1, unfit="its disk is full")
-    sent = job.send(3, unfit=UNFIT)
+    job.send(1, unhealthy="its disk is full")
+    sent = job.send(3, unhealthy=UNFIT)
     assert sent.pop(3)[0] == {"out": UNFIT}
-    expected = Failure(Kind.UNFIT, (1, 3), text=UNFIT)
+    expected = Failure(Kind.EXCLUDED, (1, 3), text=UNFIT)
     assert job.coordinator.failure == expected
     (message,) = sent[2]
     assert wire.decode(Failure, message["failed"]) == expected
@@ -832,14 +832,14 @@ def test_too_many_are_not_well():
 def test_what_cannot_be_printed_of_a_reason():
     job = Job()
     job.connect(0, 1)
-    job.send(1, unfit="\x1b[2J" + 500 * "x")
+    job.send(1, unhealthy="\x1b[2J" + 500 * "x")
     assert job.record.excluded == {1: " [2J" + 196 * "x"}
 
 
 def test_a_member_that_is_out_hears_so_when_it_comes_back():
     job = Job()
     job.connect(0, 1, 2, 3)
-    job.send(1, unfit=UNFIT)
+    job.send(1, unhealthy=UNFIT)
     job.lose(1)
     job.request(1, 1)
     assert {"out": UNFIT} in job.present(1)[1]
@@ -992,7 +992,7 @@ def test_nodes_that_were_lost_are_named_at_the_end():
     job = Job(spares=2, nodes=5).all_at_work()
     job.end(1)
     job.restart(0, 2, 3, 4)
-    job.send(4, unfit=UNFIT)
+    job.send(4, unhealthy=UNFIT)
     end = {"finished": 1, **certain(1, 4)}
     assert job.finish(0, 3, 2) == to((0, 2, 3, 4), end)
 
@@ -1058,12 +1058,12 @@ def test_another_member_takes_over():
         active=(1, 3, 2),
         addresses=addresses(1, 2, 3),
         losses={1: 1, 0: 1},
-        may_run=(0,),
+        leased=(0,),
     )
     assert job.confirm() == {}
     job.gone(0)
     assert job.sent() == to((1, 3, 2), go(2))
-    assert job.record.may_run == ()
+    assert job.record.leased == ()
     assert job.events == [replaced(2, (0, 0, 1), because=LOST[0])]
 
 
@@ -1121,7 +1121,7 @@ def test_workers_of_a_round_before_the_one_that_was_prepared():
 
     It may have followed an earlier coordinator, which has to miss the others first.
     """
-    record = replace(BEFORE, may_run=(4,))
+    record = replace(BEFORE, leased=(4,))
     job = taken_over(1, 2, 3, record=record, nodes=5, spares=2)
     job.restart(1, 2, 3)
     job.gone(0)
@@ -1157,14 +1157,14 @@ def test_a_later_round_hides_no_earlier_one_that_another_coordinator_may_begin()
     job = Job(nodes=5, spares=2).all_at_work()
     job.lose(1, 2, 3, 4)
     job.join(0)
-    another = Record((1, 2), job.record.round, (3, 4, 2), may_run=(1,))
+    another = Record((1, 2), job.record.round, (3, 4, 2), leased=(1,))
     job.roster.record = replace(job.record, round=another.round + 1)
     for member in (3, 4):
         job.request(member, member)
         record = as_sent(wire.encode(another))
         job.present(member, term=[1, 2], round=another.round, record=record)
     sent = job.join(3, 4)
-    assert prepared(sent).may_run == (1, 2)
+    assert prepared(sent).leased == (1, 2)
     assert prepared(sent).round > another.round
     assert job.roster.leases == {1: SILENCE + LEASE, 2: LEASE}
 
@@ -1398,6 +1398,6 @@ def test_a_member_alone_that_is_out_gives_up():
     """No round was formed yet: it waits for the others, but not forever."""
     job = Job()
     job.come(0)
-    job.send(0, unfit=UNFIT)
+    job.send(0, unhealthy=UNFIT)
     second, sent = job.wait(2 * JOIN)
     assert (second, sent[0][-1]["failed"]["kind"]) == (JOIN, "missing")

@@ -130,7 +130,7 @@ READ = sorted({name for family in FAMILIES for name in family})
 @pytest.mark.parametrize("detector", schedulers.DETECTORS, ids=lambda d: d.name)
 def test_each_is_in_the_documentation(detector):
     page = (Path(__file__).parents[3] / "docs" / "internals.md").read_text("utf-8")
-    assert f"`{detector.signs[0]}`" in page
+    assert f"`{detector.markers[0]}`" in page
 
 
 FILE = "/var/spool/pbs/aux/17[3].server"

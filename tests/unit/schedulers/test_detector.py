@@ -20,16 +20,18 @@ def lacking(detector):
     """Return what a record needs, and does not have."""
     is_scheduler = detector.detect is not None
     has_nodes = detector.allocation is not None
-    are_kept = not all(sign.startswith(detector.prefixes) for sign in detector.signs)
+    are_kept = not all(
+        marker.startswith(detector.prefixes) for marker in detector.markers
+    )
     rules = {
-        "a name and signs": detector.name and detector.signs,
+        "a name and markers": detector.name and detector.markers,
         "either task_layout or detect": is_scheduler is (detector.task_layout is None),
         "allocation if it has detect, and only then": has_nodes is is_scheduler,
         "rank if it has task_layout": detector.rank or is_scheduler,
         "daemons if it has detect": detector.daemons or not is_scheduler,
         "prefixes and daemons, or neither": (not detector.prefixes)
         is (not detector.daemons),
-        "signs that begin with its prefixes": not (detector.prefixes and are_kept),
+        "markers that begin with its prefixes": not (detector.prefixes and are_kept),
         "node_name if it has task_pid": detector.node_name or not detector.task_pid,
         "promise if it has detect, or none": is_scheduler or not detector.promise,
     }
@@ -43,8 +45,8 @@ def test_parts_that_belong_together(detector):
 
 # The record, its changes, and what it needs.
 WRONG = {
-    "no name": (flux, {"name": ""}, "a name and signs"),
-    "no signs": (slurm, {"signs": ()}, "a name and signs"),
+    "no name": (flux, {"name": ""}, "a name and markers"),
+    "no markers": (slurm, {"markers": ()}, "a name and markers"),
     "neither kind": (flux, {"task_layout": ...}, "either task_layout or detect"),
     "both kinds": (
         slurm,
@@ -60,7 +62,11 @@ WRONG = {
     "a launcher without ranks": (flux, {"rank": ()}, "rank if it has task_layout"),
     "a prefix alone": (flux, {"daemons": ()}, "prefixes and daemons, or neither"),
     "daemons alone": (flux, {"prefixes": ()}, "prefixes and daemons, or neither"),
-    "a sign that would stay": (flux, {"signs": ("JOB_ID",)}, "signs that begin with"),
+    "a marker that would stay": (
+        flux,
+        {"markers": ("JOB_ID",)},
+        "markers that begin with",
+    ),
     "a scheduler that cannot be seen": (
         slurm,
         {"prefixes": (), "daemons": ()},

@@ -89,7 +89,7 @@ def test_show(run):
         assert f" {host} -> {fast}\n" in out
     assert f" {site.pattern}\n" in out
     assert f" {site.replacement}\n" in out
-    assert all(f" {sign}\n" in out for sign in site.signs)
+    assert all(f" {marker}\n" in out for marker in site.markers)
 
 
 def test_show_a_file(run, mine):
@@ -149,8 +149,8 @@ def test_here_is_none(run, monkeypatch):
     assert out.split()[0] == "none"
     assert "host name m1\n" in out
     assert "CLUSTER_NAME=eiger\n" in out
-    signs = [sign for site in sites.load({}, folders=()) for sign in site.signs]
-    for name in {sign.variable for sign in signs if sign.variable}:
+    markers = [marker for site in sites.load({}, folders=()) for marker in site.markers]
+    for name in {marker.variable for marker in markers if marker.variable}:
         assert (f" {name} is not set\n" in out) is (name != "CLUSTER_NAME")
 
 

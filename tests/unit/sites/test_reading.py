@@ -19,8 +19,8 @@ OURS = [site.name for site in sites.load({}, folders=())]
 
 def system(name, recognise="", title="A system", more=""):
     """Write the description of a system."""
-    signs = f"recognise = [{recognise}]\n" if recognise else ""
-    return f'[{name}]\ntitle = "{title}"\nsource = "a/page"\n{signs}{more}\n'
+    markers = f"recognise = [{recognise}]\n" if recognise else ""
+    return f'[{name}]\ntitle = "{title}"\nsource = "a/page"\n{markers}{more}\n'
 
 
 def site_file(folder, name, *systems):
@@ -71,7 +71,7 @@ def test_a_file_adds_systems(folders):
         centre="A centre",
         source="a/page",
         file=str(file),
-        signs=(sites.Sign("MINE", ("yes",)), sites.Sign(pattern="m[0-9]+")),
+        markers=(sites.Marker("MINE", ("yes",)), sites.Marker(pattern="m[0-9]+")),
         pattern="^m",
         replacement="fast-",
         variables={"NCCL_SOCKET_IFNAME": "ib0"},
@@ -100,8 +100,8 @@ def test_stronger_files_are_asked_first(folders):
 
 @pytest.mark.parametrize("where", ["users", "administrators"])
 def test_the_same_name_replaces_ours(where, folders):
-    sign = "{ variable = 'SYSTEMNAME', values = ['jupiter'] }"
-    site_file(getattr(folders, where), "a.toml", system("jsc", sign, "JUPITER"))
+    marker = "{ variable = 'SYSTEMNAME', values = ['jupiter'] }"
+    site_file(getattr(folders, where), "a.toml", system("jsc", marker, "JUPITER"))
     assert find(folders, explicit="jsc").title == "JUPITER"
     assert find(folders, {"SYSTEMNAME": "jupiter"}).title == "JUPITER"
     assert find(folders, {"SYSTEMNAME": "juwels"}) is None

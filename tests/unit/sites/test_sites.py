@@ -93,7 +93,7 @@ ELSEWHERE = [
     ({}, "nid001023"),
     ({}, "gpu-1-43"),
     ({}, "mel2001"),
-    # signs that are almost there
+    # markers that are almost there
     ({"SYSTEMNAME": ""}, "jwb0001"),
     ({"SYSTEMNAME": "JUWELS"}, "jwb0001"),
     ({"SYSTEMNAME": "juwels "}, "jwb0001"),
@@ -120,26 +120,33 @@ def test_recognised_from_its_own_environment_only(name, found_by, host, rest):
     assert (found.name, found.found_by) == (name, found_by)
     for site in OURS.values():
         if site.name != name:
-            assert not any(sign.match(environ, host) for sign in site.signs)
+            assert not any(marker.match(environ, host) for marker in site.markers)
 
 
 def test_not_recognised():
-    signs = [sign for site in OURS.values() for sign in site.signs]
+    markers = [marker for site in OURS.values() for marker in site.markers]
     for environ, host in ELSEWHERE:
         assert find(environ, host) is None, (environ, host)
-        assert not any(s.match(environ, host) for s in signs), (environ, host)
+        assert not any(s.match(environ, host) for s in markers), (environ, host)
 
 
 @pytest.mark.parametrize("name", OURS)
 @given(data=st.data())
 def test_each_sign_shows_its_site_and_no_other(name, data):
     """A new site needs no line in the tables above."""
-    for sign in OURS[name].signs:
-        texts = st.sampled_from(sign.values) if sign.values else matching(sign.pattern)
-        text = data.draw(texts, str(sign))
-        environ, host = ({sign.variable: text}, "") if sign.variable else ({}, text)
+    for marker in OURS[name].markers:
+        texts = (
+            st.sampled_from(marker.values)
+            if marker.values
+            else matching(marker.pattern)
+        )
+        text = data.draw(texts, str(marker))
+        environ, host = ({marker.variable: text}, "") if marker.variable else ({}, text)
         matches = [
-            k for k, site in OURS.items() for s in site.signs if s.match(environ, host)
+            k
+            for k, site in OURS.items()
+            for s in site.markers
+            if s.match(environ, host)
         ]
         assert set(matches) == {name}
         assert find(environ, host).name == name
@@ -154,7 +161,7 @@ def test_every_site_is_in_the_documentation():
     missing = [site.title for site in OURS.values() if f"| {site.title} | " not in page]
     assert not missing, f"docs/run.md has no row of {missing}"
     for name, site in OURS.items():
-        if not site.signs:
+        if not site.markers:
             assert f"--hpc-site={name}`" in page, f"docs/run.md: how {name} is typed"
 
 
