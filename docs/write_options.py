@@ -71,9 +71,9 @@ MEANINGS = {
     "local_ranks_filter": "Show only these local ranks on the console: `0,1`.",
     "duplicate_stdout_filters": "Copy stdout lines with any of these words to a file.",
     "duplicate_stderr_filters": "Copy stderr lines with any of these words to a file.",
-    "node_rank": "Set this node's rank in the static rendezvous.",
-    "master_addr": "Meet at this host, which has rank 0, in the static rendezvous.",
-    "master_port": "Meet at this port of the rank 0 host in the static rendezvous.",
+    "node_rank": "Set this node's node rank in the static rendezvous.",
+    "master_addr": "In the static rendezvous, meet at this host, which must be the head node.",
+    "master_port": "In the static rendezvous, meet at this port of the head node.",
     "local_addr": "Set the address at which the other nodes reach this node.",
     "logs_specs": "Let the package that provides this entry point handle the logs.",
     "numa_binding": "Bind workers near their GPUs: `node`, `socket`, `exclusive` or "

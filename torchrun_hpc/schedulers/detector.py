@@ -23,7 +23,7 @@ class Detector:
     A launcher, such as mpirun, supplies ``task_layout``. A scheduler supplies
     ``detect`` for what it starts itself, and ``allocation`` for what a launcher starts
     in its job. These are pure, and are called only if one of ``markers`` (or ``rank``)
-    is set. They raise `LaunchError` if variables contradict each other or cannot be read.
+    is set. They raise `LaunchError` if variables are contradictory or unreadable.
 
     Attributes:
         markers: Variables, at least one of which it sets. A scheduler's first set one
