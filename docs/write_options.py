@@ -72,7 +72,7 @@ MEANINGS = {
     "duplicate_stdout_filters": "Copy stdout lines with any of these words to a file.",
     "duplicate_stderr_filters": "Copy stderr lines with any of these words to a file.",
     "node_rank": "Set this node's node rank in the static rendezvous.",
-    "master_addr": "In the static rendezvous, meet at this host, which must be the head node.",
+    "master_addr": "In the static rendezvous, meet at this host, the head node.",
     "master_port": "In the static rendezvous, meet at this port of the head node.",
     "local_addr": "Set the address at which the other nodes reach this node.",
     "logs_specs": "Let the package that provides this entry point handle the logs.",
