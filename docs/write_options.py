@@ -16,11 +16,11 @@ HEAD = """# Options
 
 Every option of torchrun works, with dashes or underscores: `--nproc-per-node` or
 `--nproc_per_node`. The installed PyTorch decides which options of torchrun exist. This
-page shows the options of PyTorch 2.13. Pass all options before the script's name. Words
-after this name are the script's arguments.
+page shows the options of PyTorch 2.13. Pass all options before the script's name. All
+words after this name are the script's arguments.
 
 The command line has priority over the variable, and the variable over the site file.
-If none of these sets a value, torchrun_hpc derives the value.
+If none of these sets a value, torchrun_hpc derives it.
 
 ## Options of torchrun_hpc
 
@@ -39,7 +39,7 @@ The defaults are torchrun's. In a job with several nodes, torchrun_hpc
 """
 
 # What torchrun's options mean, from torch/distributed/run.py of PyTorch 2.13.
-_VERSIONS = "Print the versions of torchrun_hpc, PyTorch and Python, and end."
+_VERSIONS = "Print the versions of torchrun_hpc, PyTorch and Python, and exit."
 MEANINGS = {
     "help": "Print the options and exit.",
     "nnodes": "Start on this many nodes, or on a range `MIN:MAX`. In a job, the "
@@ -52,8 +52,9 @@ MEANINGS = {
     "is a port of the head node.",
     "rdzv_id": "Set the launch's name, which must be the same on all nodes. In a job, "
     "the default is the launch id.",
-    "rdzv_conf": "Set the rendezvous' limits: `join_timeout=900,read_timeout=600`.",
-    "standalone": "Start a job of this node alone, with its rendezvous on a free port.",
+    "rdzv_conf": "Set the limits of the rendezvous, such as "
+    "`join_timeout=900,read_timeout=600`.",
+    "standalone": "Start a job on this node alone, with its rendezvous on a free port.",
     "max_restarts": "Restart all workers at most this many times.",
     "monitor_interval": "Check the workers at intervals of this many seconds.",
     "start_method": "Choose how Python's multiprocessing starts workers that are "
@@ -76,8 +77,8 @@ MEANINGS = {
     "master_port": "In the static rendezvous, meet at this port of the head node.",
     "local_addr": "Set the address at which the other nodes reach this node.",
     "logs_specs": "Let the package that provides this entry point handle the logs.",
-    "numa_binding": "Bind workers near their GPUs: `node`, `socket`, `exclusive` or "
-    "`core-complex`. This needs `numactl`. See also `--hpc-bind`.",
+    "numa_binding": "Bind workers to CPUs near their GPUs: `node`, `socket`, "
+    "`exclusive` or `core-complex`. This needs `numactl`. See also `--hpc-bind`.",
     "signals_to_handle": "End the job when one of these signals arrives.",
     "shutdown_timeout": "Kill workers that do not end within this many seconds "
     "(PyTorch's default: 30).",

@@ -89,7 +89,7 @@ class Options:
     hpc_omp_threads: int | str | None = _ours(
         None,
         "auto|NUMBER",
-        "Set OMP_NUM_THREADS of each worker, unless the variable is already set. "
+        "Set OMP_NUM_THREADS in each worker, unless the variable is already set. "
         "'auto' divides the launcher's CPUs by the number of its workers. Default, "
         "like torchrun: 1 for several workers, unset for one.",
         values.threads,
@@ -105,9 +105,9 @@ class Options:
     hpc_rendezvous: str = _ours(
         "auto",
         "auto|scheduler|c10d",
-        "Choose how the nodes meet: by the scheduler's ranks ('scheduler'), or by "
-        "PyTorch's rendezvous ('c10d'). Default: auto, which means 'scheduler' if the "
-        "number of nodes is fixed.",
+        "Choose how the nodes meet: with the scheduler's ranks ('scheduler'), or "
+        "through PyTorch's rendezvous ('c10d'). Default: auto, which means 'scheduler' "
+        "if the number of nodes is fixed.",
         values.rendezvous,
     )
     hpc_auth: str = _ours(
@@ -122,8 +122,8 @@ class Options:
         "",
         "FILE",
         "Read the key from this file. If the file does not exist, create it. Default: "
-        "the site's value, or ~/.config/torchrun_hpc/key if the nodes share that file "
-        "system.",
+        "the site's value, or ~/.config/torchrun_hpc/key if the nodes share the home "
+        "folder.",
         lambda setting: str(setting.value),
     )
     hpc_preload: tuple[str, ...] = _ours(
@@ -144,8 +144,8 @@ class Options:
     hpc_spares: int = _ours(
         0,
         "NUMBER",
-        "Keep this many nodes idle, to replace lost nodes. The other nodes train. This "
-        "needs --max-restarts, sbatch --no-kill, and srun --no-kill "
+        "Keep this many nodes idle, to replace lost nodes. The other nodes train. "
+        "Spares need --max-restarts, sbatch --no-kill, and srun --no-kill "
         "--kill-on-bad-exit=0 --wait=0. Default: 0.",
         values.whole("a number of nodes, such as --hpc-spares=2"),
     )
@@ -172,8 +172,8 @@ class Options:
     hpc_outcome: str = _ours(
         "",
         "FILE",
-        "Write to this file, as JSON, how the job ended: done, script failed, or nodes "
-        "failed. The file also names the failed nodes. Default: none.",
+        "Write to this file, as JSON, how the job ended, for example done, script "
+        "failed, or nodes failed. The file also names the failed nodes. Default: none.",
     )
     hpc_without_patches: tuple[str, ...] = _ours(
         (),
