@@ -42,7 +42,7 @@ other nodes wait for the missing node (HPC084, HPC114).
 
 | exit code | meaning |
 |---|---|
-| 2 | the launch was refused: any error on this page, except those in the next row |
+| 2 | wrong use: any error on this page, except those in the next row |
 | 1 | the job failed (HPC125, HPC127), or the rendezvous failed (HPC085, HPC112) |
 | other | the exit code that torchrun would return |
 
