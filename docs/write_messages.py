@@ -19,7 +19,7 @@ HEAD = """# Messages by code
 
 <!-- Written by docs/write_messages.py from torchrun_hpc/messages.toml. Do not edit. -->
 
-Each message of the launcher has a code, and is one line on stderr. If the message
+The launcher prints each message on stderr, in one line with a code. If the message
 suggests a command, the command follows on a line of its own:
 
 ```text
@@ -30,23 +30,23 @@ torchrun_hpc: note[HPC114]: 3 of 4 nodes have joined after 30 s ...
 ```
 
 An **error** ends the launch. After a **warning**, the launch continues. A **note**
-reports a wait, a restart, or a corrected value. Some notes are parts of the start line,
-each after a semicolon.
+reports a wait, a restart, or a corrected value. The launcher's start line contains some
+of the notes, each after a semicolon.
 
 If all nodes find the same fault, only one node reports it. If only one node finds a
 fault, the message contains the node's name. A node that cannot start tries for up to
-two minutes to send the reason to the head node. All nodes then end, and the last line
-that the head node prints names the first failure (HPC125). The node sends no reason if
-it does not know the head node, or if the nodes use PyTorch's own rendezvous. The other
-nodes then wait for the missing node (HPC084, HPC114).
+two minutes to send the reason to the head node. All nodes then end, and the head node's
+last line names the first failure (HPC125). A node cannot send the reason if it does not
+know the head node, or if the nodes use PyTorch's own rendezvous. In these cases, the
+other nodes wait for the missing node (HPC084, HPC114).
 
 | exit code | meaning |
 |---|---|
-| 2 | wrong use: any error on this page, except the codes in the next row |
+| 2 | wrong use: any error on this page, except those in the next row |
 | 1 | the job failed (HPC125, HPC127), or the rendezvous failed (HPC085, HPC112) |
 | other | the exit code that torchrun would return |
 
-This page shortens the messages. Words in capitals, such as NODE, stand for values.
+This page shows shortened messages. Words in capitals, such as NODE, stand for values.
 """
 
 
@@ -78,7 +78,7 @@ def _section(code: str, entry: dict[str, Any]) -> str:
 def _unwrapped(text: str) -> str:
     """Return Markdown with one line for each paragraph; blocks of code stay."""
     pieces = re.split(r"(^```.*?^```$)", text.strip(), flags=re.MULTILINE | re.DOTALL)
-    pieces[::2] = [re.sub(r"(?<!\n)\n(?![\n|-])", " ", each) for each in pieces[::2]]
+    pieces[::2] = [re.sub(r"(?<!\n)\n(?!\n|\||- )", " ", each) for each in pieces[::2]]
     return "".join(pieces)
 
 
