@@ -25,7 +25,7 @@ __all__ = ["LaunchError", "__version__", "describe", "setup_environment"]
 
 
 def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
-    """Return job and plan of a launch from here, as plain data.
+    """Return the job and the plan of a launch from here, as plain data.
 
     This function imports torch. It starts and changes nothing, and asks no other node.
 
@@ -38,7 +38,7 @@ def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         TypeError: ``argv`` is a string instead of a list.
         LaunchError: A launch would be refused; the documentation explains the ``code``.
-            Only a real launch finds some faults, because it also tries ports and asks
+            A real launch can find more faults, because it also tries ports and asks
             torch.
     """
     if isinstance(argv, str):
@@ -51,16 +51,16 @@ def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
 def setup_environment() -> Mapping[str, str]:
     """Set the variables that ``torch.distributed.init_process_group`` reads.
 
-    Call this in a script that srun or mpirun starts once per worker, if you cannot
-    change the command (direct mode). Without srun or mpirun, the script is the only
-    worker. Under torchrun or torchrun_hpc, nothing changes. The function prints the
-    start line and warnings to stderr, and does not import torch.
+    Call this function in a script that srun or mpirun starts once per worker, if you
+    cannot change the command (direct mode). Without srun or mpirun, the script is the
+    only worker. Under torchrun or torchrun_hpc, nothing changes. The function prints
+    the start line and warnings to stderr, and does not import torch.
 
     Returns:
         The variables that were set; empty if an agent had set them.
 
     Raises:
-        LaunchError: The world is unclear; the documentation explains the ``code``.
+        LaunchError: A launch would be refused; the documentation explains the ``code``.
     """
     with _faults_with_code() as main:
         variables: Mapping[str, str] = main.setup_environment()

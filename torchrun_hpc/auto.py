@@ -4,8 +4,8 @@ Import it in programs that call ``torch.distributed.run.main`` or ``run``. torch
 then plans and patches each launch as ``python -m torchrun_hpc`` does. It derives the
 arguments that the program left at torchrun's defaults.
 
-The command ends with an exit code. Here, the program gets an exception instead, as from
-torch: `SystemExit` for a wrong command line, ``--help``, and the end of a dry run.
+The command ends with an exit code. Programs get an exception instead, as from torch. A
+wrong command line, ``--help``, and the end of a dry run raise `SystemExit`.
 """
 
 from __future__ import annotations

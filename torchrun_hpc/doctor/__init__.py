@@ -1,6 +1,6 @@
 """A doctor for the allocation, which finds bad nodes, links and settings.
 
-``python -m torchrun_hpc.doctor`` is the command, and `examine` the same for a program.
+``python -m torchrun_hpc.doctor`` is the command. Programs call `examine`.
 Each node examines itself (`node`). The nodes meet as the job would (`place`,
 `examination`). Task 0 (`conductor`) asks all tasks (`member`). They measure their links
 (`pairs`, `link`) and run PyTorch's collectives (`launch`, `collectives`). The findings
@@ -47,7 +47,7 @@ def examine(
     timeout: float = 60.0,
     tell: Callable[[Message], None] = lambda _: None,
 ) -> Report | None:
-    """Examine the nodes of this step. Each task of the step must call this.
+    """Examine the nodes of this step. Each task of the step must call this function.
 
     ``examine(["--standalone"])`` examines this node alone, for example in a prolog.
 
@@ -62,9 +62,10 @@ def examine(
         The report on task 0; ``None`` on the other tasks.
 
     Raises:
-        LaunchError: An argument is wrong, or a launch would be refused and the nodes
-            cannot meet. messages.md explains its ``code``.
-        NotMetError: This node did not meet the others. Its report is this node's.
+        LaunchError: An argument is wrong, or the nodes cannot meet because a launch
+            would be refused. messages.md explains the exception's ``code``.
+        NotMetError: This node did not meet the other nodes. The exception's ``report``
+            is about this node only.
     """
     from torchrun_hpc.doctor import examination, place  # noqa: PLC0415
     from torchrun_hpc.launching.abort import LaunchState  # noqa: PLC0415

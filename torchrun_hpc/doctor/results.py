@@ -31,7 +31,7 @@ class Finding:
     """A problem.
 
     Attributes:
-        code: ``HPC`` and three digits; messages.md explains it.
+        code: ``HPC`` and three digits; messages.md explains each code.
         text: The problem, with the values.
         remedy: What to do about the problem.
         nodes: Ranks of the nodes to blame; empty if these are unknown, or if all nodes
@@ -57,9 +57,9 @@ class Interface:
     """A network interface.
 
     Attributes:
-        name: Its name.
-        addresses: Its addresses, without the prefix length.
-        is_up: Whether it is up.
+        name: The interface's name.
+        addresses: The interface's addresses, without the prefix length.
+        is_up: Whether the interface is up.
         mtu: Size of the largest packet in bytes.
         speed_mbit: Nominal speed in Mbit/s; 0 if unknown.
     """
@@ -76,10 +76,10 @@ class Folder:
     """A file system that jobs write to.
 
     Attributes:
-        path: A folder in it.
+        path: A folder in this file system.
         free: Bytes that this user can still write.
         size: Bytes in total.
-        problem: Why no file can be written there; empty if there is no problem.
+        problem: Why no file can be written to this folder; empty without a problem.
     """
 
     path: str
@@ -118,16 +118,17 @@ class Node:
     """A node's record of itself.
 
     Attributes:
-        rank: Its rank.
-        host: Its name in the job.
+        rank: The node's rank.
+        host: The node's name in the job.
         address: The node's address for the job; empty if unknown.
         interface: The interface with this address; empty if there is none.
-        fast_host: Its name on the job's network.
-        port: The port at which the node listens for the other nodes; 0 without one.
+        fast_host: The node's name on the job's network.
+        port: The port on which the node listens for the other nodes; 0 without one.
         workers: Number of workers that the node starts.
         interfaces: All interfaces except loopback.
-        names: Addresses by node name: of this node, the head node, and the next node.
-        routes: Source address of packets to each of these names; empty without a route.
+        names: Addresses of this node, the head node, and the next node, by node name.
+        routes: Source address of packets to the nodes in ``names``; empty without a
+            route.
         resolver_s: Seconds to resolve ``names``.
         limits: Limits on open ``files``, on ``processes``, and on bytes of ``locked
             memory``; -1 means no limit.
@@ -142,7 +143,7 @@ class Node:
             (``net.ipv4.ip_local_port_range``); 0 and 0 if unknown.
         reserved_ports: Ports that Linux assigns only to programs that request them
             (``net.ipv4.ip_local_reserved_ports``), as a list of ranges.
-        torch: PyTorch, if a process of a launch has imported it.
+        torch: PyTorch on this node; ``None`` if no process of a launch has imported it.
     """
 
     rank: int
@@ -176,17 +177,18 @@ class Link:
     Attributes:
         first: Rank of one node.
         second: Rank of the other node, which is higher.
-        problem: Why the link was not measured; empty if it was.
-        blocked: Ranks of the nodes of this pair that cannot connect to the other.
+        problem: Why the link was not measured; empty if it was measured.
+        blocked: Ranks of the nodes of this pair that cannot connect to the other node.
         latency_s: Round-trip time of a small message in seconds (tenth percentile).
         forward: Bytes per second from the first node to the second, over TCP.
         backward: Bytes per second from the second node to the first, over TCP.
-        lost: Share of the segments that TCP sent again.
+        lost: Share of the TCP segments that were sent again.
         clock_s: Seconds by which the second node's clock is ahead of the first node's
             clock.
         lost_mtu: Size in bytes of a packet that the MTU allows, but that did not
-            arrive; 0 if it arrived.
-        looks: Number of measurements of this link. The values are the best ones.
+            arrive; 0 if no such packet was lost.
+        looks: Number of measurements of this link. The other values are the best of
+            these measurements.
     """
 
     first: int
@@ -209,11 +211,12 @@ class Collective:
     Attributes:
         operation: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``broadcast``.
         scope: Empty for all workers; otherwise the node whose workers took part.
-        size: Bytes; for all_gather and reduce_scatter, the bytes of all ranks together.
-        count: Number of elements, of four bytes each.
+        size: Size of the data in bytes; for all_gather and reduce_scatter, of all ranks
+            together.
+        count: Number of elements. Each element has four bytes.
         time_s: Duration of one operation in seconds.
-        algbw: size / time, in bytes per second.
-        busbw: algbw, corrected for the number of ranks.
+        algbw: ``size`` / ``time_s``, in bytes per second.
+        busbw: ``algbw``, corrected for the number of ranks.
         wrong: Number of elements with a wrong result; -1 if the backend does not
             support the operation.
     """
@@ -236,18 +239,19 @@ class Worker:
     test), and after them (the second test).
 
     Attributes:
-        rank: Its rank in the launch.
-        node: Rank of its node in the job.
-        device: Model of its GPU or CPU.
+        rank: The worker's rank in the launch.
+        node: Rank of the worker's node in the job.
+        device: Model of the worker's GPU or CPU.
         dtype: Type of the matrices: ``float32`` or ``bfloat16``.
         flops: Floating point operations per second in each test, the best of several
-            products. For a CPU, only the time in which its threads computed counts.
+            products. For a CPU, only the time counts in which its threads computed.
         digests: The first 16 digits of the product's SHA-256, for each test.
         norm: Frobenius norm of the first test's product; 0 if it is not finite.
         wrong: Number of non-finite elements, summed over both tests.
-        late_s: Seconds that the other workers waited for this worker before an
-            operation (median).
-        transport: NCCL's transport: ``IB``, ``Socket``; empty with gloo, or if unknown.
+        late_s: Median of the seconds that the other workers waited for this worker
+            before an operation.
+        transport: NCCL's transport, for example ``IB`` or ``Socket``; empty with gloo,
+            or if unknown.
     """
 
     rank: int
@@ -267,7 +271,7 @@ class Report:
     """The report of an examination.
 
     Attributes:
-        schema: `SCHEMA`.
+        schema: The name of the report's format: ``torchrun_hpc.doctor/2``.
         launch_id: Launch id of the step; empty without a scheduler.
         site: Name of the site; empty if unknown.
         scheduler: The launcher and scheduler that started the tasks, for example
@@ -278,10 +282,10 @@ class Report:
         backend: ``nccl`` or ``gloo``, for the collectives; empty if none ran.
         hosts: Names of all nodes of the job, by rank.
         nodes: The nodes that joined, by rank.
-        links: The measured pairs.
+        links: The links between the measured pairs of nodes.
         workers: The workers that reached the end of the launch, by rank.
-        collectives: PyTorch's collective operations.
-        findings: The problems, with the worst first.
+        collectives: The measured collective operations of PyTorch.
+        findings: The problems, worst first.
     """
 
     schema: str
@@ -301,11 +305,11 @@ class Report:
 
 
 class NotMetError(Exception):
-    """This task did not meet the others.
+    """This task did not meet the other tasks.
 
     Attributes:
         message: The reason.
-        report: The report of this node alone.
+        report: A report about this node only.
     """
 
     def __init__(self, message: Message, report: Report) -> None:
@@ -340,7 +344,7 @@ def suspects(report: Report) -> list[int]:
 def exclude(report: Report) -> str:
     """Return Slurm's option to exclude the suspect nodes; empty if it does not help.
 
-    If most nodes are suspect, they share another cause.
+    It does not help if most nodes are suspect, because they share another cause.
     """
     names = [report.hosts[rank] for rank in suspects(report)]
     is_few = 0 < 2 * len(names) <= len(report.hosts)
@@ -349,5 +353,5 @@ def exclude(report: Report) -> str:
 
 
 def exit_code(report: Report) -> int:
-    """Return 1 if anything is suspect, otherwise 0."""
+    """Return 1 if a finding is suspect, otherwise 0."""
     return int(any(finding.is_suspect for finding in report.findings))

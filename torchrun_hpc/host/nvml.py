@@ -17,11 +17,11 @@ class Gpu:
     """A GPU that NVML lists.
 
     Attributes:
-        model: Its name, or ``unknown``.
+        model: The GPU's model, or ``unknown``.
         ecc_errors: Uncorrected errors since the driver was loaded; -1 if unknown.
-        processes: Pids of the processes that compute on it.
-        memory_used: Used bytes of its memory; 0 if unknown.
-        memory: Bytes of its memory; 0 if unknown.
+        processes: Pids of the processes that compute on this GPU.
+        memory_used: Bytes of the GPU's memory that are in use; 0 if unknown.
+        memory: Size of the GPU's memory in bytes; 0 if unknown.
     """
 
     model: str
