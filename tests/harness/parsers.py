@@ -82,6 +82,7 @@ def _as_stock_says(error: LaunchError) -> dict[str, Any]:
     message = message.removesuffix(". --help lists all options")
     # --h, an abbreviation for stock, is an option of its own here.
     message = message.replace("argument --h:", "argument -h/--help:")
+    message = message.replace(", --version", "")  # --v is ambiguous in any case
     return {"exit": 2, "message": message}
 
 

@@ -526,7 +526,7 @@ WRONG = {
     "PET_HPC_DRY_RUN=2 train.py": "HPC014 PET_HPC_DRY_RUN=2: There are: table",
     "PET_HPC_DRY_RUN=yes train.py": "HPC014 PET_HPC_DRY_RUN=yes: There are",
     "PET_HPC_DRY_RUN=JSON train.py": "HPC014 PET_HPC_DRY_RUN=JSON: Did you mean json",
-    "--hpc-dry-run=yaml train.py": "HPC010 argument --hpc-dry-run",
+    "--hpc-dry-run=yaml train.py": "HPC014 --hpc-dry-run=yaml: There are",
     "--hpc-dry-run": "HPC010 no script",
     "--hpc-dry-run --nnodes=3:2 train.py": "HPC014 --nnodes=3:2",
     "--hpc-dry-run --max-restarts=-1 train.py": "HPC014 max_restarts=-1",

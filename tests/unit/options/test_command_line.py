@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,3 +148,20 @@ def test_no_command_line_is_too_wrong(argv, environ):
     assert found.options.given.keys() <= {*arguments.TORCHRUN, "hpc_site"}
     rest = len(found.arguments)
     assert tuple(argv[len(argv) - rest :]) == found.arguments
+
+
+# --- the versions -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--nnodes=2", "--version", "a.py"]])
+def test_version(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.parse(words, {})
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    assert re.fullmatch(r"torchrun_hpc \S+, torch \S+, Python 3\.\S+\n", out)
+
+
+def test_the_version_of_a_script_is_its_own(capsys):
+    assert command_line.parse(["a.py", "--version"], {}).arguments == ("--version",)
+    assert capsys.readouterr() == ("", "")
