@@ -121,9 +121,9 @@ class Options:
     hpc_key_file: str = _ours(
         "",
         "FILE",
-        "Read the key from this file. If the file does not exist, create it. Default: "
-        "the site's value, or ~/.config/torchrun_hpc/key if the nodes share the home "
-        "folder.",
+        "Read the key from this file, or create the file if it does not exist. "
+        "Default: the site's value, or ~/.config/torchrun_hpc/key if the nodes share "
+        "the home folder.",
         lambda setting: str(setting.value),
     )
     hpc_preload: tuple[str, ...] = _ours(
