@@ -72,7 +72,7 @@ def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
     """Return the stacks of this node's workers, sampled together while they run."""
     program = _program()
     if program is None:
-        text = f"py-spy is not installed: {sys.executable} -m pip install "
+        text = f"py-spy is not installed. Run {sys.executable} -m pip install "
         text += "'torchrun_hpc[stacks]'"
         return _without(workers, text)
     end = time.monotonic() + timeout

@@ -45,7 +45,7 @@ def test_the_py_spy_of_this_environment_comes_first(tmp_path, monkeypatch):
 def test_without_py_spy_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(sampling, "_program", lambda: None)
     text = (
-        f"py-spy is not installed: {sys.executable} -m pip install "
+        f"py-spy is not installed. Run {sys.executable} -m pip install "
         "'torchrun_hpc[stacks]'"
     )
     assert sample([worker(1, 4), worker(1, 5)], PATIENCE) == [
