@@ -39,7 +39,6 @@ The defaults are torchrun's. In a job with several nodes, torchrun_hpc
 """
 
 # What torchrun's options mean, from torch/distributed/run.py of PyTorch 2.13.
-_VERSIONS = "Print the versions of torchrun_hpc, PyTorch and Python, and exit."
 MEANINGS = {
     "help": "Print the options and exit.",
     "nnodes": "Start on this many nodes, or on a range `MIN:MAX`. In a job, the "
@@ -92,8 +91,12 @@ def text() -> str:
     lines = {True: "", False: ""}
     for action in parser._actions:
         if action.option_strings and action.help != argparse.SUPPRESS:
-            lines[action.dest.startswith("hpc_")] += _row(action)
+            lines[_is_ours(action)] += _row(action)
     return HEAD + lines[True] + TORCH + lines[False]
+
+
+def _is_ours(action: argparse.Action) -> bool:
+    return action.dest.startswith("hpc_") or "--version" in action.option_strings
 
 
 def _spelling(action: argparse.Action) -> str:
@@ -111,12 +114,12 @@ def _variable(action: argparse.Action) -> str:
 
 
 def _row(action: argparse.Action) -> str:
-    if action.dest.startswith("hpc_"):
+    if _is_ours(action):
         meaning = (action.help or "").replace("|", r"\|")
         return f"| {_spelling(action)} | {meaning} | {_variable(action)} |\n"
     none = action.default is None or str(action.default) in {"", argparse.SUPPRESS}
     shown = "" if none or action.nargs == 0 else f"`{action.default}`"
-    meaning = MEANINGS.get(action.dest) or _VERSIONS
+    meaning = MEANINGS[action.dest]
     return f"| {_spelling(action)} | {meaning} | {_variable(action)} | {shown} |\n"
 
 

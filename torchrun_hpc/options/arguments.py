@@ -139,6 +139,14 @@ def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> Non
             default={"": None, "0": None, "1": "table"}.get(text, text),
             help=about,
         )
+    group.add_argument(
+        "--version",
+        action=_ShowVersion,
+        nargs=0,
+        dest=argparse.SUPPRESS,
+        default=argparse.SUPPRESS,
+        help="Print the versions of torchrun_hpc, torch and Python, and end.",
+    )
 
 
 class _ShowVersion(argparse.Action):
@@ -181,14 +189,6 @@ def with_ours(
     # Without our options, --h is an abbreviation of --help.
     group = parser.add_argument_group()
     group.add_argument("--h", action="help", help=argparse.SUPPRESS)
-    group.add_argument(
-        "--version",
-        action=_ShowVersion,
-        nargs=0,
-        dest=argparse.SUPPRESS,
-        default=argparse.SUPPRESS,
-        help="print the versions of torchrun_hpc, torch and Python, and end",
-    )
     parser.prog, parser.usage, parser.description = "torchrun_hpc", USAGE, EXAMPLES
     parser.formatter_class = _Formatter
     parser.error = functools.partial(_refuse, parser)  # type: ignore[method-assign]
