@@ -87,7 +87,7 @@ def near(wanted: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(found: Sequence[str]) -> str:
-    """Ask for the only name that was found; empty if there are more, or none."""
+    """Return a did-you-mean question for a single name; empty for none, or several."""
     return f"Did you mean {found[0]}?" if len(found) == 1 else ""
 
 

@@ -95,6 +95,10 @@ class Network:
                 return near
         return None
 
+    def own_addresses(self) -> str:
+        """List this node's addresses, for a message."""
+        return ", ".join(str(a.ip) for i in self.interfaces for a in i.addresses)
+
     def shares(self, address: Address) -> bool:
         """Return whether an address is in a network of this node."""
         return any(address in a.network for i in self.interfaces for a in i.addresses)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import signals
 from torchrun_hpc.launching.start import Starter
-from torchrun_hpc.options import script
+from torchrun_hpc.options import arguments, script
 from torchrun_hpc.planning.messages import NO_SCHEDULER, RANK, RUN_ID
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
@@ -51,15 +51,9 @@ class DirectStarter(WorkerStarter):
 
     def describe(self, plan: LaunchPlan) -> Description:
         """Describe what this task would do."""
-        # Both are slow to import.
-        from importlib import metadata  # noqa: PLC0415
+        from torchrun_hpc.reporting import description  # noqa: PLC0415 - slow to import
 
-        from torchrun_hpc.reporting import description  # noqa: PLC0415
-
-        try:
-            torch = metadata.version("torch")
-        except metadata.PackageNotFoundError:
-            torch = "unknown"
+        torch = arguments.torch_version() or "unknown"
         job = self.inputs.job
         return description.description(job, plan, torch, [], self.command())
 

@@ -9,16 +9,15 @@ import argparse
 import contextlib
 import functools
 import os
-import platform
 import re
 import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchrun_hpc import __version__
-from torchrun_hpc.errors import LaunchError, choices, near
+from torchrun_hpc.errors import LaunchError, near
 from torchrun_hpc.options.options import Options, read
-from torchrun_hpc.options.values import DRY_RUN
+from torchrun_hpc.options.values import DRY_RUN, dry_run
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -149,17 +148,23 @@ def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> Non
     )
 
 
+def torch_version() -> str:
+    """Return the version of the installed torch, without its import; empty if none."""
+    from importlib import metadata  # noqa: PLC0415 - slow to import
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 class _ShowVersion(argparse.Action):
     """Prints the versions, and ends. It does not import torch."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib import metadata  # noqa: PLC0415 - slow to import
-
-        try:
-            torch = f"torch {metadata.version('torch')}"
-        except metadata.PackageNotFoundError:
-            torch = "no torch"
-        python = platform.python_version()
+        version = torch_version()
+        torch = f"torch {version}" if version else "no torch"
+        python = sys.version.partition(" ")[0]
         with contextlib.suppress(AttributeError, OSError):  # no stdout, or a full one
             sys.stdout.write(f"torchrun_hpc {__version__}, {torch}, Python {python}\n")
             sys.stdout.flush()
@@ -213,8 +218,7 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     elif message.startswith("the following arguments are required: "):
         message = f"{NO_SCRIPT}. {_ALL_OPTIONS}"
     elif match := re.match(r"argument --hpc-dry-run\b.* '(.*)'$", message):
-        text = f"--hpc-dry-run={match[1]}: {choices(match[1], DRY_RUN)}"
-        raise LaunchError("HPC014", text, everywhere=True)
+        dry_run(Setting(match[1], "--hpc-dry-run"))
     else:
         message += f". {_ALL_OPTIONS}"
     raise wrong_line(message)

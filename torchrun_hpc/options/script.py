@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.options.options import Options
 
-# Entries of a folder that are compared with a misspelt name: each costs a file server a
-# request of each node.
+# Entries of a folder in which a similar name is searched. On a shared file system, each
+# entry costs every node a request.
 _MOST = 1000
 
 
@@ -48,7 +48,7 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
     """
     if name.startswith("-") or environ.get("PYTHON_EXEC"):
         return  # an option of Python, or standard input
-    path, where, problem = Path(name), "", ""
+    path, where, problem, guess = Path(name), "", "", ""
     try:
         if not path.is_absolute():
             where = f" in {Path.cwd()}"
@@ -59,8 +59,10 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
             problem = "a folder without __main__.py"
     except OSError as error:
         problem = f"{error.strerror}{where}"
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            guess = _near(path)
     if problem:
-        remedy = _near(path) or (
+        remedy = guess or (
             "Pass a path that is valid on every node. A module needs -m, a program "
             "--no_python"
         )
@@ -70,8 +72,6 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
 def _near(path: Path) -> str:
     """Ask for a similar name in the same folder, or for the only file of this name."""
     try:
-        if path.exists():
-            return ""
         similar = near(str(path), map(str, islice(path.parent.glob("*.py"), _MOST)))
         places = [Path(), *islice(Path().iterdir(), _MOST)]
         same = [place / path.name for place in places if (place / path.name).is_file()]

@@ -82,11 +82,10 @@ def explicit_local_address(inputs: Inputs) -> Address:
     address = inputs.network.local_address(inputs.options.local_addr)
     if address is not None:
         return address
-    own = [str(a.ip) for i in inputs.network.interfaces for a in i.addresses]
     raise LaunchError(
         "HPC052",
         f"{inputs.options['local_addr']} is not an address of this node, which has "
-        f"{', '.join(own)}. Remove the option",
+        f"{inputs.network.own_addresses()}. Remove the option",
     )
 
 

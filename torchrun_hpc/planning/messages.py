@@ -91,9 +91,8 @@ def warnings(inputs: Inputs, here: LocalEndpoint, host: str) -> tuple[Message, .
 
 def foreign(inputs: Inputs, host: str, but: str) -> Message:
     """Return that no interface here has a name's address; ``but`` begins the remedy."""
-    network = inputs.network
-    known = ", ".join(map(str, network.addresses_of(host)))
-    own = ", ".join(str(a.ip) for i in network.interfaces for a in i.addresses)
+    known = ", ".join(map(str, inputs.network.addresses_of(host)))
+    own = inputs.network.own_addresses()
     text = (
         f"{host} resolves to {known}, which no interface of this node has ({own}). "
         f"{but}, let the container use the host's network"

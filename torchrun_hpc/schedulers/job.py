@@ -93,7 +93,7 @@ class Launcher:
     def once_per_node(
         self, nodes: int | str, command: str, host_file: str = "", options: str = ""
     ) -> str:
-        """Write the line that starts a command once on each node, or two to choose."""
+        """Return the line that starts a command once on each node, or two to choose."""
         has_file = self.host_file_option and host_file
         hosts = f"{self.host_file_option} {host_file}" if has_file else ""
         has_cpus = "{cpus}" in self.cpu_option or self.cpu_option == options
