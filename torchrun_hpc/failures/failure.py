@@ -26,6 +26,15 @@ _FOLLOWS = re.compile(
     r"|ncclSystemError|communicator was aborted|timed out|timeout",
     re.IGNORECASE,
 )
+# Errors of a collective, or of a store: another rank may be the reason. From gloo's
+# transport/tcp (also without a time-out), ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp,
+# and the stores' time-outs since torch 2.0.
+_COLLECTIVE = re.compile(
+    r"Timed out waiting \d+ms for|Application timeout caused pair closure"
+    r"|Connection (closed|reset) by peer|op\.preamble\.length"
+    r"|Watchdog caught collective operation timeout|monitoredBarrier"
+    r"|wait timeout after \d+ms|Timeout waiting for key|Socket Timeout"
+)
 # Parts that differ between equal failures.
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+")
 _ADDRESS = re.compile(r" \[?[0-9a-f]*[:.][0-9a-f:.%\w]*\]?:\d+")  # gloo: [::1]:1234
@@ -104,6 +113,11 @@ class Failure:
     def is_consequence(self) -> bool:
         """Whether it looks as if another worker had failed before."""
         return bool(_FOLLOWS.search(self.text))
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether a collective failed because of another rank, perhaps a hung one."""
+        return bool(_COLLECTIVE.search(self.text))
 
     @property
     def was_stopped(self) -> bool:

@@ -15,6 +15,8 @@ from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.failures.watch import Attempt
     from torchrun_hpc.planning.meeting import Meeting
@@ -31,7 +33,10 @@ class LocalWorld:
     is_unreported = False
     out_at_end: tuple[int, ...] = ()
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(
+        self, meeting: Meeting, explain: Callable[[], Sequence[str]] = list
+    ) -> None:
+        self._explain = explain
         self.failure: Failure | None = None
         self.restarts = 0
         self.is_certain = is_reporter(meeting.report_rank)
@@ -75,4 +80,5 @@ class LocalWorld:
         if self._reported is None:
             self._reported = self._collection.summary()
             if self._reported is not None:
-                report.write(self._reported, self._meeting)
+                lines = self._explain() if self._reported.first.is_hang else ()
+                report.write(self._reported, self._meeting, lines)

@@ -12,7 +12,7 @@ from torchrun_hpc.names import nodes, ranges
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torchrun_hpc.failures.collection import Summary
     from torchrun_hpc.planning.meeting import Meeting
@@ -66,20 +66,28 @@ def sentence(failure: Failure, meeting: Meeting) -> str:
     return text
 
 
-def write(summary: Summary, meeting: Meeting) -> None:
-    """Write the report: the first failure, and the number of others."""
+def write(summary: Summary, meeting: Meeting, hang: Iterable[str] = ()) -> None:
+    """Write the report: the first failure, lines about a hang, and other failures."""
     first = summary.first
     worker = first.worker or WorkerPart(first.rank)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.time))
     log = f", log file {worker.log}" if worker.log else ""
     note = f" (local rank {worker.local_rank}, at {when}{log})"
     message = failed(replace(first, text=""), meeting, note)
-    console.write(message, "error", [*_details(summary, worker)])
+    console.write(message, "error", [*_details(summary, worker, hang)])
 
 
-def _details(summary: Summary, worker: WorkerPart) -> Iterator[str]:
+def indented(lines: Iterable[str]) -> list[str]:
+    """Return lines as details of a message."""
+    return [console.DETAIL + line for line in lines]
+
+
+def _details(
+    summary: Summary, worker: WorkerPart, hang: Iterable[str]
+) -> Iterator[str]:
     for line in worker.lines:
         yield _INDENT + line
+    yield from indented(hang)
     if worker.unread:
         yield f"{console.DETAIL}look for its stderr in the output: {worker.unread}"
     if same := summary.same_as_first:

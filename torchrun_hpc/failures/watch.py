@@ -46,17 +46,21 @@ class Watch:
     Torch's agent looks only every ``--monitor-interval``, and first stops the others.
 
     ``on_begin`` gets the workers of each attempt, ``on_failure`` each failure: the
-    first one first, one call at a time.
+    first one first, one call at a time. ``on_hang`` is called before the workers are
+    stopped because of a hang; ``hangs`` returns whether another node has reported one.
     """
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self.on_begin: Callable[[Sequence[Worker]], object] = lambda _: None
         self.on_failure: Callable[[Failure, Attempt], object] = lambda *_: None
+        self.on_hang: Callable[[], object] = lambda: None
+        self.hangs: Callable[[], bool] = lambda: False
         self._lock = threading.RLock()
         self._workers: list[Worker] = []
         self._running: list[Worker] = []
-        self._attempt = Attempt(0, 0)
+        self.attempt = Attempt(0, 0)
+        self.failures: dict[int, Failure] = {}  # of this attempt, by rank
         self.has_failed = False
         self._stopped_since = _NEVER
         self._known: set[object] = set()  # signatures sent with their lines
@@ -67,16 +71,20 @@ class Watch:
         """Watch these workers, and no others."""
         with self._lock:
             self._workers = self._running = list(workers)
-            self._attempt = Attempt(self._attempt.number + 1, restarts_left)
+            self.attempt = Attempt(self.attempt.number + 1, restarts_left)
+            self.failures = {}
             self.has_failed = False
             self._stopped_since = _NEVER
             self._known.clear()
         self.on_begin(self._workers)
-        if self._attempt.number == 1:
+        if self.attempt.number == 1:
             self._thread.start()
 
     def before_poll(self) -> None:
         """Note that torch polls now; if a worker has failed, it stops the others."""
+        self.check()
+        if any(failure.is_hang for failure in [*self.failures.values()]):
+            self.on_hang()
         with self._lock:
             self.check()
             self._stopped_since = self._relay.clock()
@@ -91,6 +99,8 @@ class Watch:
         With ``look``, a worker may already have failed, and the others with it: watch
         all to their end. Otherwise watch only those that have written a traceback.
         """
+        if look and self.hangs():
+            self.on_hang()
         with self._lock:
             if not look:
                 self._running = []
@@ -130,7 +140,8 @@ class Watch:
                 is_late = failure.was_stopped or failure.time > self._stopped_since
                 if not (self.has_failed and is_late):
                     self.has_failed = True
-                    self.on_failure(self._brief(failure), self._attempt)
+                    self.failures[failure.rank] = failure
+                    self.on_failure(self._brief(failure), self.attempt)
 
     def _failure(self, worker: Worker, code: int) -> Failure:
         """Describe a failure, without a signal that only shortened the teardown."""

@@ -32,6 +32,9 @@ class Worker:
     log: str = ""  # the file for its stderr; empty without one
     error_file: str = ""  # the file in which ``@record`` describes an exception
     nodes: int = 1  # those with workers
+    # A fork can be asked, and tells what it does up to a time of ``time.monotonic``.
+    ask: Callable[[], object] = lambda: None
+    told: Callable[[float], bytes] = lambda _: b""
 
 
 def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:

@@ -36,6 +36,7 @@ from torchrun_hpc.rendezvous.handler import (
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.reporting.start_line import joined_line
+from torchrun_hpc.stacks.inspection import HANG, STACKS
 from torchrun_hpc.torch_compat import capabilities, cpp_log
 from torchrun_hpc.torch_compat.patches import (
     forward_signals,
@@ -184,7 +185,7 @@ class AgentStarter(Starter):
     def _world(self, plan: LaunchPlan) -> World:
         args, observer, meeting = self._args, self._observer, plan.meeting
         if not meeting.has_coordinator:
-            own = LocalWorld(meeting)
+            own = LocalWorld(meeting, observer.explain)
             observer.watch.on_failure = own.worker_failed
             return own
         asked = plan.asked
@@ -200,13 +201,18 @@ class AgentStarter(Starter):
             settings,
             self.inputs.environ,
             address=str(getattr(args, "local_addr", "")),
-            replies={"stacks": lambda _: observer.sample()},
+            replies={
+                STACKS: lambda _: observer.sample(),
+                HANG: lambda _: observer.witness.testimony(),
+            },
+            explain=observer.explain,
             end_workers=observer.end_workers,
         )
         client = rendezvous.client
         observer.watch.on_failure = lambda failure, _: client.worker_failed(failure)
         observer.ask_all = functools.partial(ask_for_stacks, client)
         observer.is_first = lambda: rendezvous.is_first
+        observer.watch.hangs = lambda: rendezvous.hangs
         return rendezvous
 
     def findings(self, plan: LaunchPlan) -> tuple[list[Message], list[Message]]:

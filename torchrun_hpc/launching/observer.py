@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.watch import Watch
 from torchrun_hpc.stacks import inspection
-from torchrun_hpc.stacks.inspection import Inspection
+from torchrun_hpc.stacks.inspection import Inspection, Witness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,37 +21,42 @@ if TYPE_CHECKING:
 _REST_TIMEOUT = 1.0  # seconds to read the rest of the workers' stderr
 
 
-def ask_for_stacks(client: Client, timeout: float) -> dict[int, Any]:
-    """Ask all agents for stacks, up to ``timeout`` seconds; return replies by node.
+def ask_for_stacks(client: Client, what: str, timeout: float) -> dict[int, Any]:
+    """Ask all other agents for stacks, up to ``timeout`` s; return replies by node.
 
     Lost nodes, and nodes without workers, are not missed.
     """
+    others = {*client.active} - {client.request.rank}
+    spares = {*range(client.request.nodes)} - {*client.active}
 
     def wait(replies: Mapping[int, Any]) -> None:
-        # The coordinator or the job may have ended.
-        with contextlib.suppress(Exception):
-            client.until(lambda: {*client.active} <= replies.keys(), timeout)
+        client.questions.wait(lambda: others <= replies.keys(), timeout)
 
-    spares = {*range(client.request.nodes)} - {*client.active}
-    return {node: [] for node in spares} | client.questions.ask_all("stacks", wait)
+    return {node: [] for node in spares} | client.questions.ask_all(what, wait)
 
 
 class Observer:
     """Observes the workers of this node.
 
-    `ask_all` returns the stacks by node; it is ``None`` if other nodes cannot be asked.
-    `is_first` returns whether this node acts for all.
+    For `ask_all` and `is_first`, see `Inspection`.
     """
 
     def __init__(self) -> None:
         self.relay = Relay()
         self.watch = Watch(self.relay)
-        self.ask_all: Callable[[float], Mapping[int, Any]] | None = None
+        self.witness = Witness(self.watch)
+        self.watch.on_hang = self.witness.sample
+        self._inspected: Inspection | None = None
+        self.ask_all: Callable[[str, float], Mapping[int, Any]] | None = None
         self.is_first: Callable[[], bool] = lambda: True
 
     def sample(self) -> list[dict[str, Any]]:
         """Return the stacks of this node's workers as plain data."""
         return inspection.sample(self.watch)
+
+    def explain(self) -> list[str]:
+        """Return lines about a hang of the job; none before it has workers."""
+        return [] if self._inspected is None else self._inspected.explain()
 
     def end_workers(self) -> None:
         """Kill the workers of this node at once, which counts as no failure."""
@@ -65,7 +70,10 @@ class Observer:
     @contextlib.contextmanager
     def at_work(self, plan: LaunchPlan) -> Iterator[None]:
         """Observe them while torch's agent runs."""
-        inspected = Inspection(plan, self.watch, self.ask_all, self.is_first)
+        inspected = Inspection(
+            plan, self.watch, self.ask_all, self.is_first, self.witness
+        )
+        self._inspected = inspected
         inspected.start()
         try:
             yield

@@ -107,16 +107,18 @@ class Preloaded:
             return None
         request = requests.request_of(command, environ)
         own, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        asks, questions = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         files = [
             0,
             1 if stdout is None else stdout.fileno(),
             2 if stderr is None else stderr.fileno(),
             answers.fileno(),
+            questions.fileno(),
         ]
         try:
-            with answers:
+            with answers, questions:
                 requests.send(self._connection, request, files)
-            return ForkedWorker(command, own, self._lost)
+            return ForkedWorker(command, own, asks, self._lost)
         except (EOFError, ConnectionError):
             self._lost()
             return None

@@ -69,6 +69,7 @@ class Client:
         self.ending: Mapping[str, Any] = {}
         self.next_round = 0
         self.is_over = False
+        self.hangs = False  # why the latest round is over
         self.finished = False
         self.is_accepted = False
         self._loop = loop
@@ -374,7 +375,10 @@ class Client:
             # The end of a round may arrive when this agent has joined the next.
             is_over = self.is_over or message["over"] >= self._wanted
             number = message["over"] + 1
-            self._change(next_round=number, is_over=is_over, _prepared=None)
+            hangs = message.get("hang") is True
+            self._change(
+                next_round=number, is_over=is_over, _prepared=None, hangs=hangs
+            )
         elif "finished" in message:
             self._change(finished=True, ending=message)
         elif "failed" in message:

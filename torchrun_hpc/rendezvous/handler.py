@@ -64,7 +64,10 @@ class CoordinatorMissingError(rendezvous.RendezvousConnectionError):
 
 
 class SchedulerRendezvous(rendezvous.RendezvousHandler):
-    """The rendezvous of a job. `address` is where its workers' store is, if here."""
+    """The rendezvous of a job. `address` is where its workers' store is, if here.
+
+    `explain` returns lines about a hang.
+    """
 
     def __init__(  # noqa: PLR0913 - the last three are of few
         self,
@@ -75,7 +78,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         address: str = "",
         replies: Mapping[str, Callable[[Any], Any]] | None = None,
         end_workers: Callable[[], None] = lambda: None,
+        explain: Callable[[], Sequence[str]] = list,
     ) -> None:
+        self._explain = explain
         self.run_id = settings.run_id
         self._meeting = meeting
         self._settings = settings
@@ -166,6 +171,12 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def failure(self) -> Failure | None:
         """Why the job failed."""
         return self.client.failure
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the round has ended because a collective failed."""
+        failure = self.failure
+        return self.client.hangs if failure is None else failure.is_hang
 
     @property
     def reports(self) -> bool:
@@ -312,13 +323,18 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def _report(self, event: Mapping[str, Any]) -> None:
         if "report" in event:
-            report.write(event["report"], self._meeting)
+            summary = event["report"]
+            lines = self._explain() if summary.first.is_hang else ()
+            report.write(summary, self._meeting, lines)
             return
         key = self._connection.key.name
         message = messages.render({**event, "key": key}, self._meeting)
         if message is not None:
             is_warning = messages.is_warning(event, self._meeting)
-            console.write(message, "warning" if is_warning else "note")
+            lines = self._explain() if messages.is_hang(event) else ()
+            console.write(
+                message, "warning" if is_warning else "note", report.indented(lines)
+            )
 
 
 def settings_of(

@@ -212,6 +212,12 @@ def is_warning(event: Mapping[str, Any], meeting: Meeting) -> bool:
     return not event.keys().isdisjoint({*_WARNINGS, *with_spares})
 
 
+def is_hang(event: Mapping[str, Any]) -> bool:
+    """Return whether an event is a restart after a collective failed."""
+    because = event.get("because") if {"restart", "replaced"} & event.keys() else None
+    return because is not None and wire.decode(Failure, because).is_hang
+
+
 def _own(meeting: Meeting) -> str:
     return host(meeting.node_rank, meeting.hosts)
 

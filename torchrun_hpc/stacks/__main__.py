@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 COMMAND = "python -m torchrun_hpc.stacks"
 _TIMEOUT = 30.0  # seconds for the agent to answer; it waits five for other nodes
 
+_EQUAL = "all ranks have called the same collectives"
+_UNKNOWN = "no collectives are known: that needs --hpc-preload, and a recent PyTorch"
+
 NOT_FOUND = 1  # exit code
 
 
@@ -28,6 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog=COMMAND,
         description="Show what the workers of a job are doing, merged over all ranks. "
         "Run it on any node of the job: srun --overlap --jobid=JOBID " + COMMAND,
+    )
+    parser.add_argument(
+        "--collectives",
+        action="store_true",
+        help="show also which ranks did not call the latest collective",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
@@ -45,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.output(json.dumps(answers, indent=2) + "\n")
     else:
         for answer in answers:
-            console.output("\n".join(_lines(answer)) + "\n")
+            lines = _lines(answer, with_collectives=args.collectives)
+            console.output("\n".join(lines) + "\n")
     return 0 if len(answers) == len(launches) else NOT_FOUND
 
 
@@ -67,11 +76,14 @@ def _ask(name: str) -> Mapping[str, Any] | None:
         return None
 
 
-def _lines(answer: Mapping[str, Any]) -> list[str]:
+def _lines(answer: Mapping[str, Any], *, with_collectives: bool) -> list[str]:
     hosts = {stack["node"]: stack["host"] for stack in answer["workers"]}
     stacks = received(answer["workers"])
     lines = [f"launch {answer['launch']}"] if answer["launch"] else []
     lines += tree.render(stacks, hosts)
+    if with_collectives and stacks:
+        is_known = any(stack.groups for stack in stacks)
+        lines += answer["collectives"] or [_EQUAL if is_known else _UNKNOWN]
     if answer["missing"]:
         lines.append(f"no answer from {answer['missing']}")
     elif not stacks:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import names, wire
-from torchrun_hpc.stacks import sampling
-from torchrun_hpc.stacks.sampling import ENDED, WorkerStack
+from torchrun_hpc import names, waiting, wire
+from torchrun_hpc.stacks import collectives, sampling, tree
 from torchrun_hpc.stacks.service import Service
 from torchrun_hpc.stacks.stall import StallReport
 
@@ -15,44 +16,92 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torchrun_hpc.failures.watch import Watch
+    from torchrun_hpc.failures.worker import Worker
     from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.stacks.sampling import WorkerStack
 
 # Seconds: for one node, and for all of them.
-_NODE_TIMEOUT = 3.0
+_NODE_TIMEOUT = 2.0
+_ENDING = 0.5  # for workers to end
 _TIMEOUT = 4.5
+_HANG_TIMEOUT = 3.0
+_FRESH = 10.0  # until stacks that were kept count as those of another hang
+
+# Lines about a hang.
+_LINES = 6
+_GROUPS = 2
+_PLACES = 2
+
+# Questions to all nodes: what their workers do now, and what they did in a hang.
+STACKS, HANG = "stacks", "hang"
 
 
 def sample(watch: Watch) -> list[dict[str, Any]]:
     """Return the stacks of this node's workers as plain data."""
-    workers = watch.workers
-    running = [worker for worker, is_running in workers if is_running]
-    ended = [
-        WorkerStack(worker.rank, worker.node, problem=ENDED)
-        for worker, is_running in workers
-        if not is_running
-    ]
-    found = [*sampling.sample(running, _NODE_TIMEOUT), *ended]
-    return [wire.encode(stack) for stack in found]
+    found = {s.rank: s for s in sampling.sample(_running(watch), _NODE_TIMEOUT)}
+    # Workers that fail together are at their end, and have no stack of the script.
+    ending = {stack.rank for stack in found.values() if stack.may_be_ending}
+    waiting.until(lambda: ending.isdisjoint(w.rank for w in _running(watch)), _ENDING)
+    for worker, is_running in watch.workers:
+        if not is_running:
+            failure = watch.failures.get(worker.rank)
+            found[worker.rank] = sampling.ended(worker, failure)
+    return [wire.encode(stack) for stack in found.values()]
+
+
+def _running(watch: Watch) -> list[Worker]:
+    watch.check()
+    return [worker for worker, is_running in watch.workers if is_running]
+
+
+class Witness:
+    """What this node's workers did in a hang, sampled before they are stopped."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()  # held while it samples
+        self._sampled = 0  # the attempt
+        self._at = -_FRESH  # by ``time.monotonic``
+        self._stacks: list[dict[str, Any]] = []
+
+    def sample(self) -> list[dict[str, Any]]:
+        """Sample the stacks, once in each attempt, and return them as plain data."""
+        with self._lock:
+            number = self._watch.attempt.number
+            if number != self._sampled:
+                self._stacks = sample(self._watch)
+                self._sampled, self._at = number, time.monotonic()
+            return self._stacks
+
+    def testimony(self) -> list[dict[str, Any]]:
+        """Return the stacks of the latest hang, even if the next attempt has begun."""
+        with self._lock:
+            if time.monotonic() - self._at < _FRESH:
+                return self._stacks
+        return self.sample()
 
 
 class Inspection:
     """Answers requests for stacks, and reports a stall if that is wanted.
 
-    `ask_all` returns the stacks by node; it is ``None`` if other nodes cannot be asked.
-    `is_first` returns whether this node reports a stall.
+    `ask_all` returns the stacks by node, given a question and a limit in seconds; it is
+    ``None`` if other nodes cannot be asked. `is_first` returns whether this node
+    reports a stall.
     """
 
     def __init__(
         self,
         plan: LaunchPlan,
         watch: Watch,
-        ask_all: Callable[[float], Mapping[int, Any]] | None,
+        ask_all: Callable[[str, float], Mapping[int, Any]] | None,
         is_first: Callable[[], bool],
+        witness: Witness,
     ) -> None:
-        self._plan = plan
+        self._meeting = plan.meeting
         self._watch = watch
         self._ask_all = ask_all
         self._is_first = is_first
+        self._witness = witness
         self._hosts = dict(enumerate(plan.meeting.hosts))
         self._service = Service(plan.meeting.launch_id, self._answer)
         self._stall: StallReport | None = None
@@ -73,17 +122,29 @@ class Inspection:
         if self._stall is not None:
             self._stall.end()
 
-    def _collect(self) -> tuple[list[WorkerStack], list[int]]:
-        answers = {} if self._ask_all is None else {**self._ask_all(_TIMEOUT)}
-        own = self._plan.meeting.node_rank
-        if own not in answers:
+    def explain(self) -> list[str]:
+        """Return lines about a hang: who did not come, and where the ranks are."""
+        stacks, missing = self._collect(HANG, _HANG_TIMEOUT)
+        lines = collectives.compare(stacks, self._hosts)[:_GROUPS]
+        if missing and self._ask_all is not None:
+            lines.append(f"no answer from {names.nodes(missing, self._meeting.hosts)}")
+        return [*lines, *tree.summary(stacks, self._hosts, _PLACES)][:_LINES]
+
+    def _collect(
+        self, what: str = STACKS, timeout: float = _TIMEOUT
+    ) -> tuple[list[WorkerStack], list[int]]:
+        answers = {} if self._ask_all is None else {**self._ask_all(what, timeout)}
+        own = self._meeting.node_rank
+        if own not in answers and what == HANG:
+            answers[own] = self._witness.testimony()
+        elif own not in answers:
             answers[own] = sample(self._watch)
         found = [
             replace(stack, node=node)  # do not trust its own claim
             for node, answer in answers.items()
             for stack in sampling.received(answer)
         ]
-        nodes = range(self._plan.meeting.nodes)
+        nodes = range(self._meeting.nodes)
         missing = [node for node in nodes if node not in answers]
         return sorted(found, key=lambda stack: stack.rank), missing
 
@@ -96,8 +157,9 @@ class Inspection:
     def _answer(self) -> dict[str, Any]:
         stacks, missing = self._collect()
         return {
-            "launch": self._plan.meeting.launch_id,
-            "missing": names.nodes(missing, self._plan.meeting.hosts),
+            "launch": self._meeting.launch_id,
+            "missing": names.nodes(missing, self._meeting.hosts),
+            "collectives": collectives.compare(stacks, self._hosts),
             "workers": [
                 {**wire.encode(stack), "host": self._hosts.get(stack.node, "")}
                 for stack in stacks

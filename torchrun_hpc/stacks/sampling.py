@@ -1,28 +1,42 @@
-"""The stacks of one node's workers, as py-spy sees them from outside."""
+"""The stacks of one node's workers: a fork tells its own, py-spy reads the others'.
+
+An ended worker has its traceback instead.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
+from torchrun_hpc.failures.failure import ending
 from torchrun_hpc.failures.last_words import LAUNCHER
 from torchrun_hpc.host import procfs
+from torchrun_hpc.stacks.collectives import IMPORTS, LONGEST, Frame, Group, Record
 from torchrun_hpc.wire import WireError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.failures.worker import Worker
 
 ENDED = "it has ended"  # instead of a stack
+STOPPED = "it is stopped (SIGSTOP, or a debugger)"
+_STOPPED = ("T", "t")  # states in /proc/PID/status
+
+_ANSWER = 0.5  # seconds for all forks to answer; usually they take milliseconds
+# A frame in a traceback, and the folder of a library.
+_FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
+_LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/")
 
 # Waits that py-spy adds at each look, and the least share of CPU time of progress. A
 # loop that polls every 0.2 s uses 0.03 % (measured).
@@ -32,10 +46,7 @@ _WORKING = 0.001
 _SCHEDSTAT = "/proc/{pid}/task/{pid}/schedstat"  # of the main thread
 _PTRACE_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 _NOT_ALLOWED = ("permission denied", "operation not permitted", "eperm", "eacces")
-_IMPORTS = "<frozen importlib"  # Python's own frames of an import
 _KILL_TIMEOUT = 0.5  # seconds
-_LONGEST = 200  # characters of a frame, or a problem
-_ShortText = Annotated[str, wire.short_text(_LONGEST)]
 
 
 @dataclass(frozen=True)
@@ -48,15 +59,22 @@ class WorkerStack:
         is_lasting: Whether the problem will stay while the job runs.
         waits: Voluntary context switches of the main thread since its start.
         cpu: Seconds of CPU time that the main thread has used.
+        groups: Its latest collectives; empty if they are unknown.
     """
 
     rank: int
     node: int
-    frames: tuple[_ShortText, ...] = ()
-    problem: _ShortText = ""
+    frames: tuple[Frame, ...] = ()
+    problem: Frame = ""
     is_lasting: bool = field(default=False, compare=False)
     waits: int = field(default=0, compare=False)
     cpu: float = field(default=0.0, compare=False)
+    groups: tuple[Group, ...] = field(default=(), compare=False)
+
+    @property
+    def may_be_ending(self) -> bool:
+        """Whether its process has no stack of the script, and is not stopped."""
+        return not self.frames and self.problem != STOPPED
 
     def has_progressed(self, before: WorkerStack, seconds: float) -> bool:
         """Return whether this worker has made progress, even at the same line.
@@ -70,7 +88,55 @@ class WorkerStack:
 
 def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
     """Return the stacks of this node's workers, sampled together while they run."""
-    program = _program()
+    for worker in workers:
+        worker.ask()
+    limit = time.monotonic() + _ANSWER
+    found, others = [], []
+    for worker in workers:
+        record = _told(worker, limit)
+        if record is not None:
+            found.append(_seen(worker, record.frames, record.groups))
+        elif procfs.status(worker.pid).get("State", "")[:1] in _STOPPED:
+            found.append(WorkerStack(worker.rank, worker.node, problem=STOPPED))
+        else:
+            others.append(worker)
+    return found + _by_py_spy(others, timeout)
+
+
+def _told(worker: Worker, limit: float) -> Record | None:
+    """Return what a fork has told about itself up to a time, or left at its end."""
+    with contextlib.suppress(WireError):
+        return wire.decode(Record, wire.from_json(worker.told(limit)))
+    return None
+
+
+def ended(worker: Worker, failure: Failure | None) -> WorkerStack:
+    """Return where a worker was when it ended."""
+    part = failure and failure.worker
+    frames = tuple(_of_traceback(part.lines if part else ()))
+    how = f"it {ending(failure.code)}" if failure else ENDED
+    record = _told(worker, 0) or Record()
+    return WorkerStack(
+        worker.rank,
+        worker.node,
+        frames,
+        problem="" if frames else how,
+        groups=record.groups,
+    )
+
+
+def _of_traceback(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the frames of the last traceback in these lines."""
+    headers = [n for n, line in enumerate(lines) if "Traceback (most" in line]
+    for line in lines[max(headers, default=len(lines)) :]:
+        if found := _FRAME.match(line):
+            file, number, function = found.groups()
+            file = _LIBRARY.sub("", file) if _LIBRARY.match(file) else Path(file).name
+            yield printable(f"{function} {file}:{number}", LONGEST)
+
+
+def _by_py_spy(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
+    program = _program() if workers else ""
     if program is None:
         text = f"py-spy is not installed. Run {sys.executable} -m pip install "
         text += "'torchrun_hpc[stacks]'"
@@ -111,8 +177,7 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
     try:
         output, errors = process.communicate(timeout=max(end - time.monotonic(), 0.1))
         frames = _frames(wire.from_json(output), worker.pid)
-        waits, cpu = _activity(worker.pid)
-        return WorkerStack(worker.rank, worker.node, frames, waits=waits, cpu=cpu)
+        return _seen(worker, frames)
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
@@ -126,15 +191,23 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
     return WorkerStack(worker.rank, worker.node, problem=problem, is_lasting=lasts)
 
 
+def _seen(
+    worker: Worker, frames: tuple[str, ...], groups: tuple[Group, ...] = ()
+) -> WorkerStack:
+    waits, cpu = _activity(worker.pid)
+    rank, node = worker.rank, worker.node
+    return WorkerStack(rank, node, frames, waits=waits, cpu=cpu, groups=groups)
+
+
 def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:
     main = next(thread for thread in threads if thread["os_thread_id"] == pid)
-    frames = [f for f in main["frames"] if not f["filename"].startswith(_IMPORTS)]
+    frames = [f for f in main["frames"] if not f["filename"].startswith(IMPORTS)]
     ours = (n for n, f in enumerate(frames) if LAUNCHER in f["filename"])
     shown = (
         f"{f['name']} {f['short_filename'] or f['filename']}:{f['line']}"
         for f in reversed(frames[: next(ours, len(frames))])
     )
-    return tuple(printable(frame, _LONGEST) for frame in shown)
+    return tuple(printable(frame, LONGEST) for frame in shown)
 
 
 def _activity(pid: int) -> tuple[int, float]:
@@ -159,7 +232,7 @@ def _forbidden(errors: str) -> str:
 def _first_line(errors: str) -> str:
     lines = (line.strip() for line in errors.splitlines())
     first = next(filter(None, lines), "py-spy printed nothing")
-    return printable(first.removeprefix("Error: "), _LONGEST)
+    return printable(first.removeprefix("Error: "), LONGEST)
 
 
 def received(value: Any) -> list[WorkerStack]:

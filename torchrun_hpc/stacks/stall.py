@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.reporting import console
-from torchrun_hpc.stacks import tree
+from torchrun_hpc.stacks import collectives, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -82,8 +82,9 @@ class StallReport:
             f"the stacks of {count(len(stacks), 'worker')} have not changed for "
             f"{self._seconds:.0f} s (--hpc-stall-report). The job continues:"
         )
-        lines = (f"    {line}" for line in tree.render(stacks, self._hosts))
-        console.write(Message("HPC171", text), "warning", [*lines])
+        lines = tree.render(stacks, self._hosts)
+        lines += collectives.compare(stacks, self._hosts)
+        console.write(Message("HPC171", text), "warning", [f"    {s}" for s in lines])
 
 
 def _have_gone_on(

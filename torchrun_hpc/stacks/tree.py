@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.errors import count
@@ -16,16 +19,19 @@ _SHOWN = 8  # frames of a line; its middle is cut
 _HEAD = 2  # frames before the cut
 _PARTS = 10  # branches at one place
 _ODD, _USUAL = "* ", "  "
+# Functions of torch around the one that the script calls.
+_WRAPPERS = ("wrapper", "inner", "decorate_context", "_wrapped_call_impl", "_call_impl")
 
 
-def render(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]:
+def render(
+    stacks: Sequence[WorkerStack], hosts: Mapping[int, str], most: int = _PARTS
+) -> list[str]:
     """Return the stacks as lines of a tree, with the stack of most ranks first.
 
-    ``*`` marks what few ranks do while most do something else.
+    ``*`` marks what few ranks do while most do something else. The tree has at most
+    ``most`` branches at one place.
     """
-    if len({stack.node for stack in stacks}) == 1:
-        hosts = {}
-    tree = _Tree(len(stacks), hosts)
+    tree = Tree(len(stacks), named(stacks, hosts), most)
     known = [stack for stack in stacks if not stack.problem]
     lines = [*tree.lines(known)] if known else []
     problems: dict[str, list[WorkerStack]] = {}
@@ -33,18 +39,47 @@ def render(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]
         if stack.problem:
             problems.setdefault(stack.problem, []).append(stack)
     ordered = sorted(problems.items(), key=lambda item: len(item[1]), reverse=True)
-    for problem, group in ordered[:_PARTS]:
+    for problem, group in ordered[:most]:
         lines.append(f"no stack from {tree.who(group)}: {problem}")
-    if rest := [stack for _, group in ordered[_PARTS:] for stack in group]:
+    if rest := [stack for _, group in ordered[most:] for stack in group]:
         lines.append(f"no stack from {tree.who(rest)}: other problems")
     return lines
 
 
-class _Tree(NamedTuple):
+def summary(
+    stacks: Sequence[WorkerStack], hosts: Mapping[int, str], most: int
+) -> list[str]:
+    """Return where the ranks are in the script: ``all_reduce at train.py:88``."""
+    places = [replace(stack, frames=_place(stack.frames)) for stack in stacks]
+    return render(places, hosts, most)
+
+
+def _place(frames: Sequence[str]) -> tuple[str, ...]:
+    """Return the script's innermost line, with the library's function called there."""
+    parts = [frame.partition(" ")[::2] for frame in frames]
+    for depth, (function, place) in reversed([*enumerate(parts)]):
+        if not _is_library(place):
+            called = (name for name, _ in parts[depth + 1 :] if name not in _WRAPPERS)
+            return (f"{next(called, function)} at {PurePath(place).name}",)
+    return tuple(frames[-1:])
+
+
+def _is_library(place: str) -> bool:
+    package = place.partition("/")[0].partition(".py")[0]
+    return package == "torch" or package in sys.stdlib_module_names or place[0] == "<"
+
+
+def named(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> Mapping[int, str]:
+    """Return the hosts by node rank; none if all workers are on the same one."""
+    return {} if len({stack.node for stack in stacks}) == 1 else hosts
+
+
+class Tree(NamedTuple):
     """Writes groups of ranks; ``total`` counts all ranks."""
 
     total: int
     hosts: Mapping[int, str]
+    most: int = _PARTS
 
     def lines(
         self, group: Sequence[WorkerStack], depth: int = 0, indent: str = ""
@@ -65,15 +100,16 @@ class _Tree(NamedTuple):
         if len(parts) > 1:
             ordered = sorted(parts.values(), key=len, reverse=True)
             is_usual = len(ordered[0]) * 2 > self.total
-            for part in ordered[:_PARTS]:
+            for part in ordered[: self.most]:
                 is_odd = is_usual and len(part) * 2 < self.total
                 mark = _ODD if is_odd else _USUAL
                 yield from self.lines(part, common, " " * len(indent) + mark)
-            if rest := [stack for part in ordered[_PARTS:] for stack in part]:
-                places = count(len(ordered) - _PARTS, "other place")
+            if rest := [stack for part in ordered[self.most :] for stack in part]:
+                places = count(len(ordered) - self.most, "other place")
                 yield " " * len(indent) + f"{_USUAL}{self.who(rest)}: at {places}"
 
     def who(self, group: Sequence[WorkerStack]) -> str:
+        """Write which ranks these are, and their host if it is a single one."""
         if len(group) == self.total:
             return count(self.total, "rank")
         ranks, node = ranges(stack.rank for stack in group), group[0].node

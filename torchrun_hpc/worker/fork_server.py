@@ -16,11 +16,12 @@ import select
 import signal
 import socket
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
-from torchrun_hpc.worker import imports, process, requests, script
+from torchrun_hpc.worker import imports, process, recorder, requests, script
 from torchrun_hpc.worker.imports import ForkError
 from torchrun_hpc.worker.parent import end_with_parent
 from torchrun_hpc.worker.requests import PYTHON
@@ -72,8 +73,13 @@ class ForkServer:
             connection.sendall(str(reason).encode())
             os._exit(0)
         connection.sendall(READY)
-        request = self._wait_for_worker(connection)
-        script.run(request.command[len(PYTHON) :])
+        request, questions = self._wait_for_worker(connection)
+        try:
+            script.run(request.command[len(PYTHON) :])
+        except BaseException as error:
+            if getattr(error, "code", error):  # not a SystemExit without an error
+                recorder.leave(questions)
+            raise
 
     def _import(self) -> None:
         """Import as the script would; raise `ForkError` if forks are impossible."""
@@ -90,7 +96,9 @@ class ForkServer:
         imports.check_gpus(self._files)
         imports.check_threads()
 
-    def _wait_for_worker(self, connection: socket.socket) -> Request:
+    def _wait_for_worker(
+        self, connection: socket.socket
+    ) -> tuple[Request, socket.socket]:
         ended, wakes = socket.socketpair()
         ended.setblocking(False)  # noqa: FBT003
         wakes.setblocking(False)  # noqa: FBT003
@@ -108,6 +116,7 @@ class ForkServer:
             if received is None:
                 os._exit(0)
             request, files = received
+            questions = socket.socket(fileno=files.pop())
             if self._fork(files):
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, before)
@@ -115,8 +124,11 @@ class ForkServer:
                     opened.close()
                 environ = {**request.environ, **self._changed}
                 request = replace(request, environ=environ)
-                process.take_over(request, files, self._files)
-                return request
+                kept = {*self._files, questions.fileno()}
+                start = partial(recorder.start, questions)
+                process.take_over(request, files, kept, start)
+                return request, questions
+            questions.close()
 
     def _fork(self, files: list[int]) -> bool:
         """Fork a worker; return whether this process is the worker."""

@@ -1,13 +1,14 @@
 """The protocol between an agent and its fork server.
 
-The agent sends a `Request` for each worker, with four open files: standard input,
-output, error, and a socket. The socket brings the process number, or the error of the
-fork; then the exit code. If it is closed early, the fork server and all its workers
-have ended.
+The agent sends a `Request` for each worker, with five open files: standard input,
+output, error, and two sockets. The first one brings the process number, or the error of
+the fork; then the exit code. If it is closed early, the fork server and all its workers
+have ended. The second one is for questions to the worker, see `recorder`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -18,6 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,9 +34,11 @@ if TYPE_CHECKING:
 PYTHON = (sys.executable, "-u")
 
 _LENGTH = 8  # bytes before a request: its length
-_FILES = 4
+_FILES = 5
 _PAUSE = 0.01  # seconds
 _ANSWER = 32  # bytes, at most
+_RECORD = 2**17  # bytes, at most
+LAST = b"!"  # begins what a worker tells at its end
 
 _LIMITS = tuple(
     sorted({getattr(resource, n) for n in dir(resource) if n.startswith("RLIMIT_")})
@@ -92,6 +96,12 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
     return wire.decode(Request, wire.from_json(text)), files
 
 
+def _can_read(connection: socket.socket, timeout: float) -> bool:
+    waits = select.poll()  # a job may have more open files than select can name
+    waits.register(connection, select.POLLIN)
+    return bool(waits.poll(max(timeout, 0) * 1000))
+
+
 class ForkedWorker:
     """A worker of the fork server: the part of ``Popen`` that torch uses.
 
@@ -100,9 +110,15 @@ class ForkedWorker:
     """
 
     def __init__(
-        self, command: Sequence[str], answers: socket.socket, lost: Callable[[], None]
+        self,
+        command: Sequence[str],
+        answers: socket.socket,
+        questions: socket.socket,
+        lost: Callable[[], None],
     ) -> None:
         self.args = command
+        self._questions = questions
+        self._last_words = b""
         self._answers = answers
         self._lost = lost
         self._lock = threading.Lock()
@@ -121,7 +137,7 @@ class ForkedWorker:
     def returncode(self) -> int | None:
         """Its exit code, the negative signal if killed; ``None`` while it runs."""
         with self._lock:
-            if self._code is None and select.select([self._answers], [], [], 0)[0]:
+            if self._code is None and _can_read(self._answers, 0):
                 number = self._answers.recv(_ANSWER)
                 self._answers.close()
                 self._code = int(number) if number else -signal.SIGKILL
@@ -140,6 +156,28 @@ class ForkedWorker:
         if (code := self.returncode) is None:
             raise subprocess.TimeoutExpired(self.args, limit)
         return code
+
+    def ask(self) -> None:
+        """Ask the worker what it is doing; forget earlier answers."""
+        self.told(0)
+        with contextlib.suppress(OSError):  # it has ended, or does not read
+            self._questions.send(b"?", socket.MSG_DONTWAIT)
+
+    def told(self, end: float) -> bytes:
+        """Return its answer up to a time of ``time.monotonic``, or its last words.
+
+        Return nothing if there is no answer.
+        """
+        found = self._last_words
+        with contextlib.suppress(OSError):
+            while _can_read(self._questions, 0 if found else end - time.monotonic()):
+                piece = self._questions.recv(_RECORD, socket.MSG_DONTWAIT)
+                if not piece:
+                    break
+                found = self._last_words or piece.removeprefix(LAST)
+                if piece.startswith(LAST):
+                    self._last_words = found
+        return found
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs; torch 2.0 ends workers this way."""

@@ -1,0 +1,81 @@
+"""What a fork tells its agent: where its main thread is, and its latest collectives.
+
+Only the process itself can read torch's flight recorder. The agent asks through a pair
+of sockets that no other process can use. A thread answers while the main thread waits.
+"""
+
+from __future__ import annotations
+
+import _thread  # noqa: PLC2701 - such a thread is not in threading.enumerate()
+import contextlib
+import json
+import socket
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc import wire
+from torchrun_hpc.failures.last_words import LAUNCHER
+from torchrun_hpc.stacks.collectives import IMPORTS, Record, groups_of
+from torchrun_hpc.worker.requests import LAST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DUMP = "_dump_fr_trace_json"  # of torch._C._distributed_c10d, if torch is new enough
+
+
+def start(questions: socket.socket) -> None:
+    """Answer the agent in a thread that the script does not see.
+
+    Call it while signals are blocked: they are for the main thread.
+    """
+    _thread.start_new_thread(_serve, (questions,))
+
+
+def _serve(questions: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while questions.recv(1):
+            _tell(questions)
+
+
+def leave(questions: socket.socket) -> None:
+    """Tell the agent something before this process ends; it reads that later."""
+    _tell(questions, LAST)
+
+
+def _tell(questions: socket.socket, mark: bytes = b"") -> None:
+    with contextlib.suppress(Exception):  # the script's modules may have any state
+        record = Record(tuple(_frames()), _groups())
+        line = mark + wire.to_line(wire.encode(record))
+        questions.send(line, socket.MSG_DONTWAIT)
+
+
+def _frames() -> Iterator[str]:
+    """Yield the frames of the main thread above the launcher's, outermost first."""
+    main = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001
+    found = []
+    for frame, line in traceback.walk_stack(main):
+        code = frame.f_code
+        if LAUNCHER in code.co_filename:
+            break
+        if not code.co_filename.startswith(IMPORTS):
+            found.append(f"{code.co_name} {_short(code.co_filename)}:{line}")
+    return reversed(found)
+
+
+def _short(name: str) -> str:
+    """Return the name of a file as py-spy writes it: relative to `sys.path`."""
+    folders = (f"{path}/" for path in sys.path if path)
+    return name.removeprefix(max(filter(name.startswith, folders), key=len, default=""))
+
+
+def _groups() -> Any:
+    modules: dict[str, Any] = sys.modules
+    torch = modules.get("torch.distributed.distributed_c10d")
+    dump = getattr(modules.get("torch._C._distributed_c10d"), _DUMP, None)
+    if torch is None or dump is None:
+        return ()
+    sizes = {name: group.size() for group, name in torch._world.pg_names.items()}  # noqa: SLF001
+    return groups_of(json.loads(dump()), sizes)
