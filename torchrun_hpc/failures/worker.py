@@ -32,9 +32,7 @@ class Worker:
     log: str = ""  # the file for its stderr; empty without one
     error_file: str = ""  # the file in which ``@record`` describes an exception
     nodes: int = 1  # those with workers
-    # A fork can be asked, and tells what it does up to a time of ``time.monotonic``.
-    ask: Callable[[], object] = lambda: None
-    told: Callable[[float], bytes] = lambda _: b""
+    told: Callable[[float], bytes] = lambda _: b""  # by a fork, in so many seconds
 
 
 def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:

@@ -36,7 +36,6 @@ from torchrun_hpc.rendezvous.handler import (
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.reporting.start_line import joined_line
-from torchrun_hpc.stacks.inspection import HANG, STACKS
 from torchrun_hpc.torch_compat import capabilities, cpp_log
 from torchrun_hpc.torch_compat.patches import (
     forward_signals,
@@ -201,10 +200,7 @@ class AgentStarter(Starter):
             settings,
             self.inputs.environ,
             address=str(getattr(args, "local_addr", "")),
-            replies={
-                STACKS: lambda _: observer.sample(),
-                HANG: lambda _: observer.witness.testimony(),
-            },
+            replies=observer.replies,
             explain=observer.explain,
             end_workers=observer.end_workers,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.watch import Watch
 from torchrun_hpc.stacks import inspection
-from torchrun_hpc.stacks.inspection import Inspection, Witness
+from torchrun_hpc.stacks.inspection import HANG, STACKS, Inspection, Witness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -44,15 +44,15 @@ class Observer:
     def __init__(self) -> None:
         self.relay = Relay()
         self.watch = Watch(self.relay)
-        self.witness = Witness(self.watch)
-        self.watch.on_hang = self.witness.sample
+        witness = Witness(self.watch)
+        self.watch.on_hang = witness.sample
+        self.replies = {
+            STACKS: lambda _: inspection.sample(self.watch),
+            HANG: lambda _: witness.testimony(),
+        }
         self._inspected: Inspection | None = None
         self.ask_all: Callable[[str, float], Mapping[int, Any]] | None = None
         self.is_first: Callable[[], bool] = lambda: True
-
-    def sample(self) -> list[dict[str, Any]]:
-        """Return the stacks of this node's workers as plain data."""
-        return inspection.sample(self.watch)
 
     def explain(self) -> list[str]:
         """Return lines about a hang of the job; none before it has workers."""
@@ -70,9 +70,7 @@ class Observer:
     @contextlib.contextmanager
     def at_work(self, plan: LaunchPlan) -> Iterator[None]:
         """Observe them while torch's agent runs."""
-        inspected = Inspection(
-            plan, self.watch, self.ask_all, self.is_first, self.witness
-        )
+        inspected = Inspection(plan, self.ask_all, self.is_first, self.replies)
         self._inspected = inspected
         inspected.start()
         try:

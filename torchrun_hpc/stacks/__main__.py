@@ -78,6 +78,7 @@ def _ask(name: str) -> Mapping[str, Any] | None:
 
 def _lines(answer: Mapping[str, Any], *, with_collectives: bool) -> list[str]:
     hosts = {stack["node"]: stack["host"] for stack in answer["workers"]}
+    hosts = hosts if len(hosts) > 1 else {}
     stacks = received(answer["workers"])
     lines = [f"launch {answer['launch']}"] if answer["launch"] else []
     lines += tree.render(stacks, hosts)

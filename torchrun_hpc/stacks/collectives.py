@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from torchrun_hpc import wire
-from torchrun_hpc.stacks.tree import Tree, named
+from torchrun_hpc.stacks.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _CALLS = 3  # the latest ones of a group
 _GROUPS = 8  # of a worker, with the latest calls
-_ODD = 2  # kinds of odd ranks in a line
+_PARTS = 4  # of a line
 _WORD = 60  # characters
 LONGEST = 200  # characters of a frame
 IMPORTS = "<frozen importlib"  # Python's own frames of an import
@@ -28,24 +28,11 @@ Word = Annotated[str, wire.short_text(_WORD)]
 Frame = Annotated[str, wire.short_text(LONGEST)]
 
 # In these, all ranks pass the same shape. A root's, or an uneven one, may differ.
-_EQUAL = frozenset(
-    (
-        *("all_reduce", "broadcast", "reduce", "all_gather"),
-        *("_all_gather_base", "_reduce_scatter_base"),
-    )
-)
+_EQUAL = "all_reduce broadcast reduce all_gather _all_gather_base _reduce_scatter_base"
 
-# Names of c10::ScalarType that differ from those of ``torch.dtype``.
-_TYPES = {
-    "Byte": "uint8",
-    "Char": "int8",
-    "Short": "int16",
-    "Int": "int32",
-    "Long": "int64",
-    "Half": "float16",
-    "Float": "float32",
-    "Double": "float64",
-}
+# Names of c10::ScalarType, and of ``torch.dtype`` if that is no lower-case form.
+_TYPES = "Half float16 Float float32 Double float64 Byte uint8 Int int32 Long int64"
+_TORCH_TYPES = dict(zip(_TYPES.split()[::2], _TYPES.split()[1::2], strict=True))
 
 
 @dataclass(frozen=True)
@@ -59,7 +46,11 @@ class Call:
     @property
     def key(self) -> tuple[str, str]:
         """The parts that must be equal on all ranks."""
-        return self.operation, self.shape if self.operation in _EQUAL else ""
+        return self.operation, self.shape if self.operation in _EQUAL.split() else ""
+
+    def __str__(self) -> str:
+        """Write operation and shape: ``all_reduce (float32[1024])``."""
+        return self.operation + (f" ({self.shape})" if self.shape else "")
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ def _call(entry: Mapping[str, Any]) -> Call:
     operation = entry["profiling_name"].rpartition(":")[2]
     pairs = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
     shapes = [
-        f"{_TYPES.get(kind, kind.lower())}[{','.join(map(str, size))}]"
+        f"{_TORCH_TYPES.get(kind, kind.lower())}[{','.join(map(str, size))}]"
         for kind, size in pairs
     ]
     return Call(entry["collective_seq_id"], operation, ", ".join(shapes))
@@ -142,52 +133,35 @@ def _line(
     stacks: Sequence[WorkerStack],
     hosts: Mapping[int, str],
 ) -> str:
-    """Compare the ranks of a group; return an empty text if they are equal."""
-    size = max(len(groups), *(group.size for group in groups.values()))
-    who = Tree(size, named(stacks, hosts)).who
-    called = _first_difference(groups)
-    if len(called) > 1:
-        (usual, ranks), *odd = called[: 1 + _ODD]
-        parts = [f"{who(of)} called {call.operation}{_in(call)}" for call, of in odd]
-    else:
-        last = max(group.last for group in groups.values())
-        ranks = [stack for stack, group in groups.items() if group.last == last]
-        usual = groups[ranks[0]].calls[-1] if last else Call(0, "nothing")
-        behind: dict[int, list[WorkerStack]] = {}
-        for stack, group in groups.items():
-            if group.last < last:
-                behind.setdefault(group.last, []).append(stack)
-        largest = sorted(behind.values(), key=len, reverse=True)[:_ODD]
-        parts = [_behind(of, groups[of[0]], who(of)) for of in largest]
-        unknown = [stack for stack in stacks if stack not in groups]
-        if unknown and last and size == len(stacks):
-            parts.append(f"nothing is known of {who(unknown)}")
-    text = f"{usual.operation} {usual.number} of group {name}{_in(usual)}: {who(ranks)}"
-    return "; ".join((text, *parts)) if parts else ""
-
-
-def _first_difference(
-    groups: Mapping[WorkerStack, Group],
-) -> list[tuple[Call, list[WorkerStack]]]:
-    """Return the first unequal calls of one number, the usual one first."""
-    calls: dict[int, dict[tuple[str, str], tuple[Call, list[WorkerStack]]]] = {}
+    """Compare the first unequal calls, or the last ones; return nothing if equal."""
+    called: dict[int, dict[tuple[str, str], tuple[Call, list[WorkerStack]]]] = {}
     for stack, group in groups.items():
         for call in group.calls:
-            of_number = calls.setdefault(call.number, {})
-            of_number.setdefault(call.key, (call, []))[1].append(stack)
-    for _, kinds in sorted(calls.items()):
-        if len(kinds) > 1:
-            return sorted(kinds.values(), key=lambda kind: -len(kind[1]))
-    return []
+            kinds = called.setdefault(call.number, {})
+            kinds.setdefault(call.key, (call, []))[1].append(stack)
+    if not called:
+        return ""
+    unequal = (number for number, kinds in called.items() if len(kinds) > 1)
+    number = min(unequal, default=max(called))
+    size = max(len(groups), *(group.size for group in groups.values()))
+    who = Tree(size, hosts).who
+    (usual, came), *odd = sorted(called[number].values(), key=_number_of_ranks)
+    parts = [f"{who(ranks)} called {call}" for call, ranks in odd]
+    behind: dict[Call | None, list[WorkerStack]] = {}
+    for stack, group in groups.items():
+        if group.last < number:
+            behind.setdefault(next(reversed(group.calls), None), []).append(stack)
+    for last, ranks in behind.items():
+        whose = "its" if len(ranks) == 1 else "their"
+        before = f"{whose} last was {last.operation} {last.number}" if last else ""
+        parts.append(f"{who(ranks)} did not call it, {before or 'nor any other'}")
+    unknown = [stack for stack in stacks if stack not in groups]
+    if unknown and size == len(stacks):
+        parts.append(f"nothing is known of {who(unknown)}")
+    shape = str(usual).removeprefix(usual.operation)
+    parts.insert(0, f"{usual.operation} {number} of group {name}{shape}: {who(came)}")
+    return "; ".join(parts[:_PARTS]) if len(parts) > 1 else ""
 
 
-def _behind(stacks: Sequence[WorkerStack], group: Group, who: str) -> str:
-    if not group.calls:
-        return f"{who} called none in this group"
-    call, whose = group.calls[-1], "its" if len(stacks) == 1 else "their"
-    last = f"{whose} last was {call.operation} {call.number}"
-    return f"{who} did not call it, {last}"
-
-
-def _in(call: Call) -> str:
-    return f" ({call.shape})" if call.shape else ""
+def _number_of_ranks(kind: tuple[Call, list[WorkerStack]]) -> int:
+    return -len(kind[1])

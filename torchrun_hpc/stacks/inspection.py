@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     from torchrun_hpc.stacks.sampling import WorkerStack
 
 # Seconds: for one node, and for all of them.
-_NODE_TIMEOUT = 2.0
+_NODE_TIMEOUT = 3.0
+_HANG_NODE_TIMEOUT = 2.0  # with the next one, at most 3: workers wait for their end
 _ENDING = 0.5  # for workers to end
 _TIMEOUT = 4.5
 _HANG_TIMEOUT = 3.0
-_FRESH = 10.0  # until stacks that were kept count as those of another hang
 
 # Lines about a hang.
 _LINES = 6
@@ -36,9 +35,9 @@ _PLACES = 2
 STACKS, HANG = "stacks", "hang"
 
 
-def sample(watch: Watch) -> list[dict[str, Any]]:
+def sample(watch: Watch, timeout: float = _NODE_TIMEOUT) -> list[dict[str, Any]]:
     """Return the stacks of this node's workers as plain data."""
-    found = {s.rank: s for s in sampling.sample(_running(watch), _NODE_TIMEOUT)}
+    found = {s.rank: s for s in sampling.sample(_running(watch), timeout)}
     # Workers that fail together are at their end, and have no stack of the script.
     ending = {stack.rank for stack in found.values() if stack.may_be_ending}
     waiting.until(lambda: ending.isdisjoint(w.rank for w in _running(watch)), _ENDING)
@@ -61,7 +60,6 @@ class Witness:
         self._watch = watch
         self._lock = threading.Lock()  # held while it samples
         self._sampled = 0  # the attempt
-        self._at = -_FRESH  # by ``time.monotonic``
         self._stacks: list[dict[str, Any]] = []
 
     def sample(self) -> list[dict[str, Any]]:
@@ -69,16 +67,14 @@ class Witness:
         with self._lock:
             number = self._watch.attempt.number
             if number != self._sampled:
-                self._stacks = sample(self._watch)
-                self._sampled, self._at = number, time.monotonic()
+                self._stacks = sample(self._watch, _HANG_NODE_TIMEOUT)
+                self._sampled = number
             return self._stacks
 
     def testimony(self) -> list[dict[str, Any]]:
         """Return the stacks of the latest hang, even if the next attempt has begun."""
-        with self._lock:
-            if time.monotonic() - self._at < _FRESH:
-                return self._stacks
-        return self.sample()
+        is_late = 0 < self._sampled == self._watch.attempt.number - 1
+        return self._stacks if is_late else self.sample()
 
 
 class Inspection:
@@ -86,23 +82,22 @@ class Inspection:
 
     `ask_all` returns the stacks by node, given a question and a limit in seconds; it is
     ``None`` if other nodes cannot be asked. `is_first` returns whether this node
-    reports a stall.
+    reports a stall. `replies` has this node's replies, by question.
     """
 
     def __init__(
         self,
         plan: LaunchPlan,
-        watch: Watch,
         ask_all: Callable[[str, float], Mapping[int, Any]] | None,
         is_first: Callable[[], bool],
-        witness: Witness,
+        replies: Mapping[str, Callable[[Any], Any]],
     ) -> None:
         self._meeting = plan.meeting
-        self._watch = watch
         self._ask_all = ask_all
         self._is_first = is_first
-        self._witness = witness
-        self._hosts = dict(enumerate(plan.meeting.hosts))
+        self._replies = replies
+        hosts = plan.meeting.hosts if plan.meeting.nodes > 1 else ()
+        self._hosts = dict(enumerate(hosts))
         self._service = Service(plan.meeting.launch_id, self._answer)
         self._stall: StallReport | None = None
         if plan.asked.hpc_stall_report:
@@ -135,10 +130,8 @@ class Inspection:
     ) -> tuple[list[WorkerStack], list[int]]:
         answers = {} if self._ask_all is None else {**self._ask_all(what, timeout)}
         own = self._meeting.node_rank
-        if own not in answers and what == HANG:
-            answers[own] = self._witness.testimony()
-        elif own not in answers:
-            answers[own] = sample(self._watch)
+        if own not in answers:
+            answers[own] = self._replies[what](None)
         found = [
             replace(stack, node=node)  # do not trust its own claim
             for node, answer in answers.items()

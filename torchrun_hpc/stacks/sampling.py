@@ -20,7 +20,15 @@ from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import ending
 from torchrun_hpc.failures.last_words import LAUNCHER
 from torchrun_hpc.host import procfs
-from torchrun_hpc.stacks.collectives import IMPORTS, LONGEST, Frame, Group, Record
+from torchrun_hpc.schedulers.process import environment
+from torchrun_hpc.stacks import dumps
+from torchrun_hpc.stacks.collectives import (
+    IMPORTS,
+    LONGEST,
+    Frame,
+    Group,
+    Record,
+)
 from torchrun_hpc.wire import WireError, printable
 
 if TYPE_CHECKING:
@@ -33,7 +41,7 @@ ENDED = "it has ended"  # instead of a stack
 STOPPED = "it is stopped (SIGSTOP, or a debugger)"
 _STOPPED = ("T", "t")  # states in /proc/PID/status
 
-_ANSWER = 0.5  # seconds for all forks to answer; usually they take milliseconds
+_ANSWER = 0.5  # seconds for a fork to answer; usually it takes some milliseconds
 # A frame in a traceback, and the folder of a library.
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/")
@@ -46,7 +54,7 @@ _WORKING = 0.001
 _SCHEDSTAT = "/proc/{pid}/task/{pid}/schedstat"  # of the main thread
 _PTRACE_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 _NOT_ALLOWED = ("permission denied", "operation not permitted", "eperm", "eacces")
-_KILL_TIMEOUT = 0.5  # seconds
+_LEAST = 0.05  # seconds to wait for py-spy, also after the limit, and after a kill
 
 
 @dataclass(frozen=True)
@@ -88,25 +96,23 @@ class WorkerStack:
 
 def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
     """Return the stacks of this node's workers, sampled together while they run."""
-    for worker in workers:
-        worker.ask()
-    limit = time.monotonic() + _ANSWER
+    end = time.monotonic() + timeout
     found, others = [], []
     for worker in workers:
-        record = _told(worker, limit)
-        if record is not None:
-            found.append(_seen(worker, record.frames, record.groups))
-        elif procfs.status(worker.pid).get("State", "")[:1] in _STOPPED:
+        is_stopped = procfs.status(worker.pid).get("State", "").startswith(_STOPPED)
+        left = min(end - time.monotonic(), _ANSWER)
+        if is_stopped:
             found.append(WorkerStack(worker.rank, worker.node, problem=STOPPED))
+        elif record := _told(worker, max(left, 0)):
+            found.append(_seen(worker, record.frames, record.groups))
         else:
             others.append(worker)
-    return found + _by_py_spy(others, timeout)
+    return found + _by_py_spy(others, end)
 
 
-def _told(worker: Worker, limit: float) -> Record | None:
-    """Return what a fork has told about itself up to a time, or left at its end."""
+def _told(worker: Worker, timeout: float) -> Record | None:
     with contextlib.suppress(WireError):
-        return wire.decode(Record, wire.from_json(worker.told(limit)))
+        return wire.decode(Record, wire.from_json(worker.told(timeout)))
     return None
 
 
@@ -116,13 +122,9 @@ def ended(worker: Worker, failure: Failure | None) -> WorkerStack:
     frames = tuple(_of_traceback(part.lines if part else ()))
     how = f"it {ending(failure.code)}" if failure else ENDED
     record = _told(worker, 0) or Record()
-    return WorkerStack(
-        worker.rank,
-        worker.node,
-        frames,
-        problem="" if frames else how,
-        groups=record.groups,
-    )
+    groups = record.groups or dumps.groups(worker.rank, environment())
+    problem = "" if frames else how
+    return WorkerStack(worker.rank, worker.node, frames, problem, groups=groups)
 
 
 def _of_traceback(lines: Sequence[str]) -> Iterator[str]:
@@ -135,13 +137,12 @@ def _of_traceback(lines: Sequence[str]) -> Iterator[str]:
             yield printable(f"{function} {file}:{number}", LONGEST)
 
 
-def _by_py_spy(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
+def _by_py_spy(workers: Sequence[Worker], end: float) -> list[WorkerStack]:
     program = _program() if workers else ""
     if program is None:
         text = f"py-spy is not installed. Run {sys.executable} -m pip install "
         text += "'torchrun_hpc[stacks]'"
         return _without(workers, text)
-    end = time.monotonic() + timeout
     try:
         started = [(worker, _start(program, worker.pid)) for worker in workers]
     except OSError as error:
@@ -175,13 +176,14 @@ def _start(program: str, pid: int) -> subprocess.Popen[bytes]:
 
 def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> WorkerStack:
     try:
-        output, errors = process.communicate(timeout=max(end - time.monotonic(), 0.1))
+        left = max(end - time.monotonic(), _LEAST)
+        output, errors = process.communicate(timeout=left)
         frames = _frames(wire.from_json(output), worker.pid)
         return _seen(worker, frames)
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
-            process.communicate(timeout=_KILL_TIMEOUT)
+            process.communicate(timeout=_LEAST)
         problem, forbidden = "py-spy did not answer", ""
     except (ValueError, LookupError, TypeError, StopIteration):
         text = errors.decode(errors="replace")
@@ -195,6 +197,7 @@ def _seen(
     worker: Worker, frames: tuple[str, ...], groups: tuple[Group, ...] = ()
 ) -> WorkerStack:
     waits, cpu = _activity(worker.pid)
+    groups = groups or dumps.groups(worker.rank, environment())
     rank, node = worker.rank, worker.node
     return WorkerStack(rank, node, frames, waits=waits, cpu=cpu, groups=groups)
 

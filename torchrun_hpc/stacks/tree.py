@@ -31,7 +31,7 @@ def render(
     ``*`` marks what few ranks do while most do something else. The tree has at most
     ``most`` branches at one place.
     """
-    tree = Tree(len(stacks), named(stacks, hosts), most)
+    tree = Tree(len(stacks), hosts, most)
     known = [stack for stack in stacks if not stack.problem]
     lines = [*tree.lines(known)] if known else []
     problems: dict[str, list[WorkerStack]] = {}
@@ -59,19 +59,16 @@ def _place(frames: Sequence[str]) -> tuple[str, ...]:
     parts = [frame.partition(" ")[::2] for frame in frames]
     for depth, (function, place) in reversed([*enumerate(parts)]):
         if not _is_library(place):
-            called = (name for name, _ in parts[depth + 1 :] if name not in _WRAPPERS)
-            return (f"{next(called, function)} at {PurePath(place).name}",)
+            called = (name.rpartition(".")[2] for name, _ in parts[depth + 1 :])
+            called = (name for name in called if name not in _WRAPPERS)
+            shown = next(called, function.rpartition(".")[2])
+            return (f"{shown} at {PurePath(place).name}",)
     return tuple(frames[-1:])
 
 
 def _is_library(place: str) -> bool:
     package = place.partition("/")[0].partition(".py")[0]
     return package == "torch" or package in sys.stdlib_module_names or place[0] == "<"
-
-
-def named(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> Mapping[int, str]:
-    """Return the hosts by node rank; none if all workers are on the same one."""
-    return {} if len({stack.node for stack in stacks}) == 1 else hosts
 
 
 class Tree(NamedTuple):

@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -96,12 +95,6 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
     return wire.decode(Request, wire.from_json(text)), files
 
 
-def _can_read(connection: socket.socket, timeout: float) -> bool:
-    waits = select.poll()  # a job may have more open files than select can name
-    waits.register(connection, select.POLLIN)
-    return bool(waits.poll(max(timeout, 0) * 1000))
-
-
 class ForkedWorker:
     """A worker of the fork server: the part of ``Popen`` that torch uses.
 
@@ -137,7 +130,7 @@ class ForkedWorker:
     def returncode(self) -> int | None:
         """Its exit code, the negative signal if killed; ``None`` while it runs."""
         with self._lock:
-            if self._code is None and _can_read(self._answers, 0):
+            if self._code is None and select.select([self._answers], [], [], 0)[0]:
                 number = self._answers.recv(_ANSWER)
                 self._answers.close()
                 self._code = int(number) if number else -signal.SIGKILL
@@ -157,27 +150,28 @@ class ForkedWorker:
             raise subprocess.TimeoutExpired(self.args, limit)
         return code
 
-    def ask(self) -> None:
-        """Ask the worker what it is doing; forget earlier answers."""
-        self.told(0)
-        with contextlib.suppress(OSError):  # it has ended, or does not read
-            self._questions.send(b"?", socket.MSG_DONTWAIT)
+    def told(self, timeout: float) -> bytes:
+        """Return what the worker tells within ``timeout`` seconds, or told at its end.
 
-    def told(self, end: float) -> bytes:
-        """Return its answer up to a time of ``time.monotonic``, or its last words.
-
-        Return nothing if there is no answer.
+        It is a `Record`, or nothing. Without a ``timeout``, it is not asked.
         """
-        found = self._last_words
-        with contextlib.suppress(OSError):
-            while _can_read(self._questions, 0 if found else end - time.monotonic()):
-                piece = self._questions.recv(_RECORD, socket.MSG_DONTWAIT)
-                if not piece:
+        self._receive(0)  # late answers, which are not used
+        if not timeout or self._last_words:
+            return self._last_words
+        with contextlib.suppress(OSError):  # it has just ended, or does not read
+            self._questions.send(b"?", socket.MSG_DONTWAIT)
+        return self._receive(timeout)
+
+    def _receive(self, timeout: float) -> bytes:
+        found = b""
+        with contextlib.suppress(OSError):  # it ended before it had read the question
+            while select.select([self._questions], [], [], 0 if found else timeout)[0]:
+                found = self._questions.recv(_RECORD)
+                if found[:1] == LAST:
+                    self._last_words = found[1:]
+                elif not found:
                     break
-                found = self._last_words or piece.removeprefix(LAST)
-                if piece.startswith(LAST):
-                    self._last_words = found
-        return found
+        return self._last_words or found
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs; torch 2.0 ends workers this way."""

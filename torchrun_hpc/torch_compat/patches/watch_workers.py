@@ -21,7 +21,6 @@ from torchrun_hpc.failures.worker import Worker, exit_code_of
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches import agent
 from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes, wrap
-from torchrun_hpc.worker.requests import ForkedWorker
 
 if TYPE_CHECKING:
     from torchrun_hpc.torch_compat.patches.hooks import Hooks
@@ -106,7 +105,7 @@ def _workers(pids: dict[int, Any], group: Any, context: Any) -> list[Worker]:
             log=_file(context.stderrs.get(local)),
             error_file=context.error_files.get(local, ""),
             nodes=group.group_world_size,
-            **_questions(processes.get(local)),
+            told=getattr(processes.get(local), "told", lambda _: b""),
         )
         for local, pid in pids.items()
     ]
@@ -121,11 +120,6 @@ def _processes(context: Any) -> dict[int, Any]:
         return {k: h.proc for k, h in context.subprocess_handlers.items()}
     processes = getattr(getattr(context, "_pc", None), "processes", ())  # functions
     return dict(enumerate(getattr(each, "_popen", None) for each in processes))
-
-
-def _questions(process: Any) -> dict[str, Any]:
-    is_fork = isinstance(process, ForkedWorker)
-    return {"ask": process.ask, "told": process.told} if is_fork else {}
 
 
 def _exit_code(pid: int, process: Any) -> int | None:

@@ -1,0 +1,95 @@
+"""Jobs in which one rank does not come to a collective, and what is reported.
+
+Each job has two workers on each node. Rank 3 is the odd one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from commands import FORMS, JUELICH, SCRIPTS, launch
+
+_ODD = r"1 rank \(3, jwb0002\)"
+_OTHERS = r"\d of \d ranks \(0-2(,4-5)?\)"
+_USUAL = rf"  {_OTHERS}: all_reduce at hangs.py:\d+"
+
+
+def _call(rest, number=4):
+    return rf"all_reduce {number} of group 0 \(float32\[1024\]\): {_OTHERS}; {rest}"
+
+
+def _behind(number=4):
+    last = f"its last was all_reduce {number - 1}"
+    return _call(f"{_ODD} did not call it, {last}", number)
+
+
+def _at(place):
+    return rf"\* {_ODD}: {place} at hangs.py:\d+"
+
+
+_UNKNOWN = _call(f"nothing is known of {_ODD}")
+
+# By case of scripts/hangs.py: the line about the collective, which only forks have; the
+# line about most ranks; and the line about the odd one.
+CASES = {
+    "skipped": (_call(f"{_ODD} called barrier"), _USUAL, _at("barrier")),
+    "order": (
+        _call(rf"{_ODD} called broadcast \(float32\[1024\]\)"),
+        _USUAL,
+        _at("broadcast"),
+    ),
+    "group": (_behind(), _USUAL, _at("all_reduce")),
+    "sleep": (_behind(), _USUAL, _at("odd")),
+    "overflow": (_behind(34), _USUAL, _at("odd")),
+    "loader": (_behind(), _USUAL, _at("__next__")),
+    "monitored": (
+        "",
+        rf"  {_OTHERS}: monitored_barrier at hangs.py:\d+",
+        _at("odd"),
+    ),
+    "stopped": (
+        _UNKNOWN,
+        _USUAL.strip(),
+        rf"no stack from {_ODD}: it is stopped \(SIGSTOP, or a debugger\)",
+    ),
+    "gone": (_UNKNOWN, _USUAL.strip(), rf"no stack from {_ODD}: it has ended"),
+    # The rank that receives too much aborts; the others see only that.
+    "shape": (
+        rf".*; {_ODD} called all_reduce \(float32\[2048\]\).*",
+        r"  \d (of \d ranks|rank) \(.*\): all_reduce at hangs.py:\d+",
+        rf". {_ODD}: all_reduce at hangs.py:\d+",
+    ),
+}
+
+
+def run(cluster, cases, *options, form="fork", nodes=2):
+    """Run a job with a restart after each of these cases, and check its reports."""
+    options = ("--nproc_per_node=2", f"--max_restarts={len(cases) - 1}", *options)
+    done = launch(
+        cluster,
+        *options,
+        script=[SCRIPTS / "hangs.py", ",".join(cases), "3"],
+        nodes=nodes,
+        environ=JUELICH | FORMS[form] | {"TORCH_FR_BUFFER_SIZE": "20"},
+    )
+    assert done.returncode == 1, done
+    reports = explained(done.stderr)
+    assert len(reports) == len(cases), done.stderr
+    for case, lines in zip(cases, reports, strict=True):
+        check(case, lines, form)
+    return done.stderr
+
+
+def check(case, lines, form="fork"):
+    """Check the lines about a hang."""
+    assert len(lines) <= 6, lines
+    of_collective, *places = CASES[case]
+    for wanted in filter(None, [*places, of_collective if form == "fork" else ""]):
+        assert any(re.fullmatch(wanted, line) for line in lines), (case, wanted, lines)
+
+
+def explained(stderr):
+    """Return, for each report, the lines about the hang."""
+    reports = re.split(r"HPC125\]: the job has failed.*\(local rank|HPC128\]:", stderr)
+    form = r"torchrun_hpc:     ([ *]*(?:\w+ \d+ of group |no |\d).*)"
+    return [re.findall(form, report) for report in reports[1:]]
