@@ -58,3 +58,17 @@ def serve():
             return made
 
         yield serve
+
+
+def entry(number, name="all_reduce", group="0", record=None, **changes):
+    """Return a flight recorder's entry for gloo, without what is not read."""
+    about = {
+        "record_id": number - 1 if record is None else record,
+        "process_group": [group, "default_pg" if group == "0" else "undefined"],
+        "collective_seq_id": number,
+        "is_p2p": False,
+        "profiling_name": f"gloo:{name}",
+        "input_sizes": [[1024]],
+        "input_dtypes": ["Float"],
+    }
+    return about | changes

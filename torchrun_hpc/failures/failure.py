@@ -30,7 +30,8 @@ _FOLLOWS = re.compile(
 # transport/tcp (also without a time-out), ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp,
 # and the stores' time-outs since torch 2.0.
 _COLLECTIVE = re.compile(
-    r"Timed out waiting \d+ms for|Application timeout caused pair closure"
+    r"Timed out (waiting \d+ms for|initializing process group|after \d+ seconds wait)"
+    r"|Application timeout caused pair closure"
     r"|Connection (closed|reset) by peer|op\.preamble\.length"
     r"|Watchdog caught collective operation timeout|monitoredBarrier"
     r"|wait timeout after \d+ms|Timeout waiting for key|Socket Timeout"

@@ -22,15 +22,17 @@ _REST_TIMEOUT = 1.0  # seconds to read the rest of the workers' stderr
 
 
 def ask_for_stacks(client: Client, what: str, timeout: float) -> dict[int, Any]:
-    """Ask all other agents for stacks, up to ``timeout`` s; return replies by node.
+    """Ask all agents for stacks, up to ``timeout`` seconds; return replies by node.
 
     Lost nodes, and nodes without workers, are not missed.
     """
-    others = {*client.active} - {client.request.rank}
-    spares = {*range(client.request.nodes)} - {*client.active}
+    active = {*client.active}
+    spares = {*range(client.request.nodes)} - active
+    # The thread that reports a hang also passes on questions to this node.
+    others = active - {client.request.rank} if what == HANG else active
 
     def wait(replies: Mapping[int, Any]) -> None:
-        client.questions.wait(lambda: others <= replies.keys(), timeout)
+        client.wait_for(lambda: others <= replies.keys(), timeout)
 
     return {node: [] for node in spares} | client.questions.ask_all(what, wait)
 

@@ -185,13 +185,12 @@ class Client:
             self.fail(Failure(Kind.AGENT, (rank,), text=text, by=rank))
         if self.is_unreported and self.request.nodes == 1:
             self._loop.call(self._ask_for_report)  # all have ended: no more fail
-        with self._changed:
-            if self.failure is not None and self.is_accepted:
-                self._wait_for(lambda: self.ending, _DECIDED_TIMEOUT)
-                # Some schedulers end all tasks when one ends with an error.
-                self._wait_for(lambda: not self.is_unreported, _REPORT_TIMEOUT)
-            self._loop.call(self._disconnect)
-            self._wait_for(lambda: not self._is_running, _LEAVE_TIMEOUT)
+        if self.failure is not None and self.is_accepted:
+            self.wait_for(lambda: self.ending, _DECIDED_TIMEOUT)
+            # Some schedulers end all tasks when one ends with an error.
+            self.wait_for(lambda: not self.is_unreported, _REPORT_TIMEOUT)
+        self._loop.call(self._disconnect)
+        self.wait_for(lambda: not self._is_running, _LEAVE_TIMEOUT)
 
     @property
     def is_unreported(self) -> bool:
@@ -206,21 +205,20 @@ class Client:
     def until(self, condition: Callable[[], object], timeout: float = math.inf) -> None:
         """Wait for a condition, or raise `JobFailedError` or `TimeoutError`."""
         with self._changed:
-            self._wait_for(
-                lambda: condition() or self.failure or self._problem, timeout
-            )
-            if condition():
-                return
-            if self.failure is not None:
-                raise JobFailedError(self.failure)
-            raise self._problem or TimeoutError
+            self.wait_for(lambda: condition() or self.failure or self._problem, timeout)
+            if not condition():
+                failed = self.failure and JobFailedError(self.failure)
+                raise failed or self._problem or TimeoutError
 
-    def _wait_for(self, condition: Callable[[], object], timeout: float) -> None:
-        """Wait, with the lock, for a condition, or until nothing can arrive."""
+    def wait_for(self, condition: Callable[[], object], timeout: float) -> None:
+        """Wait for a condition, also after a failure, or until nothing can arrive."""
+        if not self._is_running:
+            return
         clock = self._loop.events.time
         end = clock() + timeout
-        while self._is_running and not condition() and (left := end - clock()) > 0:
-            self._changed.wait(min(left, _SIGNAL_TIMEOUT))
+        with self._changed:
+            while self._is_running and not condition() and (left := end - clock()) > 0:
+                self._changed.wait(min(left, _SIGNAL_TIMEOUT))
 
     # --- in the loop --------------------------------------------------------------
 
@@ -375,10 +373,8 @@ class Client:
             # The end of a round may arrive when this agent has joined the next.
             is_over = self.is_over or message["over"] >= self._wanted
             number = message["over"] + 1
-            hangs = message.get("hang") is True
-            self._change(
-                next_round=number, is_over=is_over, _prepared=None, hangs=hangs
-            )
+            self.hangs = "hang" in message
+            self._change(next_round=number, is_over=is_over, _prepared=None)
         elif "finished" in message:
             self._change(finished=True, ending=message)
         elif "failed" in message:

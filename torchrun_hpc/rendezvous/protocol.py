@@ -66,7 +66,7 @@ from typing import Any
 from torchrun_hpc.reporting.reporter import told_to_report
 from torchrun_hpc.wire import AnyText, encode
 
-VERSION = 10
+VERSION = 9
 
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096

@@ -65,11 +65,6 @@ class Questions:
                 del self._of_nodes[number]
         return {node: of for node, of in replies.items() if of is not None}
 
-    def wait(self, enough: Callable[[], bool], timeout: float) -> None:
-        """Wait for replies, also after the job has failed; not in the loop."""
-        with self._changed:
-            self._changed.wait_for(enough, timeout)
-
     def replied(self, message: Mapping[str, Any]) -> None:
         """Keep a node's reply, unless it is late."""
         number, node = message["replied"], message.get("node")

@@ -264,7 +264,8 @@ class Rounds:
         self._enter(Phase.GATHER)
         self._waited = 0
         self.roster.ready.clear()
-        self._members.send_all({"over": self.round, "hang": failure.is_hang})
+        why = {"hang": True} if failure.is_hang else {}
+        self._members.send_all({"over": self.round, **why})
         self.round += 1
         if self._settings.has_spares:
             self.roster.lease(self.roster.record.active)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.errors import Message, to_copy
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console
-from torchrun_hpc.stacks import service, tree
+from torchrun_hpc.stacks import collectives, service, tree
 from torchrun_hpc.stacks.sampling import received
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def _lines(answer: Mapping[str, Any], *, with_collectives: bool) -> list[str]:
     lines += tree.render(stacks, hosts)
     if with_collectives and stacks:
         is_known = any(stack.groups for stack in stacks)
-        lines += answer["collectives"] or [_EQUAL if is_known else _UNKNOWN]
+        equal = _EQUAL if is_known else _UNKNOWN
+        lines += collectives.compare(stacks, hosts) or [equal]
     if answer["missing"]:
         lines.append(f"no answer from {answer['missing']}")
     elif not stacks:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import files
-from torchrun_hpc.stacks.collectives import Group, groups_of
+from torchrun_hpc.stacks.calls import Group, groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

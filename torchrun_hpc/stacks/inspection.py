@@ -152,7 +152,6 @@ class Inspection:
         return {
             "launch": self._meeting.launch_id,
             "missing": names.nodes(missing, self._meeting.hosts),
-            "collectives": collectives.compare(stacks, self._hosts),
             "workers": [
                 {**wire.encode(stack), "host": self._hosts.get(stack.node, "")}
                 for stack in stacks

@@ -22,7 +22,7 @@ from torchrun_hpc.failures.last_words import LAUNCHER
 from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
 from torchrun_hpc.stacks import dumps
-from torchrun_hpc.stacks.collectives import (
+from torchrun_hpc.stacks.calls import (
     IMPORTS,
     LONGEST,
     Frame,
@@ -119,9 +119,9 @@ def _told(worker: Worker, timeout: float) -> Record | None:
 def ended(worker: Worker, failure: Failure | None) -> WorkerStack:
     """Return where a worker was when it ended."""
     part = failure and failure.worker
-    frames = tuple(_of_traceback(part.lines if part else ()))
-    how = f"it {ending(failure.code)}" if failure else ENDED
     record = _told(worker, 0) or Record()
+    frames = record.frames or tuple(_of_traceback(part.lines if part else ()))
+    how = f"it {ending(failure.code)}" if failure else ENDED
     groups = record.groups or dumps.groups(worker.rank, environment())
     problem = "" if frames else how
     return WorkerStack(worker.rank, worker.node, frames, problem, groups=groups)

@@ -68,7 +68,11 @@ def _place(frames: Sequence[str]) -> tuple[str, ...]:
 
 def _is_library(place: str) -> bool:
     package = place.partition("/")[0].partition(".py")[0]
-    return package == "torch" or package in sys.stdlib_module_names or place[0] == "<"
+    return (
+        package == "torch"
+        or package in sys.stdlib_module_names
+        or place.startswith("<")
+    )
 
 
 class Tree(NamedTuple):

@@ -78,7 +78,7 @@ class ForkServer:
             script.run(request.command[len(PYTHON) :])
         except BaseException as error:
             if getattr(error, "code", error):  # not a SystemExit without an error
-                recorder.leave(questions)
+                recorder.leave(questions, error)
             raise
 
     def _import(self) -> None:

@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.last_words import LAUNCHER
-from torchrun_hpc.stacks.collectives import IMPORTS, Record, groups_of
+from torchrun_hpc.stacks.calls import IMPORTS, Record, groups_of
 from torchrun_hpc.worker.requests import LAST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
+    from types import FrameType
+
+    _Walk = Iterable[tuple[FrameType, int]]
 
 _DUMP = "_dump_fr_trace_json"  # of torch._C._distributed_c10d, if torch is new enough
 
@@ -37,32 +40,32 @@ def start(questions: socket.socket) -> None:
 def _serve(questions: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while questions.recv(1):
-            _tell(questions)
+            main = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001
+            _tell(questions, reversed([*traceback.walk_stack(main)]))
 
 
-def leave(questions: socket.socket) -> None:
-    """Tell the agent something before this process ends; it reads that later."""
-    _tell(questions, LAST)
+def leave(questions: socket.socket, error: BaseException) -> None:
+    """Tell the agent why this process ends; the agent reads that later."""
+    _tell(questions, traceback.walk_tb(error.__traceback__), LAST)
 
 
-def _tell(questions: socket.socket, mark: bytes = b"") -> None:
+def _tell(questions: socket.socket, walk: _Walk, mark: bytes = b"") -> None:
     with contextlib.suppress(Exception):  # the script's modules may have any state
-        record = Record(tuple(_frames()), _groups())
+        record = Record(tuple(_frames(walk)), _groups())
         line = mark + wire.to_line(wire.encode(record))
         questions.send(line, socket.MSG_DONTWAIT)
 
 
-def _frames() -> Iterator[str]:
-    """Yield the frames of the main thread above the launcher's, outermost first."""
-    main = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001
-    found = []
-    for frame, line in traceback.walk_stack(main):
+def _frames(walk: _Walk) -> list[str]:
+    """Write the frames above the launcher's, from an outermost one on."""
+    found: list[str] = []
+    for frame, line in walk:
         code = frame.f_code
         if LAUNCHER in code.co_filename:
-            break
-        if not code.co_filename.startswith(IMPORTS):
+            found.clear()
+        elif not code.co_filename.startswith(IMPORTS):
             found.append(f"{code.co_name} {_short(code.co_filename)}:{line}")
-    return reversed(found)
+    return found
 
 
 def _short(name: str) -> str:

@@ -41,6 +41,7 @@ from torchrun_hpc.rendezvous import members, protocol
 from torchrun_hpc.rendezvous.connection import request_of
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
 from torchrun_hpc.rendezvous.phases import Phase
+from torchrun_hpc.stacks.inspection import HANG, STACKS
 
 
 def test_each_process_is_an_agent_of_its_own(monkeypatch):
@@ -291,12 +292,12 @@ class Sampled:
 
     def _answer(self, rank, event):
         if "question" in event and rank not in self.silent:
-            assert event["what"] == "stacks"
+            assert event["what"] in (STACKS, HANG)
             self.made[rank].send({"reply": event["question"], "of": [f"of {rank}"]})
 
-    def ask(self, *answered):
+    def ask(self, *answered, what=STACKS):
         """Let node 0 ask for stacks; wait until these nodes have answered."""
-        found = started(lambda: ask_for_stacks(self.made[0], LIMIT))
+        found = started(lambda: ask_for_stacks(self.made[0], what, LIMIT))
         until(
             lambda: (
                 waits(self.made[0])
@@ -337,14 +338,16 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
     sampled[1].send({"reply": [0, sampled[0].questions._asked], "of": ["late"]})
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
-    assert ask_for_stacks(sampled[0], LIMIT) == ANSWERS
+    assert ask_for_stacks(sampled[0], STACKS, LIMIT) == ANSWERS
     assert sampled[0].failure is None
 
 
 def test_stacks_while_the_main_thread_asks_the_store(sampled):
     late = started(lambda: sampled[0].ask({"get": ["late"]}, LIMIT))
     until(lambda: waits(sampled[0]))
-    assert [ask_for_stacks(sampled[0], LIMIT) for _ in range(3)] == [ANSWERS] * 3
+    assert [ask_for_stacks(sampled[0], STACKS, LIMIT) for _ in range(3)] == [
+        ANSWERS
+    ] * 3
     sampled[1].ask({"set": {"late": "1"}}, LIMIT)
     assert late.result(PATIENCE) == ["1"]
 
@@ -357,7 +360,7 @@ def test_many_questions_from_two_threads(sampled):
         return [sampled[0].ask(key, LIMIT) for _ in range(200)]
 
     def ask_often(client=sampled[0]):
-        return [ask_for_stacks(client, LIMIT) for _ in range(50)]
+        return [ask_for_stacks(client, STACKS, LIMIT) for _ in range(50)]
 
     asking = [partial(ask_often, client) for client in sampled]
     counted, *found = together(ask_the_store, ask_often, *asking)
@@ -365,12 +368,14 @@ def test_many_questions_from_two_threads(sampled):
     assert found == [[ANSWERS] * 50] * 4
 
 
-def test_stacks_of_a_job_that_fails(sampled):
-    """There is nothing to wait for."""
-    sampled.silent.add(1)
-    found = sampled.ask(0, 2)
-    sampled[1].fail(Failure(Kind.AGENT, (1,)))
-    assert found.result(PATIENCE) == {0: ["of 0"], 2: ["of 2"]}
+def test_a_job_that_has_failed(sampled):
+    """Its agents still answer what their workers did. A lost one is not missed."""
+    sampled[1].fail(worker_failure(1))
+    until(lambda: sampled[0].failure)
+    sampled.silent = {0, 1}
+    found = sampled.ask(2, what=HANG)
+    cut(sampled[1])
+    assert found.result(PATIENCE) == {2: ["of 2"]}
 
 
 def test_stacks_where_an_agent_is_gone(sampled):
@@ -381,19 +386,19 @@ def test_stacks_where_an_agent_is_gone(sampled):
 
 def test_stacks_without_a_coordinator(sampled, job):
     job.end_server()
-    assert ask_for_stacks(sampled[0], LIMIT) == {}
+    assert ask_for_stacks(sampled[0], STACKS, LIMIT) == {}
 
 
 def test_stacks_after_the_end(sampled):
     together(*(client.finish for client in sampled))
     together(*(client.leave for client in sampled))
-    assert ask_for_stacks(sampled[0], math.inf) == {}  # nobody is waited for
+    assert ask_for_stacks(sampled[0], STACKS, math.inf) == {}  # nobody is waited for
 
 
 def test_stacks_before_the_coordinator_is_found(job):
     """It is not: that is for the main thread, which has to be told."""
     client = job.client(1, (job.unused_port(),))
-    found = started(lambda: ask_for_stacks(client, math.inf))
+    found = started(lambda: ask_for_stacks(client, STACKS, math.inf))
     with pytest.raises(CoordinatorNotFoundError):
         job.clock.passes_while(client.connect, step=LIMIT)
     assert found.result(PATIENCE) == {}

@@ -14,7 +14,7 @@ from waiting import PATIENCE, until
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import inspection as inspections
 from torchrun_hpc.stacks import stall
-from torchrun_hpc.stacks.inspection import Inspection
+from torchrun_hpc.stacks.inspection import HANG, STACKS, Inspection, Witness
 from torchrun_hpc.stacks.sampling import WorkerStack, received
 from torchrun_hpc.stacks.service import ask, launches
 
@@ -29,7 +29,7 @@ def workers(monkeypatch):
     """Return the two workers of node 1, which sleep."""
 
     def sample(workers, timeout):
-        assert timeout == inspections._NODE_TIMEOUT
+        assert timeout in (inspections._NODE_TIMEOUT, inspections._HANG_NODE_TIMEOUT)
         return [WorkerStack(worker.rank, worker.node, FRAMES) for worker in workers]
 
     monkeypatch.setattr(inspections.sampling, "sample", sample)
@@ -44,7 +44,13 @@ def inspect(watched):
     def inspect(workers, ask_all=None, is_first=lambda: True, **changes):
         about = {"nodes": 3, "node_rank": 1, "hosts": HOSTS, "launch_id": "19.0"}
         plan = make_launch_plan(**about | changes)
-        made.append(Inspection(plan, watched(workers), ask_all, is_first))
+        watch = watched(workers)
+        witness = Witness(watch)
+        replies = {
+            STACKS: lambda _: inspections.sample(watch),
+            HANG: lambda _: witness.testimony(),
+        }
+        made.append(Inspection(plan, ask_all, is_first, replies))
         made[-1].start()
         return made[-1]
 
@@ -75,7 +81,8 @@ def test_a_launch_on_several_nodes(inspect, watched, workers):
     """The answers of other nodes come in any order."""
     asked = []
 
-    def ask_all(timeout):
+    def ask_all(what, timeout):
+        assert what == STACKS
         asked.append(timeout)
         return {2: of_node(2), 1: inspections.sample(watched(workers)), 0: of_node(0)}
 
@@ -108,14 +115,14 @@ def test_a_launch_on_several_nodes(inspect, watched, workers):
 def test_nodes_that_have_not_answered_are_named(
     inspect, workers, answers, ranks, missing
 ):
-    inspect(workers, lambda _: answers)
+    inspect(workers, lambda *_: answers)
     found = answer()
     assert found["missing"] == missing
     assert [stack["rank"] for stack in found["workers"]] == ranks
 
 
 def test_a_node_speaks_for_itself_only(inspect):
-    inspect([], lambda _: {2: of_node(1)})
+    inspect([], lambda *_: {2: of_node(1)})
     assert [stack["node"] for stack in answer()["workers"]] == [2, 2]
 
 
@@ -145,7 +152,7 @@ def test_the_first_node_reports_a_stall(inspect, monkeypatch, capfd):
     monkeypatch.setattr(stall, "time", clock)
     monkeypatch.setattr(stall, "_SHORTEST", 0)
     made = inspect(
-        [], lambda _: {n: of_node(n) for n in range(3)}, node_rank=0, stall_report=1.0
+        [], lambda *_: {n: of_node(n) for n in range(3)}, node_rank=0, stall_report=1.0
     )
     made._stall._thread.join(PATIENCE)
     assert capfd.readouterr().err.splitlines() == [
@@ -159,7 +166,7 @@ def test_the_first_node_reports_a_stall(inspect, monkeypatch, capfd):
 
 def test_a_node_that_becomes_the_first_one(inspect):
     answers, first = {node: of_node(node) for node in range(3)}, []
-    made = inspect([], lambda _: answers, lambda: bool(first))
+    made = inspect([], lambda *_: answers, lambda: bool(first))
     assert if_complete(made) == []
     first.append(1)
     assert if_complete(made) == [*range(6)]
@@ -171,13 +178,13 @@ def test_a_stall_on_one_node_is_reported_there(inspect, workers):
 
 
 def test_no_stall_while_a_node_is_missing(inspect):
-    made = inspect([], lambda _: {0: of_node(0), 1: of_node(1)}, node_rank=0)
+    made = inspect([], lambda *_: {0: of_node(0), 1: of_node(1)}, node_rank=0)
     assert if_complete(made) == []
 
 
 def test_no_stall_is_reported_unless_it_is_wanted_nor_after_the_end(inspect, capfd):
     assert inspect([], stall_report=0)._stall is None
-    made = inspect([], lambda _: {n: of_node(n) for n in range(3)}, stall_report=1.0)
+    made = inspect([], lambda *_: {n: of_node(n) for n in range(3)}, stall_report=1.0)
     made.close()
     made._stall._thread.join(PATIENCE)
     assert capfd.readouterr().err == ""

@@ -114,6 +114,70 @@ def test_a_tree(name):
     assert sorted(backward) == sorted(lines)
 
 
+# Frames, outermost first, and where the script is.
+PLACES = {
+    "in the script": (
+        ("<module> train.py:9", "read pkg/data.py:31"),
+        "read at data.py:31",
+    ),
+    "at the top": (("<module> train.py:9",), "<module> at train.py:9"),
+    "in a collective": (
+        (
+            *("<module> train.py:9", "main train.py:88"),
+            "wrapper torch/distributed/c10d_logger.py:83",
+            "all_reduce torch/distributed/distributed_c10d.py:3252",
+        ),
+        "all_reduce at train.py:88",
+    ),
+    "as py-spy writes a wrapper": (
+        (
+            "main train.py:88",
+            "_exception_logger.<locals>.wrapper torch/distributed/c10d_logger.py:83",
+            "all_reduce torch/distributed/distributed_c10d.py:3252",
+        ),
+        "all_reduce at train.py:88",
+    ),
+    "in a method": (("Data.read data.py:3",), "read at data.py:3"),
+    "in a module": (
+        (
+            "main train.py:8",
+            "_wrapped_call_impl torch/nn/modules/module.py:1",
+            "_call_impl torch/nn/modules/module.py:2",
+            "forward torch/nn/modules/linear.py:3",
+        ),
+        "forward at train.py:8",
+    ),
+    "in Python's library": (
+        ("main train.py:8", "get queue.py:171", "wait threading.py:355"),
+        "get at train.py:8",
+    ),
+    "in another library": (
+        ("main train.py:8", "fit lightning/trainer.py:5", "step torch/x.py:2"),
+        "step at trainer.py:5",
+    ),
+    "nowhere in a script": (("_run <frozen runpy>:88",), "_run <frozen runpy>:88"),
+    "outside Python": ((), "no Python frame"),
+    "a file with blanks": (("f my file.py:3",), "f at my file.py:3"),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_place(name):
+    frames, place = PLACES[name]
+    assert tree.summary([WorkerStack(0, 0, frames)], {}, 2) == [f"1 rank: {place}"]
+
+
+def test_places_of_many_ranks():
+    """Three branches of the tree, and three problems, are the most."""
+    frames = {n: f"f a.py:{n}" if n < 40 else "reduce b.py:1" for n in range(50)}
+    found = [WorkerStack(n, n // 8, (frame,)) for n, frame in frames.items()]
+    found += [WorkerStack(50 + n, 9, problem=f"problem {n}") for n in range(9)]
+    assert [line.partition(":")[2] for line in tree.summary(found, {}, 2)] == [
+        *(" reduce at b.py:1", " f at a.py:0", " at 39 other places"),
+        *(" problem 0", " problem 1", " other problems"),
+    ]
+
+
 def test_few_ranks():
     assert tree.render([], HOSTS) == []
     assert tree.render(stacks(size=1), HOSTS) == ["1 rank: main > step > reduce"]
@@ -123,8 +187,8 @@ def test_few_ranks():
 
 
 def test_a_node_without_a_name():
-    """The name is not known; or there is no other node."""
-    for workers, hosts in (2, {}), (2, {1: ""}), (8, HOSTS):
+    """The name is not known; or no other node has one."""
+    for workers, hosts in (2, {}), (2, {1: ""}), (8, {}):
         lines = tree.render(stacks({3: READ}, workers=workers), hosts)
         assert lines[-1] == "* 1 rank (3): load > read"
 

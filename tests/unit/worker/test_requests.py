@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import PATIENCE
 
 from torchrun_hpc import waiting
 from torchrun_hpc.worker import requests
@@ -31,8 +32,8 @@ def test_a_request_arrives_as_it_is(command, environ, numbers):
     request = Request(command, environ, numbers, numbers[:2], [(1, 2, -1)], numbers)
     ours, theirs = socket.socketpair()
     with ours, theirs, open(os.devnull) as file:  # noqa: PTH123
-        requests.send(ours, request, 4 * [file.fileno()])
-        requests.send(ours, request, 4 * [file.fileno()])
+        requests.send(ours, request, 5 * [file.fileno()])
+        requests.send(ours, request, 5 * [file.fileno()])
         for _ in range(2):
             received, files = requests.receive(theirs)
             assert received == request
@@ -49,7 +50,7 @@ def test_a_request_that_is_larger_than_any_buffer():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         sender = threading.Thread(
-            target=requests.send, args=(ours, request, [0, 0, 0, 0])
+            target=requests.send, args=(ours, request, [0, 0, 0, 0, 0])
         )
         sender.start()
         received, files = requests.receive(theirs)
@@ -80,7 +81,7 @@ def answered():
 
         def make(answer):
             theirs.send(answer)
-            return ForkedWorker(["python"], ours, lambda: None), theirs
+            return ForkedWorker(["python"], ours, ours, lambda: None), theirs
 
         yield make
 
@@ -102,7 +103,7 @@ def test_a_fork_server_that_ends():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     lost = []
     theirs.send(b"started 4711")
-    worker = ForkedWorker(["python"], ours, lambda: lost.append(True))
+    worker = ForkedWorker(["python"], ours, ours, lambda: lost.append(True))
     theirs.close()
     assert (worker.wait(), worker.poll(), lost) == (-signal.SIGKILL, -9, [True])
     assert ours.fileno() == -1  # closed
@@ -123,7 +124,7 @@ def test_no_fork_server():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
     with ours, pytest.raises(EOFError):
-        ForkedWorker(["python"], ours, lambda: None)
+        ForkedWorker(["python"], ours, ours, lambda: None)
 
 
 def test_a_signal(answered, monkeypatch):
@@ -136,3 +137,63 @@ def test_a_signal(answered, monkeypatch):
     worker.send_signal(signal.SIGTERM)  # nobody has its number any more
     assert killed == [(4711, signal.SIGTERM)]
     assert worker.poll() == -signal.SIGTERM
+
+
+# --- questions to a worker ------------------------------------------------------------
+
+
+@pytest.fixture
+def asked():
+    """Make a worker that can be asked, and its end of the sockets."""
+    answers, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with answers, server, ours, theirs:
+        server.send(b"started 4711")
+        yield ForkedWorker(["python"], answers, ours, lambda: None), theirs
+
+
+def answering(worker, text):
+    """Let the worker answer the next question."""
+    thread = threading.Thread(target=lambda: worker.send(text * len(worker.recv(1))))
+    thread.start()
+    return thread
+
+
+def test_a_worker_that_answers(asked):
+    worker, theirs = asked
+    for text in (b"here", b"there"):
+        thread = answering(theirs, text)
+        assert worker.told(PATIENCE) == text
+        thread.join()
+    assert worker.told(0) == b""  # nobody has asked
+
+
+def test_an_answer_that_comes_too_late_is_not_used(asked):
+    worker, theirs = asked
+    assert worker.told(0.01) == b""
+    theirs.send(b"late")
+    assert worker.told(0.01) == b""
+    assert (theirs.recv(9), theirs.recv(9)) == (b"?", b"?")
+
+
+def test_last_words_remain(asked):
+    """Also of a worker that did not read the question, and has left a child."""
+    worker, theirs = asked
+    assert worker.told(0.01) == b""
+    theirs.send(b"late")
+    theirs.send(requests.LAST + b"words")
+    with theirs.dup():
+        theirs.close()
+        assert worker.told(0) == worker.told(PATIENCE) == worker.told(0) == b"words"
+
+
+def test_a_worker_that_left_nothing(asked):
+    worker, theirs = asked
+    theirs.close()
+    assert worker.told(PATIENCE) == b""
+
+
+def test_a_worker_that_does_not_read(asked):
+    """The questions fill the socket; the agent does not wait."""
+    worker, _ = asked
+    assert {worker.told(1e-4) for _ in range(2000)} == {b""}

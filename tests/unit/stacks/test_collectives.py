@@ -1,0 +1,152 @@
+"""The latest collectives of all ranks, compared."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchrun_hpc.stacks.calls import Call, Group
+from torchrun_hpc.stacks.collectives import compare
+from torchrun_hpc.stacks.sampling import WorkerStack
+
+HOSTS = {n: f"jwb000{n + 1}" for n in range(4)}
+SHAPE = "float32[1024]"
+
+
+def called(last, operation="all_reduce", shape=SHAPE, name="0", size=8):
+    """Return a group with calls up to this number; all but the last one are usual."""
+    first = max(last - 2, 1)
+    usual = [Call(n, "all_reduce", SHAPE) for n in range(first, last)]
+    return Group(name, size, (*usual, Call(last, operation, shape))[: max(last, 0)])
+
+
+USUAL = called(4)
+CALL = f"all_reduce 4 of group 0 ({SHAPE}): "
+
+LATE = "did not call it, its last was all_reduce"
+
+# The groups of odd ranks among eight, two on each node; ``None`` if unknown; and the
+# parts of the line. Others have called the fourth one.
+CASES = {
+    "one did not come": (
+        {5: called(3)},
+        "7 of 8 ranks (0-4,6-7)",
+        f"1 rank (5, jwb0003) {LATE} 3",
+    ),
+    "one has called none": (
+        {5: Group("0", 8)},
+        "7 of 8 ranks (0-4,6-7)",
+        "1 rank (5, jwb0003) did not call it, nor any other",
+    ),
+    "two did not come": (
+        {2: called(3), 5: called(3)},
+        "6 of 8 ranks (0-1,3-4,6-7)",
+        f"2 of 8 ranks (2,5) {LATE} 3".replace("its", "their"),
+    ),
+    "two at different places": (
+        {2: called(3), 5: called(1)},
+        "6 of 8 ranks (0-1,3-4,6-7)",
+        f"1 rank (2, jwb0002) {LATE} 3",
+        f"1 rank (5, jwb0003) {LATE} 1",
+    ),
+    "another operation": (
+        {0: called(4, "broadcast")},
+        "7 of 8 ranks (1-7)",
+        f"1 rank (0, jwb0001) called broadcast ({SHAPE})",
+    ),
+    "another operation, and later equal ones": (
+        {0: Group("0", 8, (Call(4, "barrier"), Call(5, "all_reduce", SHAPE)))},
+        "7 of 8 ranks (1-7)",
+        "1 rank (0, jwb0001) called barrier",
+    ),
+    "another shape": (
+        {7: called(4, shape="float32[7]")},
+        "7 of 8 ranks (0-6)",
+        "1 rank (7, jwb0004) called all_reduce (float32[7])",
+    ),
+    "one is unknown": (
+        {5: None},
+        "7 of 8 ranks (0-4,6-7)",
+        "nothing is known of 1 rank (5, jwb0003)",
+    ),
+    "one is unknown, another did not come": (
+        {5: None, 6: called(3)},
+        "6 of 8 ranks (0-4,7)",
+        f"1 rank (6, jwb0004) {LATE} 3",
+        "nothing is known of 1 rank (5, jwb0003)",
+    ),
+    "all come": ({},),
+}
+
+
+def stacks(groups, size=8):
+    """Return the stacks of all ranks, given the groups of each."""
+    return [WorkerStack(n, n // 2, groups=tuple(groups(n))) for n in range(size)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_group(name):
+    odd, *parts = CASES[name]
+    found = compare(stacks(lambda n: filter(None, [odd.get(n, USUAL)])), HOSTS)
+    assert found == ([CALL + "; ".join(parts)] if parts else [])
+
+
+def test_one_calls_one_too_many():
+    (line,) = compare(stacks(lambda n: [called(5 if n == 6 else 4)]), HOSTS)
+    assert line == (
+        f"all_reduce 5 of group 0 ({SHAPE}): 1 rank (6, jwb0004); 7 of 8 ranks "
+        "(0-5,7) did not call it, their last was all_reduce 4"
+    )
+
+
+def test_groups_of_few_ranks():
+    """A rank that is unknown may be in any of them. Groups that agree are left out."""
+
+    def groups(rank):
+        if rank == 7:
+            return ()
+        of_half = called(4 if rank == 3 else 5, name=f"{1 + rank // 4} tp", size=4)
+        return (of_half, called(9, name="9", size=8))
+
+    assert compare(stacks(groups), HOSTS) == [
+        (
+            f"all_reduce 9 of group 9 ({SHAPE}): 7 of 8 ranks (0-6); nothing is known of "
+            "1 rank (7, jwb0004)"
+        ),
+        (
+            f"all_reduce 5 of group 1 tp ({SHAPE}): 3 of 4 ranks (0-2); 1 rank (3, "
+            "jwb0002) did not call it, its last was all_reduce 4"
+        ),
+    ]
+
+
+def test_nothing_is_known():
+    assert compare([], HOSTS) == []
+    assert compare(stacks(lambda _: []), HOSTS) == []
+    assert compare(stacks(lambda _: [Group("0", 8)]), HOSTS) == []
+
+
+def test_thousands_of_ranks_in_groups_of_eight():
+    groups = [
+        [called(4 if n == 1234 else 5, name=f"{n // 8} tp"), called(7, name="0")]
+        for n in range(4096)
+    ]
+    lines = compare(stacks(groups.__getitem__, 4096), dict.fromkeys(range(2048), "n"))
+    assert lines == [
+        (
+            f"all_reduce 5 of group 154 tp ({SHAPE}): 7 of 8 ranks (1232-1233,1235-1239); "
+            "1 rank (1234, n) did not call it, its last was all_reduce 4"
+        )
+    ]
+
+
+call = st.builds(Call, st.integers(0, 5), st.sampled_from("ab"), st.sampled_from("xy"))
+group = st.builds(Group, st.sampled_from("01"), st.integers(-1, 4), st.tuples(call))
+
+
+@given(st.lists(st.lists(group, max_size=3), max_size=5))
+def test_whatever_other_nodes_send_is_one_short_line(groups):
+    found = compare(stacks(groups.__getitem__, len(groups)), HOSTS)
+    assert all(len(line) < 500 and line.isprintable() for line in found)
+    assert len(found) <= 2

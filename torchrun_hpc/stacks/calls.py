@@ -1,0 +1,108 @@
+"""What a rank has called: the latest entries of torch's flight recorder.
+
+For gloo, an entry's state remains ``scheduled``, so only sequence numbers count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from torchrun_hpc import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_CALLS = 3  # the latest ones of a group
+_GROUPS = 8  # of a worker, with the latest calls
+_WORD = 60  # characters
+LONGEST = 200  # characters of a frame
+IMPORTS = "<frozen importlib"  # Python's own frames of an import
+
+Word = Annotated[str, wire.short_text(_WORD)]
+Frame = Annotated[str, wire.short_text(LONGEST)]
+
+# In these, all ranks pass the same shape. A root's, or an uneven one, may differ.
+_EQUAL = "all_reduce broadcast reduce all_gather _all_gather_base _reduce_scatter_base"
+
+# Names of c10::ScalarType, and of ``torch.dtype`` if that is no lower-case form.
+_TYPES = "Half float16 Float float32 Double float64 Byte uint8 Int int32 Long int64"
+_TORCH_TYPES = dict(zip(_TYPES.split()[::2], _TYPES.split()[1::2], strict=True))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective call; ``shape`` is like ``float32[1024]``, or empty."""
+
+    number: int
+    operation: Word
+    shape: Word = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The parts that must be equal on all ranks."""
+        return self.operation, self.shape if self.operation in _EQUAL.split() else ""
+
+    def __str__(self) -> str:
+        """Write operation and shape: ``all_reduce (float32[1024])``."""
+        return self.operation + (f" ({self.shape})" if self.shape else "")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A rank's latest calls in a process group of ``size`` ranks, in their order."""
+
+    name: Word
+    size: int
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def last(self) -> int:
+        """The number of the last call; 0 without one."""
+        return self.calls[-1].number if self.calls else 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a fork tells its agent: the frames of its main thread, and its groups."""
+
+    frames: tuple[Frame, ...] = ()
+    groups: tuple[Group, ...] = ()
+
+
+def groups_of(trace: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[Group, ...]:
+    """Return the latest calls in a flight recorder's ``trace``.
+
+    ``sizes`` has the size of each process group, by name. A group without an entry has
+    no call, unless the recorder's ring has lost its first entries.
+    """
+    entries: Sequence[Any] = trace.get("entries") or ()
+    is_complete = not entries or entries[0]["record_id"] == 0
+    calls: dict[str, list[Call]] = {name: [] for name in sizes if is_complete}
+    names: dict[str, str] = {}
+    for entry in entries:
+        if not entry["is_p2p"]:
+            name, description = entry["process_group"]
+            known = calls.pop(name, [])  # the latest group is the last one
+            calls[name] = [*known[1 - _CALLS :], _call(entry)]
+            names[name] = description
+    latest = [*calls.items()][-_GROUPS:]
+    return tuple(
+        Group(_title(name, names.get(name, "")), sizes.get(name, 0), tuple(found))
+        for name, found in latest
+    )
+
+
+def _title(name: str, description: str) -> str:
+    is_usual = description in ("", "undefined", "default_pg")
+    return name if is_usual else f"{name} {description}"
+
+
+def _call(entry: Mapping[str, Any]) -> Call:
+    operation = entry["profiling_name"].rpartition(":")[2]
+    pairs = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
+    shapes = [
+        f"{_TORCH_TYPES.get(kind, kind.lower())}[{','.join(map(str, size))}]"
+        for kind, size in pairs
+    ]
+    return Call(entry["collective_seq_id"], operation, ", ".join(shapes))
