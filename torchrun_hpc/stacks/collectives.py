@@ -55,7 +55,7 @@ def _line(
         before = f"{whose} last was {last.operation} {last.number}" if last else ""
         parts.append(f"{who(ranks)} did not call it, {before or 'nor any other'}")
     unknown = [stack for stack in stacks if stack not in groups]
-    if unknown and size == len(stacks):
+    if unknown and size >= len(stacks):  # all ranks of the job
         parts.append(f"nothing is known of {who(unknown)}")
     shape = str(usual).removeprefix(usual.operation)
     parts.insert(0, f"{usual.operation} {number} of group {name}{shape}: {who(came)}")

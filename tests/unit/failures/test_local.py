@@ -95,3 +95,17 @@ def test_a_worker_that_nobody_has_watched(local, capsys):
     local.give_up(TORCHS)
     assert local.failure == replace(TORCHS, nodes=(own,), by=own)
     assert lines_of(capsys) == []
+
+
+def test_a_hang_is_explained_once(monkeypatch, capsys):
+    monkeypatch.setattr(report, "COLLECT_TIMEOUT", NEVER_S)
+    local = LocalWorld(MEETING, lambda: ["7 of 8 ranks: here"])
+    hang = of(2, "RuntimeError: Timed out waiting 9ms for recv operation", lines=LINES)
+    local.worker_failed(hang, LAST)
+    local.give_up(TORCHS)
+    local.leave()
+    lines = lines_of(capsys)
+    assert lines[1:] == [
+        *(f"    {line}" for line in LINES),
+        "torchrun_hpc:     7 of 8 ranks: here",
+    ]

@@ -227,3 +227,58 @@ def test_one_that_is_about_to_end_is_not_forgotten(watched, seconds, codes):
     # Whatever shortened its end.
     assert [failure.code for failure in watched.failures] == codes
     assert {failure.text for failure in watched.failures} <= {CAUSE}
+
+
+# --- a hang ---------------------------------------------------------------------------
+
+HANG = RAISED.replace(CAUSE, "RuntimeError: Timed out waiting 9ms for recv operation")
+
+
+@pytest.fixture
+def sampled(watched):
+    """Note which workers run, and which have failed, when they are sampled."""
+    found = []
+
+    def sample():
+        running = [worker.rank for worker, runs in watched.watch.workers if runs]
+        found.append((running, [*watched.watch.failures]))
+
+    watched.watch.on_hang = sample
+    return found
+
+
+def test_workers_are_sampled_before_they_are_stopped(watched, sampled):
+    late, *_ = watched.start(3)
+    watched.watch.before_poll()
+    assert sampled == []
+    late.end(1, HANG)
+    watched.watch.before_poll()
+    assert sampled == [([5, 6], [4])]
+
+
+def test_those_that_fail_while_others_are_sampled_failed_by_themselves(watched):
+    late, other = watched.start(2)
+    late.end(1, HANG)
+    watched.watch.on_hang = lambda: (watched.later(), other.end(1, HANG))
+    watched.watch.before_poll()
+    assert watched.ranks() == [4, 5]
+
+
+def test_no_other_failure_is_delayed(watched, sampled):
+    for code, text in (1, RAISED), (-9, b""), (1, RAISED.replace(CAUSE, "Timeout")):
+        bad, _ = watched.start(2)
+        bad.end(code, text)
+        watched.watch.before_poll()
+        watched.watch.stopping(look=True)
+        watched.watch.all_stopped()
+    assert sampled == []
+
+
+def test_a_hang_on_another_node(watched, sampled):
+    watched.start(2)
+    watched.watch.hangs = lambda: True
+    watched.watch.stopping(look=False)  # a signal
+    assert sampled == []
+    watched.start(2)
+    watched.watch.stopping(look=True)
+    assert sampled == [([4, 5], [])]

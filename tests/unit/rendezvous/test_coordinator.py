@@ -280,6 +280,14 @@ def test_no_end_of_a_round_that_does_not_run(done):
     assert job.coordinator.failure is None
 
 
+def test_agents_hear_that_a_collective_failed():
+    """They look at their workers before they stop them."""
+    job = Job(max_restarts=1).all_at_work()
+    sent = job.died(worker_failure(1, text="Timed out waiting 9ms for recv operation"))
+    over = {"over": 0, "hang": True}
+    assert [messages[-1] for messages in sent.values()] == [over] * 3
+
+
 def test_a_restart_is_reported_with_its_cause():
     job = Job(max_restarts=1).all_at_work()
     job.died(KILLED)

@@ -265,3 +265,14 @@ def test_an_agent_that_was_started_inside_a_worker(case):
     environ, expected = INSIDE[case]
     inside = {each for each in Refusal if refused(each, environ).code == "HPC164"}
     assert inside == expected
+
+
+def test_which_restart_follows_a_hang():
+    hang = wire.encode(worker_failure(5, text="Connection closed by peer"))
+    other = wire.encode(worker_failure(5, text="ValueError"))
+    for event in {"restart": 1}, {"replaced": [], "round": 1}:
+        assert messages.is_hang({**event, "because": hang})
+        assert not messages.is_hang({**event, "because": other})
+        assert not messages.is_hang({**event, "because": None})
+    assert not messages.is_hang({"excluded": 1, "because": "bad"})
+    assert not messages.is_hang({"looking": 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from waiting import PATIENCE, until
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import inspection as inspections
 from torchrun_hpc.stacks import stall
+from torchrun_hpc.stacks.calls import Call, Group
 from torchrun_hpc.stacks.inspection import HANG, STACKS, Inspection, Witness
 from torchrun_hpc.stacks.sampling import WorkerStack, received
 from torchrun_hpc.stacks.service import ask, launches
@@ -188,3 +190,93 @@ def test_no_stall_is_reported_unless_it_is_wanted_nor_after_the_end(inspect, cap
     made.close()
     made._stall._thread.join(PATIENCE)
     assert capfd.readouterr().err == ""
+
+
+# --- a hang ---------------------------------------------------------------------------
+
+GROUP = Group("0", 6, (Call(3, "barrier"), Call(4, "barrier")))
+LATE = replace(GROUP, calls=GROUP.calls[:1])
+
+
+def of_hang(node, late=(), workers=2):
+    """Return what a node tells of workers in a barrier, but for those that are late."""
+    return as_sent(
+        *(
+            WorkerStack(
+                rank,
+                node,
+                ("read a.py:9",) if rank in late else ("f a.py:1", "barrier torch/x:1"),
+                groups=(LATE if rank in late else GROUP,),
+            )
+            for rank in range(node * workers, (node + 1) * workers)
+        )
+    )
+
+
+def test_a_hang_is_explained(inspect):
+    asked = []
+
+    def ask_all(what, timeout):
+        asked.append((what, timeout))
+        return {node: of_hang(node, [3]) for node in range(3)}
+
+    assert inspect([], ask_all).explain() == [
+        (
+            "barrier 4 of group 0: 5 of 6 ranks (0-2,4-5); 1 rank (3, jwb0002) did not "
+            "call it, its last was barrier 3"
+        ),
+        "  5 of 6 ranks (0-2,4-5): barrier at a.py:1",
+        "* 1 rank (3, jwb0002): read at a.py:9",
+    ]
+    assert asked == [(HANG, inspections._HANG_TIMEOUT)]
+
+
+def test_nodes_that_tell_nothing_of_a_hang(inspect, workers):
+    """With torch's own rendezvous, a node tells only of itself."""
+    lines = inspect(workers, lambda *_: {0: of_hang(0)}).explain()
+    assert lines[0].startswith("barrier 4 of group 0: 2 of 6 ranks (0-1, jwb0001)")
+    assert lines[1] == "no answer from jwb0003 (node 2)"
+    assert inspect(workers, None).explain() == ["2 ranks: wait at sleeps.py:6"]
+
+
+def test_a_hang_of_thousands_of_ranks_has_six_lines(inspect):
+    late = [*range(0, 4096, 5)]
+    answers = {node: of_hang(node, late, 8) for node in range(500)}
+    hosts = [f"jwb{node:04}" for node in range(512)]
+    made = inspect([], lambda *_: answers, nodes=512, node_rank=0, hosts=hosts)
+    lines = made.explain()
+    assert len(lines) <= inspections._LINES
+    assert all(len(line) < 500 for line in lines)
+    assert "12 nodes" in lines[1] or "jwb[0500-0511]" in lines[1]
+
+
+def test_stacks_of_a_hang_are_those_before_the_stop(watched, workers):
+    watch = watched(workers)
+    witness = Witness(watch)
+    before = witness.sample()
+    assert [stack["rank"] for stack in before] == [2, 3]
+    watch.begin(workers[:1], 0)  # a restart
+    assert witness.testimony() is before
+    (again,) = witness.sample()
+    assert again["rank"] == 2
+    assert witness.testimony() == [again]
+
+
+def test_stacks_of_a_hang_that_another_node_reports_first(watched, workers):
+    witness = Witness(watched(workers))
+    assert witness.testimony() is witness.sample()
+
+
+def test_workers_that_end_meanwhile(watched, monkeypatch):
+    """They fail together, and one has no stack any more."""
+    codes = {2: None, 3: None}
+
+    def sample(workers, _):
+        codes[3] = 1
+        return [WorkerStack(worker.rank, worker.node) for worker in workers]
+
+    monkeypatch.setattr(inspections.sampling, "sample", sample)
+    monkeypatch.setattr(inspections, "_ENDING", 0)
+    workers = [Worker(n, 6, 1, n, os.getpid(), lambda n=n: codes[n]) for n in codes]
+    found = received(inspections.sample(watched(workers)))
+    assert [stack.problem for stack in found] == ["", "it ended with exit code 1"]

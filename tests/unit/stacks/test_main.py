@@ -195,3 +195,48 @@ def test_a_job_that_cannot_be_found_out(serve, run, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NODELIST", "n[1-")
     serve("", lambda: ONE_NODE)
     assert run() == (0, OF_ONE_NODE, [])
+
+
+# --- collectives ----------------------------------------------------------------------
+
+CALL = {"number": 4, "operation": "barrier", "shape": ""}
+
+
+def with_calls(*numbers):
+    """Return the stacks of ranks that have called the barriers up to these."""
+    groups = (
+        [{"name": "0", "size": 2, "calls": [CALL | {"number": n}]}] if n else []
+        for n in numbers
+    )
+    return [stack(rank, WAIT) | {"groups": g} for rank, g in enumerate(groups)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "line"),
+    [
+        (
+            (4, 3),
+            (
+                "barrier 4 of group 0: 1 rank (0); 1 rank (1) did not call it, its "
+                "last was barrier 3"
+            ),
+        ),
+        ((4, 4), "all ranks have called the same collectives"),
+        (
+            (0, 0),
+            "no collectives are known: that needs --hpc-preload, and a recent PyTorch",
+        ),
+    ],
+)
+def test_collectives(serve, run, numbers, line):
+    answer = {**ONE_NODE, "workers": with_calls(*numbers)}
+    serve("", lambda: answer)
+    assert run("--collectives") == (0, f"{OF_ONE_NODE}{line}\n", [])
+    assert run() == (0, OF_ONE_NODE, [])
+    code, out, _ = run("--json", "--collectives")
+    assert (code, json.loads(out)) == (0, [answer])
+
+
+def test_collectives_of_no_worker(serve, run):
+    serve("", lambda: {**ONE_NODE, "workers": []})
+    assert run("--collectives") == (0, "no workers are running\n", [])

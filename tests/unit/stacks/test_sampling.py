@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inspected import as_sent, problem_of, worker
+from loopback import worker_failure
 from programs import ROOT
 from waiting import PATIENCE
 
+from torchrun_hpc import wire
 from torchrun_hpc.stacks import sampling
+from torchrun_hpc.stacks.calls import Call, Group, Record
 from torchrun_hpc.stacks.sampling import WorkerStack, received, sample
 
 
@@ -260,3 +266,104 @@ def test_whatever_is_sent_nothing_is_raised(value):
         for text in (*stack.frames, stack.problem):
             assert re.fullmatch(".{,200}", text)
             assert text.isprintable()
+
+
+# --- forks, and workers that have ended -----------------------------------------------
+
+
+def fork(rank, record):
+    """Return a worker that tells this; ``None`` if it does not answer."""
+    line = b"" if record is None else wire.to_line(wire.encode(record))
+    return replace(worker(os.getpid(), rank), told=lambda _: line)
+
+
+GROUPS = (Group("0", 8, (Call(3, "all_reduce", "float32[1]"),)),)
+
+
+def test_a_fork_tells_it_itself(instead):
+    started = instead(errors=b"Error: no")
+    told, silent, exec_ = sample(
+        [fork(4, Record(("f a.py:1",), GROUPS)), fork(5, None), worker(os.getpid(), 6)],
+        PATIENCE,
+    )
+    assert (told.rank, told.frames, told.groups) == (4, ("f a.py:1",), GROUPS)
+    assert told.waits > 0
+    assert [(s.rank, s.frames, s.problem) for s in (silent, exec_)] == [
+        (5, (), "no"),
+        (6, (), "no"),
+    ]
+    assert len(started) == 1  # of the same process number
+
+
+def test_no_more_time_for_forks(instead, monkeypatch):
+    """They share the time with py-spy."""
+    instead(errors=b"Error: no")
+    clock = itertools.count(0, 0.3)
+    monkeypatch.setattr(
+        sampling, "time", SimpleNamespace(monotonic=lambda: next(clock))
+    )
+    given = []
+    slow = replace(worker(os.getpid()), told=lambda limit: given.append(limit) or b"")
+    sample([slow] * 4, 1.0)
+    assert given == [pytest.approx(n) for n in (0.5, 0.4, 0.1, 0.0)]
+
+
+def test_a_stopped_worker(processes_of_tests):
+    """It can tell nothing, and py-spy would wait."""
+    stopped = processes_of_tests()
+    os.kill(stopped.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+    (found,) = sample([worker(stopped.pid)], PATIENCE)
+    assert (found.problem, found.may_be_ending) == (sampling.STOPPED, False)
+
+
+@pytest.fixture
+def processes_of_tests():
+    with contextlib.ExitStack() as ending:
+
+        def start():
+            made = subprocess.Popen(["sleep", str(PATIENCE)])
+            ending.callback(made.wait)
+            ending.callback(made.kill)
+            return made
+
+        yield start
+
+
+TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "/home/u/other.py", line 1, in other',
+    "ValueError",
+    "During handling of the above exception, another exception occurred:",
+    "Traceback (most recent call last):",
+    '  File "/home/u/train.py", line 88, in <module>',
+    "    train()",
+    "  ... 7 lines left out ...",
+    '  File "/x/lib/python3.11/site-packages/torch/distributed/c10d.py", line 83, in f',
+    "           ^^^^^",
+    "RuntimeError: Timed out",
+)
+
+
+def test_an_ended_worker_has_its_traceback():
+    frames = ("<module> train.py:88", "f torch/distributed/c10d.py:83")
+    failure = worker_failure(5, lines=TRACEBACK)
+    assert sampling.ended(worker(7), failure) == WorkerStack(5, 1, frames)
+    aborted = worker_failure(5, code=-6, lines=("Fatal Python error: Aborted",))
+    problem = "it was killed by SIGABRT (6)"
+    assert sampling.ended(worker(7), aborted) == WorkerStack(5, 1, problem=problem)
+    assert sampling.ended(worker(7), None) == WorkerStack(5, 1, problem=sampling.ENDED)
+
+
+def test_an_ended_fork_has_told_it():
+    found = sampling.ended(
+        fork(5, Record(("f a.py:1",), GROUPS)), worker_failure(5, lines=TRACEBACK)
+    )
+    assert (found.frames, found.groups, found.problem) == (("f a.py:1",), GROUPS, "")
+
+
+def test_a_dump_of_torch_is_used(monkeypatch):
+    monkeypatch.setattr(sampling.dumps, "groups", lambda rank, _: GROUPS * (rank == 5))
+    assert sampling.ended(worker(7), None).groups == GROUPS
+    assert sampling.ended(worker(7, 4), None).groups == ()
+    assert sampling.ended(fork(5, Record()), None).groups == GROUPS

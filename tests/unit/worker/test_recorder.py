@@ -1,0 +1,133 @@
+"""What a fork tells its agent about itself."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import threading
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+from inspected import entry
+from waiting import PATIENCE
+
+from torchrun_hpc import wire
+from torchrun_hpc.stacks.calls import Record
+from torchrun_hpc.worker import recorder
+from torchrun_hpc.worker.requests import LAST
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(PATIENCE)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def read(line):
+    return wire.decode(Record, wire.from_json(line))
+
+
+class Ranks(NamedTuple):
+    """A process group."""
+
+    number: int
+
+    def size(self):
+        return self.number
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    """Let torch have two groups, and a recorder with these entries."""
+
+    def torch(entries, dump="_dump_fr_trace_json"):
+        sizes = {"0": 8, "1": 2}
+        names = {Ranks(size): name for name, size in sizes.items()}
+        modules = {
+            "torch.distributed.distributed_c10d": SimpleNamespace(
+                _world=SimpleNamespace(pg_names=names)
+            ),
+            "torch._C._distributed_c10d": SimpleNamespace(
+                **{dump: lambda: json.dumps({"entries": entries})}
+            ),
+        }
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+
+    return torch
+
+
+@pytest.fixture(autouse=True)
+def without_torch(monkeypatch):
+    for name in [*sys.modules]:
+        if name.startswith("torch."):
+            monkeypatch.delitem(sys.modules, name)
+
+
+def test_an_answer_while_the_main_thread_waits(pair, torch):
+    ours, theirs = pair
+    torch([entry(1)])
+    before = threading.enumerate()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    recorder.start(theirs)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert threading.enumerate() == before
+    for _ in range(2):
+        ours.send(b"?")
+        told = read(ours.recv(2**17))
+    (wait,) = [frame for frame in told.frames if frame.startswith("test_an_answer")]
+    assert "test_recorder.py:" in wait
+    assert [(group.name, group.size, group.last) for group in told.groups] == [
+        ("1", 2, 0),
+        ("0", 8, 1),
+    ]
+    theirs.shutdown(socket.SHUT_RDWR)  # and the thread ends
+
+
+def raises():
+    raise RuntimeError
+
+
+def test_last_words(pair):
+    ours, theirs = pair
+    try:
+        raises()
+    except RuntimeError as error:
+        recorder.leave(theirs, error)
+    theirs.close()
+    line = ours.recv(2**17)
+    assert line[:1] == LAST
+    told = read(line[1:])
+    assert [frame.partition(" ")[0] for frame in told.frames] == [
+        "test_last_words",
+        "raises",
+    ]
+    assert told.groups == ()
+
+
+def test_a_release_without_a_recorder(pair, torch):
+    ours, theirs = pair
+    torch([], dump="_dump_nccl_trace")
+    recorder.leave(theirs, RuntimeError())
+    assert read(ours.recv(2**17)[1:]) == Record()
+
+
+def test_an_agent_that_has_ended_or_does_not_read(pair):
+    ours, theirs = pair
+    for _ in range(2000):
+        recorder.leave(theirs, RuntimeError())
+    ours.close()
+    recorder.leave(theirs, RuntimeError())
+
+
+def test_files_in_a_search_path(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["/a", "/a/b", ""])
+    assert recorder._short("/a/b/c.py") == "c.py"
+    assert recorder._short("/a/x/c.py") == "x/c.py"
+    assert recorder._short("/ab/c.py") == "/ab/c.py"
+    assert recorder._short("<frozen runpy>") == "<frozen runpy>"
