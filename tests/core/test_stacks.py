@@ -20,11 +20,16 @@ TREE = (
     r"\* 1 rank \(5, jwb0003\): step stalls\.py:\d+ > read stalls\.py:\d+",
 )
 
+COLLECTIVE = (
+    "all_reduce 1 of group 0 (float32[1]): 5 of 6 ranks (0-4); 1 rank (5, jwb0003) did "
+    "not call it, nor any other"
+)
+
 # Where the command is started, in the job, and how.
 LINE = block("docs/troubleshooting.md", "--jobid=N").text
 ASKED = {
     "on another node": {"srun": "srun -N1 --nodelist=jwb0002"},
-    "on all nodes": {},
+    "on all nodes": {".stacks": ".stacks --collectives"},
     "for machines": {"srun": "srun -N1", ".stacks": ".stacks --json"},
 }
 
@@ -72,15 +77,16 @@ def test_a_stall(juelich, tmp_path):
     assert {path.suffix[1:] for path in tmp_path.glob("ended.*")} == set("012345")
 
     assert "0: torchrun_hpc: warning[HPC171]: " in job.output
-    assert job.output.count("HPC171") == job.output.count("rank (5") == 1, job.output
+    assert job.output.count("HPC171") == 1, job.output
     report = job.output.partition("HPC171]: ")[2].splitlines()
     assert report[0] == (
         f"the stacks of 6 workers have not changed for {LIMIT_S} s "
         "(--hpc-stall-report). The job continues:"
     )
     indent = "0:     "
-    assert all(line.startswith(indent) for line in report[1:4]), job.output
+    assert all(line.startswith(indent) for line in report[1:5]), job.output
     assert_tree([line[len(indent) :] for line in report[1:4]])
+    assert report[4:] == [indent + COLLECTIVE]
 
     for answer in answers.values():
         assert (answer.returncode, lines(answer.stderr)) == (0, []), answer
@@ -89,7 +95,8 @@ def test_a_stall(juelich, tmp_path):
     for where in "on another node", "on all nodes":
         first, *tree = answers[where].stdout.splitlines()
         assert re.fullmatch(r"launch \d+\.0", first)
-        assert_tree(tree)
+        assert_tree(tree[:3])
+        assert tree[3:] == ([COLLECTIVE] if where == "on all nodes" else [])
     (shown,) = json.loads(answers["for machines"].stdout)
     assert shown["missing"] == ""
     workers = shown["workers"]

@@ -82,9 +82,6 @@ class Watch:
 
     def before_poll(self) -> None:
         """Note that torch polls now; if a worker has failed, it stops the others."""
-        self.check()
-        if any(failure.is_hang for failure in [*self.failures.values()]):
-            self.on_hang()
         with self._lock:
             self.check()
             self._stopped_since = self._relay.clock()
@@ -93,14 +90,21 @@ class Watch:
         """Note that torch has polled, and that the workers continue."""
         self._stopped_since = _NEVER
 
+    def before_stop(self) -> None:
+        """Note that the workers are about to be stopped; look at them after a hang."""
+        self.check()
+        if self.hangs() or any(f.is_hang for f in [*self.failures.values()]):
+            self._stopped_since = _NEVER  # until then, they fail by themselves
+            self.on_hang()
+            self.check()
+            self._stopped_since = self._relay.clock()
+
     def stopping(self, *, look: bool) -> None:
         """Note that the workers are being stopped, which is no failure.
 
         With ``look``, a worker may already have failed, and the others with it: watch
         all to their end. Otherwise watch only those that have written a traceback.
         """
-        if look and self.hangs():
-            self.on_hang()
         with self._lock:
             if not look:
                 self._running = []

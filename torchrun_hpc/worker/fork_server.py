@@ -16,7 +16,6 @@ import select
 import signal
 import socket
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.host import procfs
@@ -125,8 +124,8 @@ class ForkServer:
                 environ = {**request.environ, **self._changed}
                 request = replace(request, environ=environ)
                 kept = {*self._files, questions.fileno()}
-                start = partial(recorder.start, questions)
-                process.take_over(request, files, kept, start)
+                process.take_over(request, files, kept)
+                recorder.prepare(questions)
                 return request, questions
             questions.close()
 

@@ -19,7 +19,7 @@ from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.preload import FAULT_HANDLER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torchrun_hpc.worker.requests import Request
 
@@ -30,16 +30,8 @@ _THREADS = "OMP_NUM_THREADS"
 _AUTHKEY = 32  # bytes, as in multiprocessing.process
 
 
-def take_over(
-    request: Request,
-    files: Sequence[int],
-    kept: Collection[int],
-    start: Callable[[], None],
-) -> None:
-    """Make this process what an exec would make it; ``kept`` files stay open.
-
-    Call ``start`` last, but before signals arrive.
-    """
+def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> None:
+    """Make this process what an exec would make it; ``kept`` files stay open."""
     for number, file in enumerate(files):
         os.dup2(file, number)
     for number in procfs.open_files() - {0, 1, 2, *kept}:
@@ -64,7 +56,6 @@ def take_over(
         cpp_log.read_level()
     _renew_threads(threads)
     gc.enable()
-    start()
     _set_signals(request)
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import _thread  # noqa: PLC2701 - such a thread is not in threading.enumerate()
 import contextlib
+import functools
 import json
+import signal
 import socket
 import sys
 import threading
@@ -26,15 +28,33 @@ if TYPE_CHECKING:
 
     _Walk = Iterable[tuple[FrameType, int]]
 
+_C10D = "torch.distributed.distributed_c10d"
+_BEGIN = "_update_default_pg"  # its function, in torch 2.0 to 2.15
 _DUMP = "_dump_fr_trace_json"  # of torch._C._distributed_c10d, if torch is new enough
 
 
-def start(questions: socket.socket) -> None:
-    """Answer the agent in a thread that the script does not see.
+def prepare(questions: socket.socket) -> None:
+    """Answer the agent, from the start of torch's default process group on."""
+    torch: Any = sys.modules.get(_C10D)
+    begin = getattr(torch, _BEGIN, None)
+    if begin is None:
+        questions.close()
+        return
+    questions.set_inheritable(False)
+    start = functools.cache(functools.partial(_start, questions))
 
-    Call it while signals are blocked: they are for the main thread.
-    """
+    def begin_and_start(group: Any) -> None:
+        begin(group)
+        start()
+
+    setattr(torch, _BEGIN, begin_and_start)
+
+
+def _start(questions: socket.socket) -> None:
+    """Start a thread that the script does not see, and that takes no signal."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     _thread.start_new_thread(_serve, (questions,))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _serve(questions: socket.socket) -> None:
@@ -76,7 +96,7 @@ def _short(name: str) -> str:
 
 def _groups() -> Any:
     modules: dict[str, Any] = sys.modules
-    torch = modules.get("torch.distributed.distributed_c10d")
+    torch = modules.get(_C10D)
     dump = getattr(modules.get("torch._C._distributed_c10d"), _DUMP, None)
     if torch is None or dump is None:
         return ()

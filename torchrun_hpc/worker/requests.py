@@ -134,6 +134,8 @@ class ForkedWorker:
                 number = self._answers.recv(_ANSWER)
                 self._answers.close()
                 self._code = int(number) if number else -signal.SIGKILL
+                self._receive(0)  # its last words
+                self._questions.close()
                 if not number:
                     self._lost()
             return self._code
@@ -156,7 +158,7 @@ class ForkedWorker:
         It is a `Record`, or nothing. Without a ``timeout``, it is not asked.
         """
         self._receive(0)  # late answers, which are not used
-        if not timeout or self._last_words:
+        if not timeout or self._last_words or self._code is not None:
             return self._last_words
         with contextlib.suppress(OSError):  # it has just ended, or does not read
             self._questions.send(b"?", socket.MSG_DONTWAIT)
@@ -164,7 +166,7 @@ class ForkedWorker:
 
     def _receive(self, timeout: float) -> bytes:
         found = b""
-        with contextlib.suppress(OSError):  # it ended before it had read the question
+        with contextlib.suppress(OSError, ValueError):  # it has ended
             while select.select([self._questions], [], [], 0 if found else timeout)[0]:
                 found = self._questions.recv(_RECORD)
                 if found[:1] == LAST:

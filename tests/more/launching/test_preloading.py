@@ -343,12 +343,12 @@ def test_other_programs_are_not_forked_and_none_is_after_the_end(run):
 
 
 def test_many_workers_and_restarts(run):
-    """Of each the agent keeps one file open, as long as it runs."""
+    """Of each the agent keeps two files open until it ends."""
     done = run(
         """
         import resource
         preloaded = start("json")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
         for attempt in range(2):
             workers = [worker(preloaded, CODE=str(n)) for n in range(40)]
             assert [w.wait() for w in workers] == [*range(40)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from waiting import PATIENCE
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.launching.observer import ask_for_stacks
 from torchrun_hpc.stacks import sampling, tree
+from torchrun_hpc.stacks.inspection import STACKS
 from torchrun_hpc.stacks.sampling import received
 
 NODES = 64
@@ -64,7 +66,8 @@ def agents(workers):
 
 def test_all_answer(agents, processes):
     for asking in (0, NODES - 1):
-        (answers,) = together(lambda n=asking: ask_for_stacks(agents[n], PATIENCE))
+        ask = functools.partial(ask_for_stacks, agents[asking], STACKS, PATIENCE)
+        (answers,) = together(ask)
         assert sorted(answers) == [*range(NODES)]
         stacks = [s for node in answers for s in received(answers[node])]
         hosts = {node: f"n{node}" for node in range(NODES)}

@@ -250,17 +250,17 @@ def sampled(watched):
 def test_workers_are_sampled_before_they_are_stopped(watched, sampled):
     late, *_ = watched.start(3)
     watched.watch.before_poll()
-    assert sampled == []
-    late.end(1, HANG)
-    watched.watch.before_poll()
+    late.end(1, HANG)  # after our look, before torch's
+    watched.watch.before_stop()
     assert sampled == [([5, 6], [4])]
 
 
 def test_those_that_fail_while_others_are_sampled_failed_by_themselves(watched):
     late, other = watched.start(2)
     late.end(1, HANG)
-    watched.watch.on_hang = lambda: (watched.later(), other.end(1, HANG))
     watched.watch.before_poll()
+    watched.watch.on_hang = lambda: (watched.later(), other.end(1, HANG))
+    watched.watch.before_stop()
     assert watched.ranks() == [4, 5]
 
 
@@ -269,7 +269,7 @@ def test_no_other_failure_is_delayed(watched, sampled):
         bad, _ = watched.start(2)
         bad.end(code, text)
         watched.watch.before_poll()
-        watched.watch.stopping(look=True)
+        watched.watch.before_stop()
         watched.watch.all_stopped()
     assert sampled == []
 
@@ -277,8 +277,5 @@ def test_no_other_failure_is_delayed(watched, sampled):
 def test_a_hang_on_another_node(watched, sampled):
     watched.start(2)
     watched.watch.hangs = lambda: True
-    watched.watch.stopping(look=False)  # a signal
-    assert sampled == []
-    watched.start(2)
-    watched.watch.stopping(look=True)
+    watched.watch.before_stop()
     assert sampled == [([4, 5], [])]

@@ -15,6 +15,7 @@ from inspected import entry
 from waiting import PATIENCE
 
 from torchrun_hpc import wire
+from torchrun_hpc.host import procfs
 from torchrun_hpc.stacks.calls import Record
 from torchrun_hpc.worker import recorder
 from torchrun_hpc.worker.requests import LAST
@@ -48,16 +49,20 @@ def torch(monkeypatch):
     def torch(entries, dump="_dump_fr_trace_json"):
         sizes = {"0": 8, "1": 2}
         names = {Ranks(size): name for name, size in sizes.items()}
+        default = []
+        world = SimpleNamespace(pg_names=names)
+        c10d = SimpleNamespace(
+            _world=world, default=default, _update_default_pg=default.append
+        )
         modules = {
-            "torch.distributed.distributed_c10d": SimpleNamespace(
-                _world=SimpleNamespace(pg_names=names)
-            ),
+            "torch.distributed.distributed_c10d": c10d,
             "torch._C._distributed_c10d": SimpleNamespace(
                 **{dump: lambda: json.dumps({"entries": entries})}
             ),
         }
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
+        return c10d
 
     return torch
 
@@ -71,12 +76,16 @@ def without_torch(monkeypatch):
 
 def test_an_answer_while_the_main_thread_waits(pair, torch):
     ours, theirs = pair
-    torch([entry(1)])
-    before = threading.enumerate()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    recorder.start(theirs)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    c10d = torch([entry(1)])
+    recorder.prepare(theirs)
+    before, mask = threading.enumerate(), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    number = len(procfs.threads())
+    for _ in range(2):  # at the start of the process group, and at its end
+        c10d._update_default_pg("group")
+    assert c10d.default == ["group"] * 2
     assert threading.enumerate() == before
+    assert len(procfs.threads()) == number + 1
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
     for _ in range(2):
         ours.send(b"?")
         told = read(ours.recv(2**17))
@@ -87,6 +96,14 @@ def test_an_answer_while_the_main_thread_waits(pair, torch):
         ("0", 8, 1),
     ]
     theirs.shutdown(socket.SHUT_RDWR)  # and the thread ends
+
+
+def test_a_script_without_torch(pair):
+    """It sees no thread, and no open file."""
+    _, theirs = pair
+    recorder.prepare(theirs)
+    assert theirs.fileno() == -1
+    recorder.leave(theirs, RuntimeError())
 
 
 def raises():

@@ -46,6 +46,7 @@ def fits() -> bool:
         and has(server.RunResult, "is_failed")
         and capabilities.uses(LocalElasticAgent.__init__, "_pcontext")
         and capabilities.uses(_Simple.__init__, "_remaining_restarts")
+        and has(_torch.PContext, "close")
         and capabilities.uses(_torch.PContext.__init__, "stderrs", "error_files")
     )
 
@@ -88,7 +89,12 @@ def apply(_plan: object, hooks: Hooks) -> None:
             return original(handler, args, env)
         return hooks.relay.start(start, is_shown=not is_hidden)
 
+    def close(original: Any, *args: Any, **options: Any) -> None:
+        hooks.watch.before_stop()
+        original(*args, **options)
+
     extend(launcher, agent.TARGET, WatchingAgent)
+    wrap(_torch.PContext, "close", close)
     wrap(_torch.SubprocessHandler, "_popen", popen)
 
 
