@@ -61,6 +61,7 @@ class Watch:
         self._running: list[Worker] = []
         self.attempt = Attempt(0, 0)
         self.failures: dict[int, Failure] = {}  # of this attempt, by rank
+        self._has_looked = False
         self.has_failed = False
         self._stopped_since = _NEVER
         self._known: set[object] = set()  # signatures sent with their lines
@@ -73,6 +74,7 @@ class Watch:
             self._workers = self._running = list(workers)
             self.attempt = Attempt(self.attempt.number + 1, restarts_left)
             self.failures = {}
+            self._has_looked = False
             self.has_failed = False
             self._stopped_since = _NEVER
             self._known.clear()
@@ -93,7 +95,9 @@ class Watch:
     def before_stop(self) -> None:
         """Note that the workers are about to be stopped; look at them after a hang."""
         self.check()
-        if self.hangs() or any(f.is_hang for f in [*self.failures.values()]):
+        hangs = self.hangs() or any(f.is_hang for f in [*self.failures.values()])
+        if hangs and not self._has_looked:
+            self._has_looked = True
             self._stopped_since = _NEVER  # until then, they fail by themselves
             self.on_hang()
             self.check()
@@ -105,6 +109,8 @@ class Watch:
         With ``look``, a worker may already have failed, and the others with it: watch
         all to their end. Otherwise watch only those that have written a traceback.
         """
+        if look:
+            self.before_stop()
         with self._lock:
             if not look:
                 self._running = []

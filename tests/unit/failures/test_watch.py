@@ -277,5 +277,9 @@ def test_no_other_failure_is_delayed(watched, sampled):
 def test_a_hang_on_another_node(watched, sampled):
     watched.start(2)
     watched.watch.hangs = lambda: True
+    watched.watch.stopping(look=False)  # a signal
+    assert sampled == []
+    watched.start(2)
+    watched.watch.stopping(look=True)
     watched.watch.before_stop()
     assert sampled == [([4, 5], [])]
