@@ -50,7 +50,7 @@ CASES = {
     "stopped": (
         _UNKNOWN,
         _USUAL.strip(),
-        rf"no stack from {_ODD}: it is stopped \(SIGSTOP, or a debugger\)",
+        rf"no stack from {_ODD}: it is stopped \(SIGSTOP\)",
     ),
     "gone": (_UNKNOWN, _USUAL.strip(), rf"no stack from {_ODD}: it has ended"),
     # The rank that receives too much aborts; the others see only that.

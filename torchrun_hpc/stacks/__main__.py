@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 COMMAND = "python -m torchrun_hpc.stacks"
 _TIMEOUT = 30.0  # seconds for the agent to answer; it waits five for other nodes
 
-_EQUAL = "all ranks have called the same collectives"
-_UNKNOWN = "no collectives are known: that needs --hpc-preload, and a recent PyTorch"
+_EQUAL = "all ranks have called the same collectives, as far as these are known"
 
 NOT_FOUND = 1  # exit code
 
@@ -83,9 +82,7 @@ def _lines(answer: Mapping[str, Any], *, with_collectives: bool) -> list[str]:
     lines = [f"launch {answer['launch']}"] if answer["launch"] else []
     lines += tree.render(stacks, hosts)
     if with_collectives and stacks:
-        is_known = any(stack.groups for stack in stacks)
-        equal = _EQUAL if is_known else _UNKNOWN
-        lines += collectives.compare(stacks, hosts) or [equal]
+        lines += collectives.compare(stacks, hosts) or [_EQUAL]
     if answer["missing"]:
         lines.append(f"no answer from {answer['missing']}")
     elif not stacks:

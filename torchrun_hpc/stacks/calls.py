@@ -70,32 +70,28 @@ class Record:
     groups: tuple[Group, ...] = ()
 
 
+def title(name: str, description: str) -> str:
+    """Return how to call a group: its name, and what it is for if that is known."""
+    is_usual = description in ("", "undefined", "default_pg")
+    return name if is_usual else f"{name} {description}"
+
+
 def groups_of(trace: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[Group, ...]:
     """Return the latest calls in a flight recorder's ``trace``.
 
-    ``sizes`` has the size of each process group, by name. A group without an entry has
+    ``sizes`` has the size of each process group, by title. A group without an entry has
     no call, unless the recorder's ring has lost its first entries.
     """
     entries: Sequence[Any] = trace.get("entries") or ()
     is_complete = not entries or entries[0]["record_id"] == 0
     calls: dict[str, list[Call]] = {name: [] for name in sizes if is_complete}
-    names: dict[str, str] = {}
     for entry in entries:
         if not entry["is_p2p"]:
-            name, description = entry["process_group"]
+            name = title(*entry["process_group"])
             known = calls.pop(name, [])  # the latest group is the last one
             calls[name] = [*known[1 - _CALLS :], _call(entry)]
-            names[name] = description
     latest = [*calls.items()][-_GROUPS:]
-    return tuple(
-        Group(_title(name, names.get(name, "")), sizes.get(name, 0), tuple(found))
-        for name, found in latest
-    )
-
-
-def _title(name: str, description: str) -> str:
-    is_usual = description in ("", "undefined", "default_pg")
-    return name if is_usual else f"{name} {description}"
+    return tuple(Group(name, sizes.get(name, 0), tuple(of)) for name, of in latest)
 
 
 def _call(entry: Mapping[str, Any]) -> Call:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.worker import Worker
 
 ENDED = "it has ended"  # instead of a stack
-STOPPED = "it is stopped (SIGSTOP, or a debugger)"
-_STOPPED = ("T", "t")  # states in /proc/PID/status
+STOPPED = "it is stopped (SIGSTOP)"
+_STOPPED = "T (stopped)"  # in /proc/PID/status; "t" is a moment of py-spy's
 
 _ANSWER = 0.5  # seconds for a fork to answer; usually it takes some milliseconds
 # A frame in a traceback, and the folder of a library.
@@ -99,9 +99,8 @@ def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
     end = time.monotonic() + timeout
     found, others = [], []
     for worker in workers:
-        is_stopped = procfs.status(worker.pid).get("State", "").startswith(_STOPPED)
         left = min(end - time.monotonic(), _ANSWER)
-        if is_stopped:
+        if procfs.status(worker.pid).get("State") == _STOPPED:
             found.append(WorkerStack(worker.rank, worker.node, problem=STOPPED))
         elif record := _told(worker, max(left, 0)):
             found.append(_seen(worker, record.frames, record.groups))

@@ -123,9 +123,9 @@ class ForkServer:
                     opened.close()
                 environ = {**request.environ, **self._changed}
                 request = replace(request, environ=environ)
+                recorder.start(questions)
                 kept = {*self._files, questions.fileno()}
                 process.take_over(request, files, kept)
-                recorder.prepare(questions)
                 return request, questions
             questions.close()
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import _thread  # noqa: PLC2701 - such a thread is not in threading.enumerate()
 import contextlib
-import functools
 import json
-import signal
 import socket
 import sys
 import threading
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.last_words import LAUNCHER
-from torchrun_hpc.stacks.calls import IMPORTS, Record, groups_of
+from torchrun_hpc.stacks.calls import IMPORTS, Record, groups_of, title
 from torchrun_hpc.worker.requests import LAST
 
 if TYPE_CHECKING:
@@ -29,32 +27,20 @@ if TYPE_CHECKING:
     _Walk = Iterable[tuple[FrameType, int]]
 
 _C10D = "torch.distributed.distributed_c10d"
-_BEGIN = "_update_default_pg"  # its function, in torch 2.0 to 2.15
 _DUMP = "_dump_fr_trace_json"  # of torch._C._distributed_c10d, if torch is new enough
 
 
-def prepare(questions: socket.socket) -> None:
-    """Answer the agent, from the start of torch's default process group on."""
-    torch: Any = sys.modules.get(_C10D)
-    begin = getattr(torch, _BEGIN, None)
-    if begin is None:
-        questions.close()
-        return
+def start(questions: socket.socket) -> None:
+    """Answer the agent in a thread, if there may be collectives.
+
+    The script does not see this thread in ``threading``. Call it while signals are
+    blocked: they are for the main thread.
+    """
     questions.set_inheritable(False)
-    start = functools.cache(functools.partial(_start, questions))
-
-    def begin_and_start(group: Any) -> None:
-        begin(group)
-        start()
-
-    setattr(torch, _BEGIN, begin_and_start)
-
-
-def _start(questions: socket.socket) -> None:
-    """Start a thread that the script does not see, and that takes no signal."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    _thread.start_new_thread(_serve, (questions,))
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if _C10D in sys.modules:
+        _thread.start_new_thread(_serve, (questions,))
+    else:
+        questions.close()
 
 
 def _serve(questions: socket.socket) -> None:
@@ -100,5 +86,8 @@ def _groups() -> Any:
     dump = getattr(modules.get("torch._C._distributed_c10d"), _DUMP, None)
     if torch is None or dump is None:
         return ()
-    sizes = {name: group.size() for group, name in torch._world.pg_names.items()}  # noqa: SLF001
+    sizes = {
+        title(name, getattr(group, "group_desc", "")): group.size()
+        for group, name in torch._world.pg_names.items()  # noqa: SLF001
+    }
     return groups_of(json.loads(dump()), sizes)

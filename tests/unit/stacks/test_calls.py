@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from inspected import entry
 
-from torchrun_hpc.stacks.calls import Call, Group, groups_of
+from torchrun_hpc.stacks.calls import Call, Group, groups_of, title
 
 
 def calls(*entries, sizes=None):
@@ -68,8 +68,9 @@ def test_shapes(kinds, sizes, shape):
 
 
 def test_what_a_group_is_for():
-    (group,) = groups_of({"entries": [entry(1, process_group=("7", "mesh_tp"))]}, {})
-    assert (group.name, group.size) == ("7 mesh_tp", 0)
+    trace = {"entries": [entry(1, process_group=("7", "mesh_tp"))]}
+    (group,) = groups_of(trace, {title("7", "mesh_tp"): 4})
+    assert (group.name, group.size, group.last) == ("7 mesh_tp", 4, 1)
 
 
 def test_shapes_that_may_differ():

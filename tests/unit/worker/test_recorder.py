@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import sys
 import threading
@@ -37,6 +36,7 @@ class Ranks(NamedTuple):
     """A process group."""
 
     number: int
+    group_desc: str
 
     def size(self):
         return self.number
@@ -47,13 +47,11 @@ def torch(monkeypatch):
     """Let torch have two groups, and a recorder with these entries."""
 
     def torch(entries, dump="_dump_fr_trace_json"):
-        sizes = {"0": 8, "1": 2}
-        names = {Ranks(size): name for name, size in sizes.items()}
-        default = []
-        world = SimpleNamespace(pg_names=names)
-        c10d = SimpleNamespace(
-            _world=world, default=default, _update_default_pg=default.append
-        )
+        names = {
+            Ranks(8, "default_pg"): "0",
+            Ranks(2, "tp"): "1",
+        }
+        c10d = SimpleNamespace(_world=SimpleNamespace(pg_names=names))
         modules = {
             "torch.distributed.distributed_c10d": c10d,
             "torch._C._distributed_c10d": SimpleNamespace(
@@ -62,7 +60,6 @@ def torch(monkeypatch):
         }
         for name, module in modules.items():
             monkeypatch.setitem(sys.modules, name, module)
-        return c10d
 
     return torch
 
@@ -76,23 +73,19 @@ def without_torch(monkeypatch):
 
 def test_an_answer_while_the_main_thread_waits(pair, torch):
     ours, theirs = pair
-    c10d = torch([entry(1)])
-    recorder.prepare(theirs)
-    before, mask = threading.enumerate(), signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    number = len(procfs.threads())
-    for _ in range(2):  # at the start of the process group, and at its end
-        c10d._update_default_pg("group")
-    assert c10d.default == ["group"] * 2
+    torch([entry(1)])
+    before, number = threading.enumerate(), len(procfs.threads())
+    recorder.start(theirs)
     assert threading.enumerate() == before
     assert len(procfs.threads()) == number + 1
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+    assert not theirs.get_inheritable()
     for _ in range(2):
         ours.send(b"?")
         told = read(ours.recv(2**17))
     (wait,) = [frame for frame in told.frames if frame.startswith("test_an_answer")]
     assert "test_recorder.py:" in wait
     assert [(group.name, group.size, group.last) for group in told.groups] == [
-        ("1", 2, 0),
+        ("1 tp", 2, 0),
         ("0", 8, 1),
     ]
     theirs.shutdown(socket.SHUT_RDWR)  # and the thread ends
@@ -101,7 +94,7 @@ def test_an_answer_while_the_main_thread_waits(pair, torch):
 def test_a_script_without_torch(pair):
     """It sees no thread, and no open file."""
     _, theirs = pair
-    recorder.prepare(theirs)
+    recorder.start(theirs)
     assert theirs.fileno() == -1
     recorder.leave(theirs, RuntimeError())
 
