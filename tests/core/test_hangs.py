@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import hangs
 import pytest
+from pages import block, replaced
 
 
 @pytest.mark.release
 def test_a_rank_that_sleeps(juelich):
     hangs.run(juelich, ["sleep"])
+
+
+def test_the_page_shows_such_a_report():
+    page = block("docs/troubleshooting.md", "did not call it").text
+    own = {"train.py": "hangs.py", "data.py": "hangs.py", "read at": "odd at"}
+    (lines,) = hangs.explained(replaced(page, own).replace("(node 0)", "(local rank"))
+    hangs.check("sleep", lines)

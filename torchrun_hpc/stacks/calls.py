@@ -1,4 +1,4 @@
-"""What a rank has called: the latest entries of torch's flight recorder.
+"""The latest calls of a rank, from torch's flight recorder.
 
 For gloo, an entry's state remains ``scheduled``, so only sequence numbers count.
 """
@@ -64,7 +64,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Record:
-    """What a fork tells its agent: the frames of its main thread, and its groups."""
+    """A fork's answer to its agent: the frames of its main thread, and its groups."""
 
     frames: tuple[Frame, ...] = ()
     groups: tuple[Group, ...] = ()

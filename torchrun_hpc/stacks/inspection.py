@@ -54,7 +54,7 @@ def _running(watch: Watch) -> list[Worker]:
 
 
 class Witness:
-    """What this node's workers did in a hang, sampled before they are stopped."""
+    """The stacks of this node's workers in a hang, sampled before they are stopped."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch

@@ -1,4 +1,4 @@
-"""What a fork tells its agent: where its main thread is, and its latest collectives.
+"""A fork's answers to its agent: where it is, and its latest collectives.
 
 Only the process itself can read torch's flight recorder. The agent asks through a pair
 of sockets that no other process can use. A thread answers while the main thread waits.
