@@ -21,7 +21,7 @@ def late() -> None:
     if size > 1:
         time.sleep(1000)
     for _ in range(1000):
-        torch.cuda._sleep(10**9)  # noqa: SLF001
+        torch.cuda._sleep(10**9)
 
 
 if rank == size - 1:

@@ -6,8 +6,12 @@ Each job has two workers on each node. Rank 3 is the odd one.
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 
 from commands import FORMS, JUELICH, SCRIPTS, launch
+from packaging.version import Version
+
+HAS_RECORDER = Version(version("torch")) >= Version("2.11")  # for gloo
 
 _ODD = r"1 rank \(3, jwb0002\)"
 _OTHERS = r"\d of \d ranks \(0-2(,4-5)?\)"
@@ -84,7 +88,8 @@ def check(case, lines, form="fork"):
     """Check the lines about a hang."""
     assert len(lines) <= 6, lines
     of_collective, *places = CASES[case]
-    for wanted in filter(None, [*places, of_collective if form == "fork" else ""]):
+    is_known = form == "fork" and HAS_RECORDER
+    for wanted in filter(None, [*places, of_collective if is_known else ""]):
         assert any(re.fullmatch(wanted, line) for line in lines), (case, wanted, lines)
 
 

@@ -175,8 +175,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     @property
     def hangs(self) -> bool:
         """Whether the round has ended because a collective failed."""
-        failure = self.failure
-        return self.client.hangs if failure is None else failure.is_hang
+        client, failure = self.client, self.failure
+        return client.is_over and client.hangs if failure is None else failure.is_hang
 
     @property
     def reports(self) -> bool:

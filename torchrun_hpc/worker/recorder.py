@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     _Walk = Iterable[tuple[FrameType, int]]
 
 _C10D = "torch.distributed.distributed_c10d"
-_DUMP = "_dump_fr_trace_json"  # of torch._C._distributed_c10d, if torch is new enough
+# Of torch._C._distributed_c10d, since torch 2.8 and 2.6; earlier only as a pickle.
+_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
 def start(questions: socket.socket) -> None:
@@ -56,8 +58,10 @@ def leave(questions: socket.socket, error: BaseException) -> None:
 
 
 def _tell(questions: socket.socket, walk: _Walk, mark: bytes = b"") -> None:
-    with contextlib.suppress(Exception):  # the script's modules may have any state
-        record = Record(tuple(_frames(walk)), _groups())
+    with contextlib.suppress(Exception):  # the script ends as it would without this
+        record = Record(tuple(_frames(walk)))
+        with contextlib.suppress(Exception):  # torch may have any state
+            record = replace(record, groups=_groups())
         line = mark + wire.to_line(wire.encode(record))
         questions.send(line, socket.MSG_DONTWAIT)
 
@@ -82,12 +86,12 @@ def _short(name: str) -> str:
 
 def _groups() -> Any:
     modules: dict[str, Any] = sys.modules
-    torch = modules.get(_C10D)
-    dump = getattr(modules.get("torch._C._distributed_c10d"), _DUMP, None)
-    if torch is None or dump is None:
+    torch, native = modules.get(_C10D), modules.get("torch._C._distributed_c10d")
+    dumps = [getattr(native, name) for name in _DUMPS if hasattr(native, name)]
+    if torch is None or not dumps:
         return ()
     sizes = {
         title(name, getattr(group, "group_desc", "")): group.size()
         for group, name in torch._world.pg_names.items()  # noqa: SLF001
     }
-    return groups_of(json.loads(dump()), sizes)
+    return groups_of(json.loads(dumps[0]()), sizes)

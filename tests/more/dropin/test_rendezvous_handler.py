@@ -761,6 +761,25 @@ def test_one_node_reports_as_soon_as_its_workers_have_ended(
     assert re.findall(r"HPC\d+", capsys.readouterr().err) == ["HPC128", "HPC125"]
 
 
+def test_a_hang_is_explained_and_forgotten_with_the_next_round(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 10 * PATIENCE)
+    handler = job.handler(0, **ONE, max_restarts=2)
+    handler._explain = lambda: ["7 of 8 ranks: here"]
+    hang = "Timed out waiting 9ms for recv operation"
+    for text, hangs in ((hang, True), ("boom", False), (hang, True)):
+        handler.next_rendezvous()
+        assert not handler.hangs
+        handler.client.worker_failed(worker_failure(0, text=text, size=1))
+        until(lambda: handler.num_nodes_waiting() or handler.failure)
+        assert handler.hangs == hangs
+    handler.leave()
+    lines = capsys.readouterr().err.splitlines()
+    shown = "torchrun_hpc:     7 of 8 ranks: here"
+    assert [line == shown for line in lines] == [False, True, False, False, True]
+
+
 def _listening() -> set[Any]:
     found = psutil.Process().net_connections()
     return {each.laddr for each in found if each.status == psutil.CONN_LISTEN}
