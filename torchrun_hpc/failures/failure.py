@@ -23,7 +23,8 @@ _FOLLOWS = re.compile(
     r"connection (was )?(closed|reset|refused)|peer closed|broken pipe"
     r"|failed to recv|(recv|send)\w+ failed|failed to connect to any network address"
     r"|connectFullMesh|remote process exited|unhandled system error|ncclRemoteError"
-    r"|ncclSystemError|communicator was aborted|timed out|timeout",
+    r"|ncclSystemError|communicator was aborted|timed out|timeout"
+    r"|successfully reached monitoredBarrier",
     re.IGNORECASE,
 )
 # Errors of a collective, or of a store: another rank may be the reason. From gloo's

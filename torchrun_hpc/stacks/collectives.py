@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.errors import count
 from torchrun_hpc.stacks.tree import Tree
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.stacks.calls import Call, Group
     from torchrun_hpc.stacks.sampling import WorkerStack
 
+_LINES = 8  # groups; the others are counted
 _PARTS = 4  # of a line
 
 
@@ -22,8 +24,11 @@ def compare(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str
         for group in stack.groups:
             members.setdefault(group.name, {})[stack] = group
     ordered = sorted(members.items(), key=lambda item: -len(item[1]))
-    lines = (_line(name, groups, stacks, hosts) for name, groups in ordered)
-    return [line for line in lines if line]
+    found = (_line(name, groups, stacks, hosts) for name, groups in ordered)
+    lines = [line for line in found if line]
+    if more := lines[_LINES:]:
+        lines[_LINES:] = [f"{count(len(more), 'other group')} whose ranks differ"]
+    return lines
 
 
 def _line(

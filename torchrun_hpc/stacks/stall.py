@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Even a busy worker is often at the same line: it waits there in each step.
 _SAMPLES = 60
+_LINES = 30  # of the tree
 _SHORTEST, _LONGEST = 0.5, 10.0  # seconds between two
 
 
@@ -82,7 +83,7 @@ class StallReport:
             f"the stacks of {count(len(stacks), 'worker')} have not changed for "
             f"{self._seconds:.0f} s (--hpc-stall-report). The job continues:"
         )
-        lines = tree.render(stacks, self._hosts)
+        lines = tree.render(stacks, self._hosts)[:_LINES]
         lines += collectives.compare(stacks, self._hosts)
         console.write(Message("HPC171", text), "warning", [f"    {s}" for s in lines])
 

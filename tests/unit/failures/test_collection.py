@@ -36,6 +36,7 @@ GLOO = "RuntimeError: Connection closed by peer [10.0.0.{}]:{}. This is typicall
         "torch.distributed.DistNetworkError: recvVector failed on SocketImpl(fd=9)",
         "RuntimeError: Remote peer closed the connection",
         "torch.distributed.DistStoreError: wait timeout after 300000ms",
+        "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received",
     ],
 )
 def test_what_follows_from_another_failure_is_not_the_first(cause):

@@ -150,3 +150,11 @@ def test_whatever_other_nodes_send_is_one_short_line(groups):
     found = compare(stacks(groups.__getitem__, len(groups)), HOSTS)
     assert all(len(line) < 500 and line.isprintable() for line in found)
     assert len(found) <= 2
+
+
+def test_many_groups_that_differ():
+    """They are counted: a report has one screen."""
+    groups = [[called(4 + n % 2, name=str(n // 2), size=2)] for n in range(4096)]
+    lines = compare(stacks(groups.__getitem__, 4096), {})
+    assert len(lines) == 9
+    assert lines[-1] == "2040 other groups whose ranks differ"
