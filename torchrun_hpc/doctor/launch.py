@@ -150,12 +150,10 @@ class Launch:
         """End it, and give the launcher `timeout` seconds to end its workers."""
         if self._process.poll() is None:
             self._is_stopped = True
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
+        for end in (self._process.terminate, self._process.kill):
+            end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout)
 
     def _keep(self, found: dict[str, Any], message: Mapping[str, Any]) -> None:
         match message:
