@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.doctor import differences
 from torchrun_hpc.doctor.differences import spans, torch_of
-from torchrun_hpc.doctor.results import Finding
+from torchrun_hpc.doctor.results import EXCLUDE, Finding
 from torchrun_hpc.doctor.units import size
 from torchrun_hpc.errors import count
 from torchrun_hpc.names import fold_ranks, listed, ranges
@@ -109,11 +109,9 @@ def _folders(node: Node, _nodes: object) -> Iterator[_Fault]:
         elif folder.free < min(100 * 10**6, folder.size / 100):
             yield _Fault(f"{path} is full: less than 100 MB and 1 % are free", remedy)
         if path == "/dev/shm" and 0 < folder.size <= 64 * 2**20:  # noqa: S108
-            text = (
-                f"{path} has {size(folder.size)}, not enough for DataLoader's workers"
-            )
+            few = f"{size(folder.size)}, not enough for DataLoader's workers"
             container = "start the container with --ipc=host or --shm-size=16g"
-            yield _Fault(text, container, _NEVER)
+            yield _Fault(f"{path} has {few}", container, _NEVER)
 
 
 def _imports(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
@@ -142,8 +140,7 @@ def _gpus(node: Node, _nodes: object) -> Iterator[_Fault]:
     for number, gpu in enumerate(gpus):
         if gpu.ecc_errors > 0:
             errors = count(gpu.ecc_errors, "uncorrected memory error")
-            remedy = "exclude the node, and report it to the administrator"
-            yield _Fault(f"GPU {number} has had {errors}", remedy)
+            yield _Fault(f"GPU {number} has had {errors}", EXCLUDE)
         if gpu.processes:
             busy.append(number)
         elif gpu.memory_used > max(2**30, gpu.memory / 50):  # its driver uses less
