@@ -142,11 +142,10 @@ class Links:
             opened.sendall(wire.to_line(next(steps)))
             opened.sendall(wire.to_line(steps.send(_answer(opened))))
             _exactly(opened, len(_ACCEPTED))
-        except TimeoutError:
+        except BaseException as error:
             opened.close()
-            raise ConnectionError(SILENT) from None
-        except BaseException:
-            opened.close()
+            if isinstance(error, TimeoutError):
+                raise ConnectionError(SILENT) from None
             raise
         opened.settimeout(_MESSAGE_TIMEOUT)
         return opened
