@@ -70,8 +70,7 @@ def _import_torch() -> Torch:
         known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         known["cudnn"] = torch.backends.cudnn.version()
     known = {name: str(release) for name, release in known.items() if release}
-    gpus = torch.cuda.device_count()
-    return Torch(str(torch.__version__), import_s, known, gpus)
+    return Torch(str(torch.__version__), import_s, known, torch.cuda.device_count())
 
 
 if __name__ == "__main__":

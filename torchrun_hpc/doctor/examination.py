@@ -112,9 +112,8 @@ def _why(error: Exception, here: Place, timeout: float) -> Message:
     where = here.tasks_meeting
     if isinstance(error, CoordinatorNotFoundError):
         return messages.coordinator_missing(str(error), timeout, where, "--timeout")
-    failure = error.failure if isinstance(error, JobFailedError) else None
-    if failure is not None and failure.kind is not Kind.COORDINATOR:
-        return report.failed(failure, where)
+    if isinstance(error, JobFailedError) and error.failure.kind is not Kind.COORDINATOR:
+        return report.failed(error.failure, where)
     return _seen_alone(f"node {where.coordinator} stopped answering")
 
 
