@@ -18,7 +18,7 @@ from torchrun_hpc.names import fold_ranks, listed, ranges
 from torchrun_hpc.planning.endpoints import PORTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torchrun_hpc.doctor.results import Node
 
@@ -162,12 +162,8 @@ def _gpus(node: Node, _nodes: object) -> Iterator[_Fault]:
         yield _Fault(text, remedy, _NEVER)
 
 
-def _ports(node: Node, _nodes: object) -> Sequence[_Fault]:
-    return _of_ports(*node.local_ports, node.reserved_ports)
-
-
 @functools.cache  # nearly all nodes have the same
-def _of_ports(first: int, last: int, reserved_ports: str) -> list[_Fault]:
+def _ports(first: int, last: int, reserved_ports: str) -> list[_Fault]:
     parts, found = spans(reserved_ports), list[_Fault]()
     reserved = [port for port in PORTS if any(port in part for part in parts)]
     own = f"the launcher's ports ({PORTS[0]} to {PORTS[-1]})"
@@ -191,12 +187,12 @@ def _resolvers(node: Node, _nodes: object) -> Iterator[_Fault]:
         yield _Fault("resolving node names takes more than 1 s", remedy, _NEVER)
 
 
-_CHECKS = {
+_CHECKS: Mapping[str, Callable[[Node, Sequence[Node]], Iterable[_Fault]]] = {
     "HPC182": _names,
     "HPC184": _folders,
     "HPC185": _imports,
     "HPC186": _limits,
     "HPC187": _gpus,
     "HPC188": _resolvers,
-    "HPC241": _ports,
+    "HPC241": lambda node, _: _ports(*node.local_ports, node.reserved_ports),
 }
