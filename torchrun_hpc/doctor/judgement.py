@@ -120,14 +120,13 @@ def doubtful(links: Sequence[Link]) -> list[Pair]:
 def best_of(*looks: Link) -> Link:
     """Return the best figures of several measurements of a pair."""
     good = [look for look in looks if is_measured(look)] or looks
-    # The average loss, because a few hundred packets often lose none by chance.
-    lost = sum(x.lost * x.looks for x in good) / sum(x.looks for x in good)
     return replace(
         good[0],
         latency_s=min(look.latency_s for look in good),
         forward=max(look.forward for look in good),
         backward=max(look.backward for look in good),
-        lost=lost,
+        # The average, because a few hundred packets often lose none by chance.
+        lost=sum(x.lost * x.looks for x in good) / sum(x.looks for x in good),
         looks=sum(look.looks for look in looks),
     )
 
