@@ -221,8 +221,7 @@ def _answer(connection: socket.socket) -> Mapping[str, Any]:
 def _exactly(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
+        if not (part := connection.recv(size - len(data))):
             raise ConnectionError("the other node closed the connection")
         data += part
     return data
