@@ -144,8 +144,7 @@ def _earlier(file: str) -> Report:
         problem = str(error.strerror)
     except WireError:
         pass
-    text = f"cannot read --compare={file}: {problem}"
-    raise LaunchError("HPC195", text)
+    raise LaunchError("HPC195", f"cannot read --compare={file}: {problem}")
 
 
 if __name__ == "__main__":

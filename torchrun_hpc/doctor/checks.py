@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.doctor import differences
 from torchrun_hpc.doctor.differences import spans, torch_of
-from torchrun_hpc.doctor.results import Finding
+from torchrun_hpc.doctor.results import EXCLUDE, Finding
 from torchrun_hpc.doctor.units import size
 from torchrun_hpc.errors import count
 from torchrun_hpc.names import fold_ranks, listed, ranges
 from torchrun_hpc.planning.endpoints import PORTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torchrun_hpc.doctor.results import Node
 
@@ -109,11 +109,9 @@ def _folders(node: Node, _nodes: object) -> Iterator[_Fault]:
         elif folder.free < min(100 * 10**6, folder.size / 100):
             yield _Fault(f"{path} is full: less than 100 MB and 1 % are free", remedy)
         if path == "/dev/shm" and 0 < folder.size <= 64 * 2**20:  # noqa: S108
-            text = (
-                f"{path} has {size(folder.size)}, not enough for DataLoader's workers"
-            )
+            few = f"{size(folder.size)}, not enough for DataLoader's workers"
             container = "start the container with --ipc=host or --shm-size=16g"
-            yield _Fault(text, container, _NEVER)
+            yield _Fault(f"{path} has {few}", container, _NEVER)
 
 
 def _imports(node: Node, nodes: Sequence[Node]) -> Iterator[_Fault]:
@@ -142,8 +140,7 @@ def _gpus(node: Node, _nodes: object) -> Iterator[_Fault]:
     for number, gpu in enumerate(gpus):
         if gpu.ecc_errors > 0:
             errors = count(gpu.ecc_errors, "uncorrected memory error")
-            remedy = "exclude the node, and report it to the administrator"
-            yield _Fault(f"GPU {number} has had {errors}", remedy)
+            yield _Fault(f"GPU {number} has had {errors}", EXCLUDE)
         if gpu.processes:
             busy.append(number)
         elif gpu.memory_used > max(2**30, gpu.memory / 50):  # its driver uses less
@@ -165,12 +162,8 @@ def _gpus(node: Node, _nodes: object) -> Iterator[_Fault]:
         yield _Fault(text, remedy, _NEVER)
 
 
-def _ports(node: Node, _nodes: object) -> Sequence[_Fault]:
-    return _of_ports(*node.local_ports, node.reserved_ports)
-
-
 @functools.cache  # nearly all nodes have the same
-def _of_ports(first: int, last: int, reserved_ports: str) -> list[_Fault]:
+def _ports(first: int, last: int, reserved_ports: str) -> list[_Fault]:
     parts, found = spans(reserved_ports), list[_Fault]()
     reserved = [port for port in PORTS if any(port in part for part in parts)]
     own = f"the launcher's ports ({PORTS[0]} to {PORTS[-1]})"
@@ -194,12 +187,12 @@ def _resolvers(node: Node, _nodes: object) -> Iterator[_Fault]:
         yield _Fault("resolving node names takes more than 1 s", remedy, _NEVER)
 
 
-_CHECKS = {
+_CHECKS: Mapping[str, Callable[[Node, Sequence[Node]], Iterable[_Fault]]] = {
     "HPC182": _names,
     "HPC184": _folders,
     "HPC185": _imports,
     "HPC186": _limits,
     "HPC187": _gpus,
     "HPC188": _resolvers,
-    "HPC241": _ports,
+    "HPC241": lambda node, _: _ports(*node.local_ports, node.reserved_ports),
 }

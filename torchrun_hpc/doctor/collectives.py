@@ -28,6 +28,7 @@ from typing import Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor.results import RESULTS, Torch
+from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers.process import environment
 
 
@@ -52,9 +53,8 @@ def main() -> None:
     except BaseException:  # noqa: BLE001 - all are shown
         traceback.print_exc()
         code = 1
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        sys.stderr.flush()
-        sys.stdout.flush()
+    for stream in (sys.stderr, sys.stdout):
+        streams.flush(stream)
     # At a normal exit, threads of NCCL and gloo can wait for others. With --run-path,
     # torch runs this in a function, and waits for its result.
     if code or multiprocessing.parent_process() is None:
@@ -70,8 +70,7 @@ def _import_torch() -> Torch:
         known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         known["cudnn"] = torch.backends.cudnn.version()
     known = {name: str(release) for name, release in known.items() if release}
-    gpus = torch.cuda.device_count()
-    return Torch(str(torch.__version__), import_s, known, gpus)
+    return Torch(str(torch.__version__), import_s, known, torch.cuda.device_count())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.doctor.results import Collective, Report
 
+    Rows = list[tuple[Collective, Collective]]  # now, and in the earlier report
+
 _SLOWER = 1.25  # times as slow as before is a finding
 # Bytes of a collective: times of smaller ones are noise. It is 1 MiB, less what is lost
 # when the part of each worker is rounded down.
@@ -42,9 +44,7 @@ def scope(report: Report, earlier: Report) -> str:
     return text + (f". Collectives were not compared: {reason}" if reason else "")
 
 
-def _both(
-    report: Report, earlier: Report
-) -> tuple[list[tuple[Collective, Collective]], str]:
+def _both(report: Report, earlier: Report) -> tuple[Rows, str]:
     for side, where in ((earlier, "the earlier report"), (report, "this one")):
         if not side.collectives:
             return [], f"{where} has none"

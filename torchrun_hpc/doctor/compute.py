@@ -7,7 +7,7 @@ from statistics import median, median_low
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.doctor.checks import fabrics
-from torchrun_hpc.doctor.results import Finding, Worker
+from torchrun_hpc.doctor.results import EXCLUDE, Finding, Worker
 from torchrun_hpc.doctor.units import speed
 from torchrun_hpc.errors import count
 from torchrun_hpc.names import fold_ranks, ranges
@@ -21,7 +21,6 @@ _SLOW = 0.75  # of the median
 _NORM = 1e-3  # share by which a norm can differ: devices round differently
 _LATE_S, _LATE = 0.05, 3.0  # seconds that a worker can be late; times the median
 
-_OUT = "exclude the node, and report it to the administrator"
 _BUSY = "look for other programs and a high temperature there, or exclude the node"
 _NCCL = "unset NCCL_IB_DISABLE and NCCL_NET. NCCL_DEBUG=INFO shows what is missing"
 
@@ -114,7 +113,7 @@ _WRONG = "HPC243"
 # By check: the code, and the remedy.
 _CHECKS: Mapping[Callable[..., Iterator[_Fault]], tuple[str, str]] = {
     _sockets: ("HPC242", _NCCL),
-    _wrong: (_WRONG, _OUT),
+    _wrong: (_WRONG, EXCLUDE),
     _slow: (_WRONG, _BUSY),
     _late: ("HPC244", _BUSY),
 }

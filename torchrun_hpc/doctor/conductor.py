@@ -31,6 +31,7 @@ from torchrun_hpc.wire import WireError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from torchrun_hpc.doctor.output import Tell
     from torchrun_hpc.doctor.pairs import Pair
     from torchrun_hpc.doctor.place import Place, Wishes
     from torchrun_hpc.doctor.results import Node, Report
@@ -57,9 +58,7 @@ _OPERATIONS, _SIZES, _MOST, _LONG_ENOUGH = 6, 4, 20, 0.1
 class Conductor:
     """Task 0 of the examination."""
 
-    def __init__(
-        self, here: Place, wishes: Wishes, tell: Callable[[Message], None]
-    ) -> None:
+    def __init__(self, here: Place, wishes: Wishes, tell: Tell) -> None:
         self._here = here
         self._wishes = wishes
         self._tell = tell
@@ -181,6 +180,7 @@ class Conductor:
     def _launch(self) -> None:
         found = self._found
         lost = {*judgement.unusable(found.links), *found.hung}
+        hosts = found.hosts(self._here.meeting)
         for number in range(_LAUNCHES):
             able = found.nodes.keys() - lost
             tasks = {task: node for task, node in self._node_of.items() if node in able}
@@ -192,7 +192,7 @@ class Conductor:
                 self._keep(tasks[task], end)
             hung = {node for task, node in tasks.items() if task not in ends}
             found.hung |= dict.fromkeys(sorted(hung), "during the launch")
-            text, blamed = causes.cause(ends, tasks, self._hosts)
+            text, blamed = causes.cause(ends, tasks, hosts)
             if text and (blamed or not hung):  # otherwise a consequence
                 found.causes.append((text, blamed))
             lost |= {*blamed, *hung}
@@ -204,34 +204,25 @@ class Conductor:
         is_direct = self._here.mode.is_direct
         workers = len(tasks) if is_direct else sum(node.workers for node in nodes)
         hosts = tuple(node.host for node in nodes)
-        part = wire.encode(
-            Part(number, tasks, hosts, nodes[0].address or nodes[0].host)
-        )
+        part = Part(number, tasks, hosts, nodes[0].address or nodes[0].host)
         moved = size(_expected_of_collectives(self._wishes.max_bytes, nodes))
         more = f", then torch's collectives with about {moved} in and out of each"
         text = f"launching {count(workers, 'worker')}: a test of each device"
         self._progress(text + more * (workers > 1))
         have, limit = "tasks have finished the launch", self._wishes.limit + _GRACE
-        return self._ask(LAUNCH, part, tasks, have, Ended, limit)
+        return self._ask(LAUNCH, wire.encode(part), tasks, have, Ended, limit)
 
     def _keep(self, rank: int, end: Ended) -> None:
-        found = self._found
+        found, node = self._found, self._found.nodes[rank]
         found.rows += end.rows
         found.workers += end.workers
         found.backend = end.backend or found.backend
         for code, text, is_error in end.said:
-            own = text.removeprefix(f"on {self._hosts[rank]}: ")
+            own = text.removeprefix(f"on {node.host}: ")
             if causes.is_refused(end) or not is_error:
-                ranks = found.said.setdefault((code, own, is_error), [])
-                ranks += [rank] * (rank not in ranks)
-        node = found.nodes[rank]
+                found.said.setdefault((code, own, is_error), set()).add(rank)
         if end.torch is not None:
             found.nodes[rank] = replace(node, torch=end.torch.after(node.torch))
-
-    @property
-    def _hosts(self) -> list[str]:
-        known, every = self._found.nodes, range(self._here.meeting.nodes)
-        return [known[rank].host if rank in known else "" for rank in every]
 
 
 def _best(looks: Mapping[Pair, Sequence[Link]]) -> list[Link]:

@@ -58,24 +58,20 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
         if seen.job is not None and seen.job.pmi_is_open:
             pmi.finalize(seen.environ)  # the launcher cannot
         here = place.find(seen, argv, known)
-        known.meeting = here.tasks_meeting
+        where = known.meeting = here.tasks_meeting
     if here.task.rank == 0:
         on_first()
     member = Member(here, wishes, seen.environ)
 
     def hear(event: Mapping[str, Any]) -> None:
-        message = messages.render(event, here.tasks_meeting)
+        message = messages.render(event, where)
         if message is not None and "looking" in event:
             tell(message)
 
     conductor = Conductor(here, wishes, tell)  # keeps the start time
+    settings = _settings(here, wishes.patience)
     connection = Connection(
-        here.tasks_meeting,
-        _settings(here, wishes.patience),
-        seen.environ,
-        hear,
-        segment=_SEGMENT,
-        replies=member.replies,
+        where, settings, seen.environ, hear, segment=_SEGMENT, replies=member.replies
     )
     member.key = connection.key
     try:
@@ -112,9 +108,8 @@ def _why(error: Exception, here: Place, timeout: float) -> Message:
     where = here.tasks_meeting
     if isinstance(error, CoordinatorNotFoundError):
         return messages.coordinator_missing(str(error), timeout, where, "--timeout")
-    failure = error.failure if isinstance(error, JobFailedError) else None
-    if failure is not None and failure.kind is not Kind.COORDINATOR:
-        return report.failed(failure, where)
+    if isinstance(error, JobFailedError) and error.failure.kind is not Kind.COORDINATOR:
+        return report.failed(error.failure, where)
     return _seen_alone(f"node {where.coordinator} stopped answering")
 
 

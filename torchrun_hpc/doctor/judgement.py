@@ -15,7 +15,7 @@ from statistics import median, median_high, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.doctor.pairs import blame
-from torchrun_hpc.doctor.results import Finding
+from torchrun_hpc.doctor.results import EXCLUDE, Finding
 from torchrun_hpc.doctor.units import duration, rate, size
 from torchrun_hpc.errors import count
 from torchrun_hpc.names import host, listed
@@ -120,14 +120,13 @@ def doubtful(links: Sequence[Link]) -> list[Pair]:
 def best_of(*looks: Link) -> Link:
     """Return the best figures of several measurements of a pair."""
     good = [look for look in looks if is_measured(look)] or looks
-    # The average loss, because a few hundred packets often lose none by chance.
-    lost = sum(x.lost * x.looks for x in good) / sum(x.looks for x in good)
     return replace(
         good[0],
         latency_s=min(look.latency_s for look in good),
         forward=max(look.forward for look in good),
         backward=max(look.backward for look in good),
-        lost=lost,
+        # The average, because a few hundred packets often lose none by chance.
+        lost=sum(x.lost * x.looks for x in good) / sum(x.looks for x in good),
         looks=sum(look.looks for look in looks),
     )
 
@@ -162,7 +161,8 @@ def findings(
             yield Finding(code, f"{where}: {what}", remedy, (node,))
         if not bad:
             continue
-        where = _between(bad, hosts)
+        names = [" and ".join(host(node, hosts) for node in pair) for pair in bad]
+        where = f"between {listed(names)}"
         if len(bad) > _SINGLE:
             where = f"{len(bad)} of {count(len(tried), 'pair')}"
         what = text([*bad.values()], hosts, max(max(bad)), than)
@@ -271,15 +271,10 @@ _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], st
         lambda links, *_: f"packets of {links[0].lost_mtu} bytes (the MTU) are lost",
         "set the same MTU on the interfaces and on all switches between them",
     ),
-    "HPC191": (_is_bad, _bad, "exclude the node, and report it to the administrator"),
+    "HPC191": (_is_bad, _bad, EXCLUDE),
     "HPC183": (
         lambda link, _: abs(link.clock_s) > _CLOCK_S,
         _clock,
         "start the node's time service (chrony, ntpd). Until then, log times are wrong",
     ),
 }
-
-
-def _between(pairs: Iterable[Pair], hosts: Sequence[str]) -> str:
-    both = [" and ".join(host(node, hosts) for node in pair) for pair in pairs]
-    return f"between {listed(both)}"

@@ -95,12 +95,11 @@ class Launch:
     def __init__(self, here: Place, part: Part, arguments: Sequence[str]) -> None:
         self._here, self._is_stopped = here, False
         job = _job_of(here, part)
-        # A fork server must import torch itself, with the workers' variables.
-        is_first = not (here.mode.is_direct or here.asked.hpc_preload)
         given = {
             "parent": os.getpid(),
             "job": job and wire.encode(job),
-            "imports_torch": is_first,
+            # A fork server must import torch itself, with the workers' variables.
+            "imports_torch": not (here.mode.is_direct or here.asked.hpc_preload),
         }
         # Objects close themselves if the process does not start.
         names = "given", "results", "outcome", "stderr"
@@ -109,9 +108,8 @@ class Launch:
         stdin, *_, errors = self._files
         _, results, outcome, _ = paths
         os.pwrite(stdin.fileno(), wire.to_line(given), 0)
-        words = _words(here, part, outcome)
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", __name__, *words, *arguments],
+            [sys.executable, "-m", __name__, *_words(here, part, outcome), *arguments],
             stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -150,12 +148,10 @@ class Launch:
         """End it, and give the launcher `timeout` seconds to end its workers."""
         if self._process.poll() is None:
             self._is_stopped = True
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout)
+        for end in (self._process.terminate, self._process.kill):
+            end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout)
 
     def _keep(self, found: dict[str, Any], message: Mapping[str, Any]) -> None:
         match message:
@@ -223,13 +219,12 @@ def _job_of(here: Place, part: Part) -> Job | None:
     every = sorted(part.tasks)
     own = [task for task in every if part.tasks[task] == here.node_rank]
     rank = here.task.rank
-    task = Task(every.index(rank), len(every), own.index(rank), len(own))
     return replace(
         job,
         launch_id=f"{job.launch_id}.{part.number}",
         nodes=part.hosts,
         node_rank=part.nodes.index(here.node_rank),
-        task=task,
+        task=Task(every.index(rank), len(every), own.index(rank), len(own)),
         head_candidates=(),
         nodelist_is_shared=True,
         listed_at=None,

@@ -63,7 +63,7 @@ _CHUNK = 2**18
 _WINDOWS = 6  # of time, for the bandwidth
 
 # struct tcp_info of linux/tcp.h: tcpi_total_retrans and tcpi_data_segs_out.
-_INFO_SIZE, _RETRANSMITTED, _SENT = 160, 100, 156
+_INFO = struct.Struct("100xI52xI")
 
 
 class _NothingComesError(Exception):
@@ -124,16 +124,14 @@ class Links:
             mine = self._open(own, other, turn)
         except _ERRORS as error:
             return replace(half, problem=_reason(error), blocked=(own.rank,))
-        with mine:
-            try:
-                with self._arrivals.wait(other.rank, turn) as theirs:
-                    is_first = own.rank == half.first
-                    figures = _figures(is_first=is_first, mine=mine, theirs=theirs)
-                    return replace(half, **figures)
-            except _NothingComesError:
-                return replace(half, lost_mtu=min(own.mtu, other.mtu))
-            except _ERRORS as error:
-                return replace(half, problem=_reason(error))
+        measure = _as_first if own.rank == half.first else _as_second
+        try:
+            with mine, self._arrivals.wait(other.rank, turn) as theirs:
+                return measure(half, mine, theirs)
+        except _NothingComesError:
+            return replace(half, lost_mtu=min(own.mtu, other.mtu))
+        except _ERRORS as error:
+            return replace(half, problem=_reason(error))
 
     def _open(self, own: Peer, other: Peer, turn: str) -> socket.socket:
         opened = socket.create_connection((other.address, other.port), _OPEN_TIMEOUT)
@@ -144,11 +142,10 @@ class Links:
             opened.sendall(wire.to_line(next(steps)))
             opened.sendall(wire.to_line(steps.send(_answer(opened))))
             _exactly(opened, len(_ACCEPTED))
-        except TimeoutError:
+        except BaseException as error:
             opened.close()
-            raise ConnectionError(SILENT) from None
-        except BaseException:
-            opened.close()
+            if isinstance(error, TimeoutError):
+                raise ConnectionError(SILENT) from None
             raise
         opened.settimeout(_MESSAGE_TIMEOUT)
         return opened
@@ -178,8 +175,7 @@ class _Arrivals:
         connection.transport.abort()
         try:
             kept.send(_ACCEPTED)
-            kept.settimeout(_MESSAGE_TIMEOUT)
-            kept.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            kept.settimeout(_MESSAGE_TIMEOUT)  # asyncio has set TCP_NODELAY
         except OSError:  # it is already closed
             kept.close()
             return
@@ -225,25 +221,22 @@ def _answer(connection: socket.socket) -> Mapping[str, Any]:
 def _exactly(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
+        if not (part := connection.recv(size - len(data))):
             raise ConnectionError("the other node closed the connection")
         data += part
     return data
 
 
-def _figures(
-    *, is_first: bool, mine: socket.socket, theirs: socket.socket
-) -> dict[str, Any]:
-    if is_first:
-        latency_s, clock_s = _ping(mine)
-        lost = _send(mine)
-        rate = _receive(theirs)
-        found = {"latency_s": latency_s, "clock_s": clock_s}
-        return {"backward": rate, "lost": lost, **found}
+def _as_first(half: Link, mine: socket.socket, theirs: socket.socket) -> Link:
+    latency_s, clock_s = _ping(mine)
+    half = replace(half, latency_s=latency_s, clock_s=clock_s, lost=_send(mine))
+    return replace(half, backward=_receive(theirs))
+
+
+def _as_second(half: Link, mine: socket.socket, theirs: socket.socket) -> Link:
     _pong(theirs)
-    rate = _receive(theirs)
-    return {"forward": rate, "lost": _send(mine)}
+    half = replace(half, forward=_receive(theirs))
+    return replace(half, lost=_send(mine))
 
 
 # --- latency and clock ------------------------------------------------------------
@@ -279,12 +272,10 @@ def _send(connection: socket.socket) -> float:
         sent += connection.send(chunk)
     connection.shutdown(socket.SHUT_WR)
     _exactly(connection, len(_ACCEPTED))
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
-    if len(info) < _INFO_SIZE:  # Linux before 4.6
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+    if len(info) < _INFO.size:  # Linux before 4.6
         return 0.0
-    (again,), (segments,) = (
-        struct.unpack_from("I", info, offset) for offset in (_RETRANSMITTED, _SENT)
-    )
+    again, segments = _INFO.unpack(info)
     return float(again / max(segments, 1))
 
 
@@ -301,17 +292,16 @@ def _receive(connection: socket.socket) -> float:
         raise _NothingComesError from None
     connection.settimeout(_MESSAGE_TIMEOUT)
     buffer, total, start = bytearray(_CHUNK), 0, time.monotonic()
-    marks = [(start, 0)]
+    marks = list[tuple[float, int]]()
     while size := connection.recv_into(buffer):
         total += size
         marks.append((time.monotonic(), total))
     connection.sendall(_ACCEPTED)
-    first, last = marks[min(1, len(marks) - 1)][0], marks[-1][0]
-    if last <= first:  # almost nothing arrived
+    if not marks or marks[-1][0] <= marks[0][0]:  # almost nothing arrived
         return total / (time.monotonic() - start)
-    length, rates = (last - first) / _WINDOWS, list[float]()
-    edge = marks[1]
-    for mark in marks[2:]:
+    length, rates = (marks[-1][0] - marks[0][0]) / _WINDOWS, list[float]()
+    edge = marks[0]
+    for mark in marks[1:]:
         if mark[0] >= edge[0] + length or mark is marks[-1]:
             rates.append((mark[1] - edge[1]) / max(mark[0] - edge[0], 1e-9))
             edge = mark

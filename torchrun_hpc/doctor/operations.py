@@ -62,8 +62,7 @@ class Trial(NamedTuple):
 def prepare(operation: str, world: World, count: int) -> Trial:
     """Prepare an operation on `count` elements, as `OPERATIONS` counts them."""
     ranks = torch.arange(world.size, device=world.device) % _RANKS
-    numbers = torch.arange(count, device=world.device)
-    positions = numbers.remainder_(_POSITIONS).float()
+    positions = torch.arange(count, device=world.device).remainder_(_POSITIONS).float()
     data, sums = positions + ranks[world.rank], positions * world.size + ranks.sum()
     if operation == "all_reduce":
         return Trial(lambda: distributed.all_reduce(data), data, sums)

@@ -54,8 +54,7 @@ def _table(rows: Sequence[text.Row]) -> str:
     if not rows:
         return "<p>None.</p>"
     head, *lines = text.cells(rows)
-    columns = zip(*lines, strict=True)
-    kinds = [' class="number"' * text.is_numeric(column) for column in columns]
+    kinds = [' class="number"' * text.is_numeric(x) for x in zip(*lines, strict=True)]
 
     def line(tag: str, cells: Sequence[str]) -> str:
         pairs = zip(kinds, cells, strict=True)

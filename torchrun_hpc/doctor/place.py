@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import network
-from torchrun_hpc.host.topology import gpu_files, own_cpus
 from torchrun_hpc.launching import abort
-from torchrun_hpc.launching.inputs import inputs_of
+from torchrun_hpc.launching.inputs import inputs_of, workers_here
 from torchrun_hpc.launching.start import check_port
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.arguments import (
@@ -25,7 +24,6 @@ from torchrun_hpc.planning.endpoints import ports_of
 from torchrun_hpc.planning.meeting import Spares
 from torchrun_hpc.planning.mode import Mode, choose_mode
 from torchrun_hpc.planning.plan import make_plan, meet
-from torchrun_hpc.planning.resources import likely_workers
 from torchrun_hpc.schedulers.job import Task
 
 if TYPE_CHECKING:
@@ -120,11 +118,7 @@ def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
     line = command_line.parse([*argv, "SCRIPT"], seen.environ, has_job=has_job)
     options = known.options = line.options
     _check(line)
-    cpus = len(own_cpus())
-    gpus = seen.promise.gpus_on_node.value or gpu_files()
-    mode = known.mode = choose_mode(
-        seen, line, lambda own: likely_workers(own, seen.environ, cpus, gpus)
-    )
+    mode = known.mode = choose_mode(seen, line, lambda own: workers_here(own, seen))
     workers = 1
     try:
         inputs = inputs_of(mode, seen, options, line.script)

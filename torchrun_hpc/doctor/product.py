@@ -34,8 +34,7 @@ def kind(device: torch.device) -> tuple[str, str]:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device), dtype
     names = dict.fromkeys(_MODEL.findall(procfs.read("/proc/cpuinfo") or ""))
-    name = " ".join(names) or platform.machine()
-    return name, dtype
+    return " ".join(names) or platform.machine(), dtype
 
 
 def multiply(device: torch.device) -> Product:

@@ -23,6 +23,9 @@ SCHEMA = "torchrun_hpc.doctor/2"
 # Variable with the path of the file for the workers' results.
 RESULTS = "HPC_DOCTOR_RESULTS"
 
+# The remedy for a defect of a single node.
+EXCLUDE = "exclude the node, and report it to the administrator"
+
 _T = TypeVar("_T")
 
 

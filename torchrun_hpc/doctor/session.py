@@ -98,10 +98,8 @@ def _meet(
     store.wait(["all started"])
     backend, device = "gloo", torch.device("cpu")
     if store.add("GPUs", 0) >= size:
-        backend, device = (
-            "nccl",
-            torch.device("cuda", int(environ["LOCAL_RANK"]) % gpus),
-        )
+        backend = "nccl"
+        device = torch.device("cuda", int(environ["LOCAL_RANK"]) % gpus)
         torch.cuda.set_device(device)
     if rank == 0:
         write("backend", backend)
@@ -138,13 +136,12 @@ def worlds(
 
 def for_nccl(environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables that let NCCL write a log, unless the user has set them."""
-    found = {}
-    if not (environ.get(_DEBUG) or environ.get(_FILE)):
-        log = os.memfd_create("NCCL")
-        os.dup2(log, 1)  # NCCL before 2.24 also writes its version to stdout
-        found = {_DEBUG: "INFO", f"{_DEBUG}_SUBSYS": "INIT,NET"}
-        found[_FILE] = f"/proc/self/fd/{log}"
-    return found
+    if environ.get(_DEBUG) or environ.get(_FILE):
+        return {}
+    log = os.memfd_create("NCCL")
+    os.dup2(log, 1)  # NCCL before 2.24 also writes its version to stdout
+    file = f"/proc/self/fd/{log}"
+    return {_DEBUG: "INFO", f"{_DEBUG}_SUBSYS": "INIT,NET", _FILE: file}
 
 
 def transport(log: str) -> str:

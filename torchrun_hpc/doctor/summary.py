@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.doctor.place import Place
     from torchrun_hpc.doctor.results import Collective, Link, Node, Worker
+    from torchrun_hpc.planning.meeting import Meeting
 
 _PROBED = 10  # absent nodes
 _PROBE_TIMEOUT = 2.0  # seconds
@@ -47,18 +48,23 @@ class Found:
     rows: list[Collective] = field(default_factory=list)
     backend: str = ""
     causes: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    said: dict[tuple[str, str, bool], list[int]] = field(default_factory=dict)
+    said: dict[tuple[str, str, bool], set[int]] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
     hung: dict[int, str] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
+
+    def hosts(self, where: Meeting) -> list[str]:
+        """Return the names of all nodes, by rank; empty if unknown."""
+        hosts = [*where.hosts] or [""] * where.nodes
+        for node in self.nodes.values():
+            hosts[node.rank] = node.host or hosts[node.rank]
+        return hosts
 
 
 def report(found: Found, here: Place, timeout: float) -> Report:
     """Return the report; `timeout` is the number of seconds for the nodes to join."""
     where, nodes = here.meeting, [found.nodes[rank] for rank in sorted(found.nodes)]
-    hosts = [*where.hosts] or [""] * where.nodes
-    for node in nodes:
-        hosts[node.rank] = node.host or hosts[node.rank]
+    hosts = found.hosts(where)
     links = [x for x in found.links if not {x.first, x.second} & found.hung.keys()]
     findings = [
         *_absent(found, here, hosts, timeout),
@@ -93,20 +99,19 @@ def _absent(
     found: Found, here: Place, hosts: Sequence[str], timeout: float
 ) -> Iterator[Finding]:
     absent = [rank for rank in range(len(hosts)) if rank not in found.nodes]
-    who: list[tuple[str, tuple[int, ...]]]
-    who = [(f"{host(rank, hosts)} did not join", (rank,)) for rank in absent]
+    who = [(f"{host(rank, hosts)} did not join", [rank]) for rank in absent]
     hint = closed = ""
     if 1 < len(absent) == len(hosts) - 1:  # this one is perhaps not reachable
         where, hint = here.meeting.endpoint, here.meeting.network_hint
         closed = f". The network of {where} ({here.meeting.interface}) may be closed"
-        who = [("no other node joined", ())]
+        who = [("no other node joined", [])]
     if here.mode.is_direct:
-        who.append((f"some tasks ({ranges(found.missing)}) did not join", ()))
+        who.append((f"some tasks ({ranges(found.missing)}) did not join", []))
     for number, (what, nodes) in enumerate(who if found.missing else ()):
         is_probed = nodes and number < _PROBED
         seen = _seen_from_here(nodes[0], here) if is_probed else closed
         text = f"{what} within {timeout:.0f} s{seen}"
-        yield Finding("HPC178", text, on_one_line(hint) or _UNHEARD, nodes)
+        yield Finding("HPC178", text, on_one_line(hint) or _UNHEARD, tuple(nodes))
     for rank, when in found.hung.items():
         text = f"{host(rank, hosts)} stopped responding {when}"
         remedy = "log in, and look at its processes and at the system log"

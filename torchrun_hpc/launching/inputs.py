@@ -50,13 +50,18 @@ def inputs_of(
 
 def _node_of(inputs: Inputs) -> Node:
     """Return this node's CPUs and GPUs, without a driver call."""
-    cpus, options = len(topology.own_cpus()), inputs.options
+    cpus = len(topology.own_cpus())
     if inputs.mode.is_direct:
         if not topology.is_bound():  # they share
             cpus = max(cpus // inputs.the_job.task.local_size, 1)
         return Node(1, cpus)
-    gpus = inputs.promise.gpus_on_node.value or topology.gpu_files()
-    workers = likely_workers(options, inputs.environ, cpus, gpus)
-    if options.hpc_bind == BIND_NONE:
+    workers = workers_here(inputs.options, inputs)
+    if inputs.options.hpc_bind == BIND_NONE:
         return Node(workers, cpus)
     return Node(workers, cpus, topology=topology.this_node())
+
+
+def workers_here(options: Options, seen: Preflight | Inputs) -> int:
+    """Return the likely number of workers of an agent here, without a driver call."""
+    gpus = seen.promise.gpus_on_node.value or topology.gpu_files()
+    return likely_workers(options, seen.environ, len(topology.own_cpus()), gpus)
