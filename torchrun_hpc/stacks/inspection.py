@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 # Seconds: for one node, and for all of them.
 _NODE_TIMEOUT = 3.0
-_HANG_NODE_TIMEOUT = 2.0  # with the next one, at most 3: workers wait for their end
-_ENDING = 0.5  # for workers to end
+_HANG_NODE_TIMEOUT = 2.0
+_HANG_LIMIT = 2.9  # with the wait for workers that are at their end
 _TIMEOUT = 4.5
 _HANG_TIMEOUT = 3.0
 
@@ -35,12 +36,21 @@ _PLACES = 2
 STACKS, HANG = "stacks", "hang"
 
 
-def sample(watch: Watch, timeout: float = _NODE_TIMEOUT) -> list[dict[str, Any]]:
-    """Return the stacks of this node's workers as plain data."""
+def sample(
+    watch: Watch, timeout: float = _NODE_TIMEOUT, limit: float = 0.0
+) -> list[dict[str, Any]]:
+    """Return the stacks of this node's workers as plain data.
+
+    Workers that fail together may be at their end, and have no stack of the script. Up
+    to ``limit`` seconds in all, wait until they have ended.
+    """
+    start = time.monotonic()
     found = {s.rank: s for s in sampling.sample(_running(watch), timeout)}
-    # Workers that fail together are at their end, and have no stack of the script.
     ending = {stack.rank for stack in found.values() if stack.may_be_ending}
-    waiting.until(lambda: ending.isdisjoint(w.rank for w in _running(watch)), _ENDING)
+    waiting.until(
+        lambda: ending.isdisjoint(worker.rank for worker in _running(watch)),
+        limit - (time.monotonic() - start),
+    )
     for worker, is_running in watch.workers:
         if not is_running:
             failure = watch.failures.get(worker.rank)
@@ -67,7 +77,7 @@ class Witness:
         with self._lock:
             number = self._watch.attempt.number
             if number != self._sampled:
-                self._stacks = sample(self._watch, _HANG_NODE_TIMEOUT)
+                self._stacks = sample(self._watch, _HANG_NODE_TIMEOUT, _HANG_LIMIT)
                 self._sampled = number
             return self._stacks
 

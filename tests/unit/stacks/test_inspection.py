@@ -276,7 +276,6 @@ def test_workers_that_end_meanwhile(watched, monkeypatch):
         return [WorkerStack(worker.rank, worker.node) for worker in workers]
 
     monkeypatch.setattr(inspections.sampling, "sample", sample)
-    monkeypatch.setattr(inspections, "_ENDING", 0)
     workers = [Worker(n, 6, 1, n, os.getpid(), lambda n=n: codes[n]) for n in codes]
     found = received(inspections.sample(watched(workers)))
     assert [stack.problem for stack in found] == ["", "it ended with exit code 1"]
