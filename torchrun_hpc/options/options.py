@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.options.values import Reader
 
 # torchrun's options of the static rendezvous.
-_OF_STATIC = ("node_rank", "master_addr", "master_port")
+OF_STATIC = ("node_rank", "master_addr", "master_port")
 
 
 def _torchruns(default: Any, read: Reader | None = None) -> Any:
@@ -284,7 +284,7 @@ def _backend(
     if found.get("standalone"):
         return C10D  # torchrun ignores an explicit backend
     is_explicit = not has_job and found.get("nnodes", (1, 1))[1] > 1
-    is_static = is_explicit or any(name in given for name in _OF_STATIC)
+    is_static = is_explicit or any(name in given for name in OF_STATIC)
     return str(found.get("rdzv_backend") or (STATIC if is_static else C10D))
 
 

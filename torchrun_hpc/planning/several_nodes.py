@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.host.network import join_endpoint
+from torchrun_hpc.options.options import OF_STATIC
 from torchrun_hpc.options.values import C10D, SCHEDULER, STATIC
 from torchrun_hpc.planning import (
     endpoints,
@@ -200,10 +201,7 @@ def check_rendezvous(inputs: Inputs) -> None:
     is_wanted = options.hpc_rendezvous == SCHEDULER and inputs.job is not None
     if inputs.mode.is_direct or not is_wanted or meets_by_ours(inputs):
         return
-    names = (
-        *("rdzv_backend", "nnodes", "rdzv_conf"),
-        *("node_rank", "master_addr", "master_port"),
-    )
+    names = ("rdzv_backend", "nnodes", "rdzv_conf", *OF_STATIC)
     others = [str(options[name]) for name in names if name in options]
     if "agent" in options.hpc_without_patches:
         others.append(str(options["hpc_without_patches"]))
