@@ -274,7 +274,12 @@ def read(given: Mapping[str, Setting], *, has_job: bool = True) -> Options:
     if where and (is_tcp or backend == STATIC) and not found.get("standalone"):
         add("endpoint", where, values.endpoint)
     if "numa_binding" in given and found.get("hpc_bind", NONE) != NONE:
-        problems["hpc_bind"] = _bound_twice(given)
+        problems["hpc_bind"] = LaunchError(
+            "HPC220",
+            f"{given['hpc_bind']} and {given['numa_binding']} both bind the workers to "
+            "CPUs. Remove one of them",
+            everywhere=True,
+        )
     return Options(given, wrong=problems, backend=backend, **found)
 
 
@@ -286,12 +291,3 @@ def _backend(
     is_explicit = not has_job and found.get("nnodes", (1, 1))[1] > 1
     is_static = is_explicit or any(name in given for name in OF_STATIC)
     return str(found.get("rdzv_backend") or (STATIC if is_static else C10D))
-
-
-def _bound_twice(given: Mapping[str, Setting]) -> LaunchError:
-    return LaunchError(
-        "HPC220",
-        f"{given['hpc_bind']} and {given['numa_binding']} both bind the workers to "
-        "CPUs. Remove one of them",
-        everywhere=True,
-    )
