@@ -127,13 +127,8 @@ def _exported_host(
         return "", port, None
     explicit_port = inputs.environ.get(MASTER_PORT, "")
     if explicit_port and job.nodelist_is_shared:
-        port = port_number(explicit_port, MASTER_PORT)
+        port = int(values.port(Setting(explicit_port, MASTER_PORT)))
     return host, port, Setting(host, MASTER_ADDR)
-
-
-def port_number(text: str, source: str) -> int:
-    """Read a port, or raise `LaunchError`."""
-    return int(values.port(Setting(text, source)))
 
 
 def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
@@ -229,7 +224,7 @@ def exported_endpoint(
         return None, (Message("HPC078", text),)
     port = inputs.free_port or port_of(job.launch_id)
     if exported_port:
-        port = port_number(exported_port, MASTER_PORT)
+        port = int(values.port(Setting(exported_port, MASTER_PORT)))
     source = MASTER_ADDR if address else MASTER_PORT
     if not address and exported_port and job.is_ranked:
         address = LOOPBACK if inputs.mode is Mode.DIRECT_ONE_NODE else job.nodes[0]
