@@ -62,8 +62,7 @@ def choose_mode(
         if has_agent:
             raise _several_agents(job, preflight.command, options)
         agents_command = job.once_per_node(preflight.command)
-        problem = direct_mode_problem(line, agents_command)
-        if problem is not None:
+        if problem := direct_mode_problem(line, agents_command):
             raise problem
         if "nproc_per_node" in options and count_workers(options) > 1:
             raise _several_agents(job, preflight.command, options)
