@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,8 @@ def near(wanted: str, known: Iterable[str]) -> str:
     """Return a did-you-mean question for an unknown name; empty if none is near."""
     import difflib  # noqa: PLC0415 - slow to import
 
-    return did_you_mean(difflib.get_close_matches(wanted, [*known], n=1))
-
-
-def did_you_mean(found: Sequence[str]) -> str:
-    """Return a did-you-mean question for a single name; empty for none, or several."""
-    return f"Did you mean {found[0]}?" if len(found) == 1 else ""
+    found = difflib.get_close_matches(wanted, [*known], n=1)
+    return f"Did you mean {found[0]}?" if found else ""
 
 
 def choices(wanted: str, known: Collection[str]) -> str:

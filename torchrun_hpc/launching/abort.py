@@ -154,8 +154,7 @@ def meeting_place(known: LaunchState) -> Meeting | None:
 
 def _meeting(known: LaunchState, seen: Preflight, options: Options) -> Meeting | None:
     try:
-        line = CommandLine(options)
-        mode = known.mode or choose_mode(seen, line, has_agent=True)
+        mode = known.mode or choose_mode(seen, CommandLine(options), has_agent=True)
         if mode is not Mode.SEVERAL_NODES:
             return None
         return several_nodes.meet_anyway(inputs_of(mode, seen, options))

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.start import DryRunReplies
-from torchrun_hpc.names import ranks_by_site
+from torchrun_hpc.names import host, ranks_by_site
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, settings_of
@@ -45,12 +45,11 @@ def meet(
 
     Raise `JobFailedError` or `RendezvousError` if a node cannot take part.
     """
-    meeting = plan.meeting
-    limit = plan.asked.rdzv_conf.join_timeout or LIMIT
+    meeting, asked = plan.meeting, plan.asked
+    limit = asked.rdzv_conf.join_timeout or LIMIT
     found = {meeting.node_rank: own}
     missing: list[str] = []
-    if meeting.uses_ours(plan.asked):
-        asked = plan.asked
+    if meeting.uses_ours(asked):
         settings = settings_of(
             meeting, str(args.rdzv_id), asked.rdzv_conf, asked.max_restarts
         )
@@ -72,8 +71,8 @@ def meet(
                 _wait_for_node_0(client, meeting, may_leave, 2 * limit)
         finally:
             rendezvous.leave()
-        absent = (r for r in range(meeting.nodes) if r not in found)
-        missing = [meeting.hosts[rank] or f"node {rank}" for rank in absent]
+        absent = (rank for rank in range(meeting.nodes) if rank not in found)
+        missing = [host(rank, meeting.hosts) for rank in absent]
     nodes = [found[rank] for rank in sorted(found)]
     sites = {rank: node.meeting.site for rank, node in found.items()}
     by_site = ranks_by_site({r: str(s.value) if s else "" for r, s in sites.items()})

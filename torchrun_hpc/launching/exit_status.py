@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import signal
 import socket
 import threading
@@ -135,7 +134,13 @@ def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
     exception: so write them now, and the reason only without a report.
     """
     failure, meeting = world.failure, plan.meeting
-    say = functools.partial(_write, at_exit=is_command)
+
+    def say(message: Message, kind: str) -> None:
+        if is_command:
+            atexit.register(console.write, message, kind)
+        else:
+            console.write(message, kind)
+
     if not world.reports:
         own = (meeting.node_rank,)
         if failure is not None and failure.nodes == own and world.is_unreported:
@@ -158,10 +163,3 @@ def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
     # With torch's rendezvous, torch reports why it ended, unless a worker failed.
     if failure and (is_command if failure.worker else meeting.is_ours):
         say(report.failed(failure, meeting), "error")
-
-
-def _write(message: Message, kind: str, *, at_exit: bool) -> None:
-    if at_exit:
-        atexit.register(console.write, message, kind)
-    else:
-        console.write(message, kind)

@@ -112,11 +112,7 @@ class _Forwarder:
         return is_ours
 
     def _find_who_has_it(self, now: float) -> None:
-        unknown = [
-            received
-            for received in self._undelivered
-            if received.workers_have_it is None
-        ]
+        unknown = [r for r in self._undelivered if r.workers_have_it is None]
         if not unknown:
             return
         if self._probe is not None and unknown[0].when + _TOGETHER > now:
@@ -132,11 +128,7 @@ class _Forwarder:
             self._renew_probe()
 
     def _deliver(self, workers: Mapping[int, int], now: float) -> None:
-        known = [
-            received
-            for received in self._undelivered
-            if received.workers_have_it is not None
-        ]
+        known = [r for r in self._undelivered if r.workers_have_it is not None]
         alive: set[int] = set()
         parents = {str(os.getpid()), str(self._fork_server)}
         for rank, pid in workers.items():
@@ -164,11 +156,8 @@ class _Forwarder:
             if received.workers_have_it and age > now - received.when:
                 received.delivered_to.add(pid)
         for number in FORWARDED:
-            missing = [
-                received
-                for received in known
-                if received.number == number and pid not in received.delivered_to
-            ]
+            of_number = [r for r in known if r.number == number]
+            missing = [r for r in of_number if pid not in r.delivered_to]
             if missing and _survives(pid, status, number):
                 with contextlib.suppress(OSError):  # it has ended just now
                     os.kill(pid, number)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.options.values import Reader
 
 # torchrun's options of the static rendezvous.
-_OF_STATIC = ("node_rank", "master_addr", "master_port")
+OF_STATIC = ("node_rank", "master_addr", "master_port")
 
 
 def _torchruns(default: Any, read: Reader | None = None) -> Any:
@@ -274,7 +274,12 @@ def read(given: Mapping[str, Setting], *, has_job: bool = True) -> Options:
     if where and (is_tcp or backend == STATIC) and not found.get("standalone"):
         add("endpoint", where, values.endpoint)
     if "numa_binding" in given and found.get("hpc_bind", NONE) != NONE:
-        problems["hpc_bind"] = _bound_twice(given)
+        problems["hpc_bind"] = LaunchError(
+            "HPC220",
+            f"{given['hpc_bind']} and {given['numa_binding']} both bind the workers to "
+            "CPUs. Remove one of them",
+            everywhere=True,
+        )
     return Options(given, wrong=problems, backend=backend, **found)
 
 
@@ -284,14 +289,5 @@ def _backend(
     if found.get("standalone"):
         return C10D  # torchrun ignores an explicit backend
     is_explicit = not has_job and found.get("nnodes", (1, 1))[1] > 1
-    is_static = is_explicit or any(name in given for name in _OF_STATIC)
+    is_static = is_explicit or any(name in given for name in OF_STATIC)
     return str(found.get("rdzv_backend") or (STATIC if is_static else C10D))
-
-
-def _bound_twice(given: Mapping[str, Setting]) -> LaunchError:
-    return LaunchError(
-        "HPC220",
-        f"{given['hpc_bind']} and {given['numa_binding']} both bind the workers to "
-        "CPUs. Remove one of them",
-        everywhere=True,
-    )

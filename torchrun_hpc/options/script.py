@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, did_you_mean, near
+from torchrun_hpc.errors import LaunchError, near
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,21 +61,12 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
     except OSError as error:
         problem = f"{error.strerror}{where}"
         if isinstance(error, FileNotFoundError | NotADirectoryError):
-            guess = _near(path)
+            with contextlib.suppress(OSError):
+                scripts = islice(path.parent.glob("*.py"), _MOST)
+                guess = near(str(path), map(str, scripts))
     if problem:
         remedy = guess or (
             "Pass a path that is valid on every node. A module needs -m, a program "
             "--no_python"
         )
         raise LaunchError("HPC150", f"{name} cannot be run: {problem}. {remedy}")
-
-
-def _near(path: Path) -> str:
-    """Ask for a similar name in the same folder, or for the only file of this name."""
-    try:
-        similar = near(str(path), map(str, islice(path.parent.glob("*.py"), _MOST)))
-        places = [Path(), *islice(Path().iterdir(), _MOST)]
-        same = [place / path.name for place in places if (place / path.name).is_file()]
-    except (OSError, ValueError):
-        return ""
-    return similar or did_you_mean([*map(str, same)])

@@ -75,11 +75,6 @@ def reader(read: Callable[[Any], Any], wrong: str = "") -> Reader:
     return read_setting
 
 
-def names(setting: Setting) -> tuple[str, ...]:
-    """Read names with commas between them."""
-    return split_names(str(setting.value))
-
-
 def split_names(listed: str) -> tuple[str, ...]:
     """Split a list with commas."""
     return tuple(filter(None, map(str.strip, listed.split(","))))
@@ -187,6 +182,7 @@ monitor_interval = reader(
     lambda seconds: _checked(seconds, 0 < seconds < threading.TIMEOUT_MAX),
     ": use a number of seconds above 0",
 )
+names = reader(split_names)
 signals = reader(_signals, " cannot be handled. Remove it")
 threads = reader(
     _threads,

@@ -123,13 +123,10 @@ def _listed(gpus: Sequence[Gpu], name: str, value: str) -> list[Gpu]:
             raise _NotByGpuError(f"{name}={value} lists parts of GPUs")
         if re.fullmatch("[0-9]{1,6}", part):
             named = gpus[int(part) :][:1]
+        elif part.lower().startswith("gpu-"):
+            named = [g for g in gpus if g.uuid.lower().startswith(part.lower())]
         else:
-            start = part.lower()
-            named = [
-                g
-                for g in gpus
-                if start[:4] == "gpu-" and g.uuid.lower().startswith(start)
-            ]
+            break
         if len(named) != 1 or named[0] in found:
             break  # what follows is not visible either
         found += named

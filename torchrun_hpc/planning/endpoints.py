@@ -127,13 +127,8 @@ def _exported_host(
         return "", port, None
     explicit_port = inputs.environ.get(MASTER_PORT, "")
     if explicit_port and job.nodelist_is_shared:
-        port = port_number(explicit_port, MASTER_PORT)
+        port = int(values.port(Setting(explicit_port, MASTER_PORT)))
     return host, port, Setting(host, MASTER_ADDR)
-
-
-def port_number(text: str, source: str) -> int:
-    """Read a port, or raise `LaunchError`."""
-    return int(values.port(Setting(text, source)))
 
 
 def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
@@ -217,7 +212,6 @@ def exported_endpoint(
     step: these are ignored, with a note.
     """
     address = inputs.environ.get(MASTER_ADDR, "")
-    port = inputs.free_port or port_of(job.launch_id)
     exported_port = inputs.environ.get(MASTER_PORT, "")
     if exported_port == inputs.promise.hook_port or not job.nodelist_is_shared:
         exported_port = ""  # shared by all steps of a job, or not on all nodes
@@ -228,15 +222,14 @@ def exported_endpoint(
             "replaced"
         )
         return None, (Message("HPC078", text),)
+    port = inputs.free_port or port_of(job.launch_id)
     if exported_port:
-        port = port_number(exported_port, MASTER_PORT)
-    if not address and not exported_port:
-        return None, ()
+        port = int(values.port(Setting(exported_port, MASTER_PORT)))
     source = MASTER_ADDR if address else MASTER_PORT
-    if not address:
+    if not address and exported_port and job.is_ranked:
         address = LOOPBACK if inputs.mode is Mode.DIRECT_ONE_NODE else job.nodes[0]
-    if not address or (source == MASTER_PORT and not job.is_ranked):
-        return None, ()  # only the launcher knows where rank 0 is
+    if not address:
+        return None, ()  # neither is set, or only the launcher knows rank 0's node
     setting = Setting(join_endpoint(address, port), source)
     return (address, port, setting), ()
 

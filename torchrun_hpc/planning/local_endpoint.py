@@ -55,9 +55,7 @@ def local_endpoint(
     neighbours = filter(None, job.nodes[:index] + job.nodes[index + 1 :])
     neighbour = next(neighbours, endpoint.plain)
     named = _named_address(inputs, endpoint, host, name, neighbour)
-    own = named
-    if inputs.options.local_addr:
-        own = explicit_local_address(inputs)
+    own = explicit_local_address(inputs) if inputs.options.local_addr else named
     connect_host = _connect_host(inputs, host)
     if endpoint.node == index and not is_number(endpoint.host):
         # It reaches its own store even if its name means 127.0.1.1 here.

@@ -62,8 +62,7 @@ def choose_mode(
         if has_agent:
             raise _several_agents(job, preflight.command, options)
         agents_command = job.once_per_node(preflight.command)
-        problem = direct_mode_problem(line, agents_command)
-        if problem is not None:
+        if problem := direct_mode_problem(line, agents_command):
             raise problem
         if "nproc_per_node" in options and count_workers(options) > 1:
             raise _several_agents(job, preflight.command, options)
@@ -86,9 +85,22 @@ def check_started_right(preflight: Preflight) -> None:
     if job is None:
         return
     if job.context is LaunchContext.ALLOCATION_SHELL:
-        raise _outside_of_nodes(job, preflight.command)
+        raise LaunchError(
+            "HPC060",
+            f"this shell is not on the job's {count(len(job.nodes), 'node')} "
+            f"({fold(job.nodes)} by {job.provenance['nodes']}). Start the command "
+            f"there:{to_copy(job.once_per_node(preflight.command))}",
+            everywhere=True,
+        )
     if job.context is LaunchContext.BATCH_SCRIPT and len(job.nodes) > 1:
-        raise _in_batch_script(job, preflight.command)
+        raise LaunchError(
+            "HPC061",
+            f"this is the batch script of a job of {count(len(job.nodes), 'node')} "
+            f"({job.provenance['nodes']}), and runs on the first node only. Pass "
+            "--standalone for this node alone, or start the command on all nodes:"
+            f"{to_copy(job.once_per_node(preflight.command))}",
+            everywhere=True,
+        )
 
 
 def direct_mode(job: Job) -> Mode:
@@ -116,30 +128,8 @@ def direct_mode_problem(line: CommandLine, agents_command: str) -> LaunchError |
     return line.options.problem
 
 
-def _outside_of_nodes(job: Job, command: str) -> LaunchError:
-    return LaunchError(
-        "HPC060",
-        f"this shell is not on the job's {count(len(job.nodes), 'node')} "
-        f"({fold(job.nodes)} by {job.provenance['nodes']}). Start the command there:"
-        f"{to_copy(job.once_per_node(command))}",
-        everywhere=True,
-    )
-
-
-def _in_batch_script(job: Job, command: str) -> LaunchError:
-    return LaunchError(
-        "HPC061",
-        f"this is the batch script of a job of {count(len(job.nodes), 'node')} "
-        f"({job.provenance['nodes']}), and runs on the first node only. Pass "
-        "--standalone for this node alone, or start the command on all nodes:"
-        f"{to_copy(job.once_per_node(command))}",
-        everywhere=True,
-    )
-
-
 def _several_agents(job: Job, command: str, options: Options) -> LaunchError:
-    is_explicit = "nproc_per_node" in options
-    wanted = options["nproc_per_node"] if is_explicit else "an agent"
+    wanted = options.given.get("nproc_per_node", "an agent")
     tasks = count(job.task.size, "task")
     return LaunchError(
         "HPC062",

@@ -121,10 +121,7 @@ def _interfaces(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
     owner = f"{interface.name} has {address}"
     found = {GLOO: Setting(interface.name, owner)}
     # By itself, NCCL prefers all ib* interfaces.
-    infiniband = any(
-        i.up and i.name.startswith("ib") for i in inputs.network.interfaces
-    )
-    if not infiniband:
+    if not any(name.startswith("ib") for name in _up(inputs.network)):
         rails = inputs.network.siblings(interface, address)
         names = ",".join(rail.name for rail in rails)
         found[NCCL] = Setting(f"={names}", owner)
@@ -168,7 +165,7 @@ def notes(inputs: Inputs, address: Address | None) -> list[Message]:
 def warnings(inputs: Inputs) -> list[Message]:
     """Return warnings about interfaces of the user or the site that are not here."""
     found = []
-    names = [interface.name for interface in inputs.network.interfaces if interface.up]
+    names, site = _up(inputs.network), inputs.site
     value = inputs.environ.get(NCCL, "")
     # Only the script knows whether it uses NCCL, so this is no error.
     if not _nccl_matches(value, inputs.network):
@@ -179,23 +176,25 @@ def warnings(inputs: Inputs) -> list[Message]:
             "exact names, a leading ^ all other names"
         )
         found.append(Message("HPC058", text))
+    if site is None:
+        return found
     for name, matches in _MATCHES.items():
-        value = inputs.site.variables.get(name, "") if inputs.site else ""
-        if (
-            inputs.site
-            and not inputs.environ.get(name)
-            and not matches(value, inputs.network)
-        ):
+        value = site.variables.get(name, "")
+        if not (inputs.environ.get(name) or matches(value, inputs.network)):
             text = (
-                f"site {inputs.site.name} sets {name}={value}, which is not up here. "
-                f"It is left out ({inputs.site.file}). There are: {', '.join(names)}"
+                f"site {site.name} sets {name}={value}, which is not up here. "
+                f"It is left out ({site.file}). There are: {', '.join(names)}"
             )
             found.append(Message("HPC076", text))
     return found
 
 
+def _up(here: Network) -> list[str]:
+    return [interface.name for interface in here.interfaces if interface.up]
+
+
 def _gloo_matches(value: str, here: Network) -> bool:
-    return {i.name for i in here.interfaces if i.up}.issuperset(value.split(","))
+    return not value or {*_up(here)}.issuperset(value.split(","))
 
 
 def _nccl_matches(value: str, here: Network) -> bool:
@@ -203,13 +202,9 @@ def _nccl_matches(value: str, here: Network) -> bool:
         return True
     wanted = tuple(part for part in value.lstrip("=").split(",") if part)
     return any(
-        i.name in wanted if value.startswith("=") else i.name.startswith(wanted)
-        for i in here.interfaces
-        if i.up
+        name in wanted if value.startswith("=") else name.startswith(wanted)
+        for name in _up(here)
     )
 
 
-_MATCHES = {
-    GLOO: lambda value, here: not value or _gloo_matches(value, here),
-    NCCL: _nccl_matches,
-}
+_MATCHES = {GLOO: _gloo_matches, NCCL: _nccl_matches}

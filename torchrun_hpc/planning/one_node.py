@@ -127,7 +127,7 @@ def _listens(inputs: Inputs) -> tuple[str, int] | None:
     if not options.is_static and not options.is_c10d:
         return None
     endpoints.check_resolves(inputs, host, setting)
-    if options.is_c10d and options.rdzv_conf.is_host is False:
+    if options.rdzv_conf.is_host is False:
         return None
     own = inputs.network.local_address(host)
     return None if own is None else (str(own), port)

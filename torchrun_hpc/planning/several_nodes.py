@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.host.network import join_endpoint
+from torchrun_hpc.options.options import OF_STATIC
 from torchrun_hpc.options.values import C10D, SCHEDULER, STATIC
 from torchrun_hpc.planning import (
     endpoints,
@@ -60,14 +61,15 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         _check_static(inputs, job, node_rank, endpoint)
     here = _local_endpoint(inputs, job, index, endpoint)
     meets_here = options.is_static or options.is_c10d
-    is_host = here.is_host
-    if options.is_c10d and options.rdzv_conf.is_host is not None:
-        is_host = options.rdzv_conf.is_host
+    explicit = options.rdzv_conf.is_host
+    is_host = here.is_host if explicit is None else explicit
     # A host with another name on other nodes must listen on all addresses.
     address = None
     if meets_here and is_host and not here.used_plain_name:
         address = inputs.network.own_address(here.connect_host)
     by_ours = meets_by_ours(inputs)
+    # Our rendezvous tries other ports unless the user chose one.
+    tries_others = by_ours and here.port == endpoint.ports[0]
     environment = network_env.network(inputs, here.local_address)
     hosts = endpoints.hosts_of(job)
     interface = inputs.network.owner(here.local_address)
@@ -88,10 +90,7 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         site=inputs.site_setting,
         endpoint=str(here) if meets_here else options.rdzv_endpoint,
         connect_host=here.connect_host,
-        # Our rendezvous tries others unless the user chose one.
-        ports=endpoint.ports
-        if by_ours and here.port == endpoint.ports[0]
-        else (here.port,),
+        ports=endpoint.ports if tries_others else (here.port,),
         notice_ports=endpoint.notice_ports,
         coordinator=endpoint.node if job.is_ranked else None,
         is_coordinator=meets_here and is_host,
@@ -200,10 +199,7 @@ def check_rendezvous(inputs: Inputs) -> None:
     is_wanted = options.hpc_rendezvous == SCHEDULER and inputs.job is not None
     if inputs.mode.is_direct or not is_wanted or meets_by_ours(inputs):
         return
-    names = (
-        *("rdzv_backend", "nnodes", "rdzv_conf"),
-        *("node_rank", "master_addr", "master_port"),
-    )
+    names = ("rdzv_backend", "nnodes", "rdzv_conf", *OF_STATIC)
     others = [str(options[name]) for name in names if name in options]
     if "agent" in options.hpc_without_patches:
         others.append(str(options["hpc_without_patches"]))

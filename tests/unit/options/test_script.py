@@ -69,16 +69,14 @@ def test_what_it_does_not_find(name, why, folder):
     ("name", "guess"),
     [
         ("trian.py", "Did you mean train.py?"),
-        ("scripts/train.py", "Did you mean train.py?"),
-        ("ddp.py", "Did you mean examples/ddp.py?"),
-        ("[x].py", "Did you mean examples/[x].py?"),
-        ("model_7.py", "Pass a path that is valid on every node"),
+        ("examples/dpp.py", "Did you mean examples/ddp.py?"),
+        ("ddp.py", "Pass a path that is valid on every node"),
+        ("scripts/train.py", "Pass a path that is valid on every node"),
     ],
 )
 def test_a_near_script_is_proposed(name, guess, folder):
-    for near in ("examples/ddp.py", "examples/[x].py", "a/model_7.py", "b/model_7.py"):
-        (folder / near).parent.mkdir(exist_ok=True)
-        (folder / near).touch()
+    (folder / "examples").mkdir()
+    (folder / "examples" / "ddp.py").touch()
     with pytest.raises(LaunchError) as caught:
         check_script(name, {})
     assert guess in str(caught.value)
