@@ -33,7 +33,8 @@ _FOLLOWS = re.compile(
 _COLLECTIVE = re.compile(
     r"Timed out (waiting \d+ms for|initializing process group|after \d+ seconds wait)"
     r"|Application timeout caused pair closure"
-    r"|Connection (closed|reset) by peer|op\.preamble\.length"
+    r"|Connection closed by peer \[|Read error \[.*: Connection reset by peer"
+    r"|op\.preamble\.length"
     r"|Watchdog caught collective operation timeout|monitoredBarrier"
     r"|wait timeout after \d+ms|Timeout waiting for key|Socket Timeout"
 )
@@ -119,7 +120,7 @@ class Failure:
     @property
     def is_hang(self) -> bool:
         """Whether a collective failed because of another rank, perhaps a hung one."""
-        return bool(_COLLECTIVE.search(self.text))
+        return self.kind is Kind.WORKER and is_of_collective(self.text)
 
     @property
     def was_stopped(self) -> bool:
@@ -138,6 +139,11 @@ class Failure:
     def plain(self) -> str:
         """The cause without addresses."""
         return _ADDRESS.sub("", self.text)
+
+
+def is_of_collective(error: str) -> bool:
+    """Return whether this is an error of a collective, or of a store."""
+    return bool(_COLLECTIVE.search(error))
 
 
 def ending(code: int) -> str:

@@ -87,7 +87,6 @@ def _details(
 ) -> Iterator[str]:
     for line in worker.lines:
         yield _INDENT + line
-    yield from indented(hang)
     if worker.unread:
         yield f"{console.DETAIL}look for its stderr in the output: {worker.unread}"
     if same := summary.same_as_first:
@@ -99,3 +98,4 @@ def _details(
     if summary.unlisted:
         others = count(summary.unlisted, "other rank")
         yield f"{console.DETAIL}and {others} with other causes"
+    yield from indented(hang)

@@ -92,11 +92,17 @@ class Watch:
         """Note that torch has polled, and that the workers continue."""
         self._stopped_since = _NEVER
 
+    @property
+    def is_hang(self) -> bool:
+        """Whether this attempt has ended because a collective failed."""
+        found = [*self.failures.values()]
+        is_other = any(not (f.is_hang or f.is_consequence) for f in found)
+        return self.hangs() or (any(f.is_hang for f in found) and not is_other)
+
     def before_stop(self) -> None:
         """Note that the workers are about to be stopped; look at them after a hang."""
         self.check()
-        hangs = self.hangs() or any(f.is_hang for f in [*self.failures.values()])
-        if hangs and not self._has_looked:
+        if self.is_hang and not self._has_looked:
             self._has_looked = True
             self._stopped_since = _NEVER  # until then, they fail by themselves
             self.on_hang()
@@ -114,6 +120,7 @@ class Watch:
         with self._lock:
             if not look:
                 self._running = []
+                self._has_looked = True
                 return
             self.check()
             now, failed_at = self._relay.clock(), self._relay.failed_at

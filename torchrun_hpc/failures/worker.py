@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import files, wire
@@ -32,7 +33,9 @@ class Worker:
     log: str = ""  # the file for its stderr; empty without one
     error_file: str = ""  # the file in which ``@record`` describes an exception
     nodes: int = 1  # those with workers
-    told: Callable[[float], bytes] = lambda _: b""  # by a fork, in so many seconds
+    started: float = field(default_factory=time.time)  # seconds since 1970
+    # Asks a fork a question for some seconds, and returns its answer.
+    told: Callable[[bytes, float], bytes] = lambda *_: b""
 
 
 def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.watch import Watch
 from torchrun_hpc.stacks import inspection
-from torchrun_hpc.stacks.inspection import HANG, STACKS, Inspection, Witness
+from torchrun_hpc.stacks.inspection import HANG, Inspection, Witness
+from torchrun_hpc.stacks.stall import FRAMES, STACKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,10 +27,11 @@ def ask_for_stacks(client: Client, what: str, timeout: float) -> dict[int, Any]:
 
     Lost nodes, and nodes without workers, are not missed.
     """
-    active = {*client.active}
-    spares = {*range(client.request.nodes)} - active
-    # The thread that reports a hang also passes on questions to this node.
-    others = active - {client.request.rank} if what == HANG else active
+    active, every = {*client.active}, {*range(client.request.nodes)}
+    spares = every - active
+    # A spare may just have replaced a node of the hang. The thread that reports a hang
+    # also passes on questions to this node.
+    others = every - {client.request.rank} if what == HANG else active
 
     def wait(replies: Mapping[int, Any]) -> None:
         client.wait_for(lambda: others <= replies.keys(), timeout)
@@ -49,6 +51,7 @@ class Observer:
         witness = Witness(self.watch)
         self.watch.on_hang = witness.sample
         self.replies = {
+            FRAMES: lambda _: inspection.sample(self.watch, with_calls=False),
             STACKS: lambda _: inspection.sample(self.watch),
             HANG: lambda _: witness.testimony(),
         }

@@ -113,7 +113,8 @@ class Client:
         with self._changed:
             self._wanted = self.next_round
             # But keep what is prepared: it belongs to a later round.
-            self._go, self.is_over, self._own_failure = None, False, None
+            self._go = self._own_failure = None
+            self.is_over = self.hangs = False
             if member is not None:
                 member.is_ready = True
         if member is None or not member.unhealthy:
@@ -371,10 +372,9 @@ class Client:
             self._change(_go=message, next_round=message["go"] + 1, is_over=False)
         elif "over" in message:
             # The end of a round may arrive when this agent has joined the next.
-            is_over = self.is_over or message["over"] >= self._wanted
-            number = message["over"] + 1
+            over = self.is_over or message["over"] >= self._wanted
             self.hangs = "hang" in message
-            self._change(next_round=number, is_over=is_over, _prepared=None)
+            self._change(next_round=message["over"] + 1, is_over=over, _prepared=None)
         elif "finished" in message:
             self._change(finished=True, ending=message)
         elif "failed" in message:

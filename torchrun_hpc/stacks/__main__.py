@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 COMMAND = "python -m torchrun_hpc.stacks"
 _TIMEOUT = 30.0  # seconds for the agent to answer; it waits five for other nodes
 
-_EQUAL = "all ranks have called the same collectives, as far as these are known"
+_EQUAL = "all ranks have called the same collectives"
+_UNKNOWN = "no collectives are known: start the job with --hpc-preload=torch"
 
 NOT_FOUND = 1  # exit code
 
@@ -82,7 +83,9 @@ def _lines(answer: Mapping[str, Any], *, with_collectives: bool) -> list[str]:
     lines = [f"launch {answer['launch']}"] if answer["launch"] else []
     lines += tree.render(stacks, hosts)
     if with_collectives and stacks:
-        lines += collectives.compare(stacks, hosts) or [_EQUAL]
+        is_known = any(group.calls for stack in stacks for group in stack.groups)
+        equal = _EQUAL if is_known else _UNKNOWN
+        lines += collectives.compare(stacks, hosts) or [equal]
     if answer["missing"]:
         lines.append(f"no answer from {answer['missing']}")
     elif not stacks:

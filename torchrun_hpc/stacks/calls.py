@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _CALLS = 3  # the latest ones of a group
 _GROUPS = 8  # of a worker, with the latest calls
 _WORD = 60  # characters
+# Questions to a fork; and the beginning of what it tells at its end.
+FRAMES, ALL, LAST = b"f", b"a", b"!"
 LONGEST = 200  # characters of a frame
 IMPORTS = "<frozen importlib"  # Python's own frames of an import
 

@@ -49,7 +49,9 @@ def _line(
     number = min(unequal, default=max(called))
     size = max(len(groups), *(group.size for group in groups.values()))
     who = Tree(size, hosts).who
-    (usual, came), *odd = sorted(called[number].values(), key=_number_of_ranks)
+    (usual, came), *odd = sorted(
+        called[number].values(), key=lambda kind: -len(kind[1])
+    )
     parts = [f"{who(ranks)} called {call}" for call, ranks in odd]
     behind: dict[Call | None, list[WorkerStack]] = {}
     for stack, group in groups.items():
@@ -59,13 +61,11 @@ def _line(
         whose = "its" if len(ranks) == 1 else "their"
         before = f"{whose} last was {last.operation} {last.number}" if last else ""
         parts.append(f"{who(ranks)} did not call it, {before or 'nor any other'}")
-    unknown = [stack for stack in stacks if stack not in groups]
-    if unknown and size >= len(stacks):  # all ranks of the job
+    unknown = []
+    if len(groups) < len(stacks) <= size:  # all ranks of the job
+        unknown = [stack for stack in stacks if stack not in groups]
+    if unknown:
         parts.append(f"nothing is known of {who(unknown)}")
     shape = str(usual).removeprefix(usual.operation)
     parts.insert(0, f"{usual.operation} {number} of group {name}{shape}: {who(came)}")
     return "; ".join(parts[:_PARTS]) if len(parts) > 1 else ""
-
-
-def _number_of_ranks(kind: tuple[Call, list[WorkerStack]]) -> int:
-    return -len(kind[1])

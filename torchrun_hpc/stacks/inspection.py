@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import names, waiting, wire
 from torchrun_hpc.stacks import collectives, sampling, tree
 from torchrun_hpc.stacks.service import Service
-from torchrun_hpc.stacks.stall import StallReport
+from torchrun_hpc.stacks.stall import STACKS, StallReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,12 +32,16 @@ _LINES = 6
 _GROUPS = 2
 _PLACES = 2
 
-# Questions to all nodes: what their workers do now, and what they did in a hang.
-STACKS, HANG = "stacks", "hang"
+# A question to all nodes, beside those of `stall`: what their workers did in a hang.
+HANG = "hang"
 
 
 def sample(
-    watch: Watch, timeout: float = _NODE_TIMEOUT, limit: float = 0.0
+    watch: Watch,
+    timeout: float = _NODE_TIMEOUT,
+    limit: float = 0.0,
+    *,
+    with_calls: bool = True,
 ) -> list[dict[str, Any]]:
     """Return the stacks of this node's workers as plain data.
 
@@ -45,8 +49,9 @@ def sample(
     to ``limit`` seconds in all, wait until they have ended.
     """
     start = time.monotonic()
-    found = {s.rank: s for s in sampling.sample(_running(watch), timeout)}
-    ending = {stack.rank for stack in found.values() if stack.may_be_ending}
+    stacks = sampling.sample(_running(watch), timeout, with_calls=with_calls)
+    found = {stack.rank: stack for stack in stacks}
+    ending = {s.rank for s in stacks if not s.frames and s.problem != sampling.STOPPED}
     waiting.until(
         lambda: ending.isdisjoint(worker.rank for worker in _running(watch)),
         limit - (time.monotonic() - start),
@@ -83,8 +88,10 @@ class Witness:
 
     def testimony(self) -> list[dict[str, Any]]:
         """Return the stacks of the latest hang, even if the next attempt has begun."""
-        is_late = 0 < self._sampled == self._watch.attempt.number - 1
-        return self._stacks if is_late else self.sample()
+        if self._watch.is_hang:
+            return self.sample()
+        is_latest = self._sampled >= self._watch.attempt.number - 1
+        return self._stacks if is_latest else []
 
 
 class Inspection:
@@ -138,8 +145,11 @@ class Inspection:
     def _collect(
         self, what: str = STACKS, timeout: float = _TIMEOUT
     ) -> tuple[list[WorkerStack], list[int]]:
-        answers = {} if self._ask_all is None else {**self._ask_all(what, timeout)}
-        own = self._meeting.node_rank
+        own, answers = self._meeting.node_rank, dict[int, Any]()
+        if what == HANG or self._ask_all is None:
+            answers[own] = self._replies[what](None)
+        if self._ask_all is not None:
+            answers = {**self._ask_all(what, timeout), **answers}
         if own not in answers:
             answers[own] = self._replies[what](None)
         found = [
@@ -151,10 +161,10 @@ class Inspection:
         missing = [node for node in nodes if node not in answers]
         return sorted(found, key=lambda stack: stack.rank), missing
 
-    def _if_complete(self) -> list[WorkerStack]:
+    def _if_complete(self, what: str) -> list[WorkerStack]:
         if not self._is_first():
             return []
-        stacks, missing = self._collect()
+        stacks, missing = self._collect(what)
         return [] if missing and self._ask_all is not None else stacks
 
     def _answer(self) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
 from torchrun_hpc.stacks import dumps
 from torchrun_hpc.stacks.calls import (
+    ALL,
+    FRAMES,
     IMPORTS,
     LONGEST,
     Frame,
@@ -54,7 +57,7 @@ _WORKING = 0.001
 _SCHEDSTAT = "/proc/{pid}/task/{pid}/schedstat"  # of the main thread
 _PTRACE_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 _NOT_ALLOWED = ("permission denied", "operation not permitted", "eperm", "eacces")
-_LEAST = 0.05  # seconds to wait for py-spy, also after the limit, and after a kill
+_LEAST = 0.02  # seconds to wait for py-spy, also after the limit, and after a kill
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,6 @@ class WorkerStack:
     cpu: float = field(default=0.0, compare=False)
     groups: tuple[Group, ...] = field(default=(), compare=False)
 
-    @property
-    def may_be_ending(self) -> bool:
-        """Whether its process has no stack of the script, and is not stopped."""
-        return not self.frames and self.problem != STOPPED
-
     def has_progressed(self, before: WorkerStack, seconds: float) -> bool:
         """Return whether this worker has made progress, even at the same line.
 
@@ -94,34 +92,42 @@ class WorkerStack:
         return is_elsewhere or (works and self.waits - before.waits > _OF_A_LOOK)
 
 
-def sample(workers: Sequence[Worker], timeout: float) -> list[WorkerStack]:
+def sample(
+    workers: Sequence[Worker], timeout: float, *, with_calls: bool = True
+) -> list[WorkerStack]:
     """Return the stacks of this node's workers, sampled together while they run."""
     end = time.monotonic() + timeout
+    question = ALL if with_calls else FRAMES
+    with ThreadPoolExecutor(len(workers) or 1) as pool:
+        records = [*pool.map(lambda worker: _told(worker, question), workers)]
     found, others = [], []
-    for worker in workers:
-        left = min(end - time.monotonic(), _ANSWER)
-        if procfs.status(worker.pid).get("State") == _STOPPED:
+    for worker, record in zip(workers, records, strict=True):
+        if record is not None:
+            found.append(_seen(worker, record))
+        elif procfs.status(worker.pid).get("State") == _STOPPED:
             found.append(WorkerStack(worker.rank, worker.node, problem=STOPPED))
-        elif record := _told(worker, max(left, 0)):
-            found.append(_seen(worker, record.frames, record.groups))
         else:
             others.append(worker)
-    return found + _by_py_spy(others, end)
+    for worker, stack in zip(others, _by_py_spy(others, end), strict=True):
+        groups = dumps.groups(worker, environment()) if with_calls else ()
+        found.append(replace(stack, groups=groups))
+    return found
 
 
-def _told(worker: Worker, timeout: float) -> Record | None:
+def _told(worker: Worker, question: bytes = b"") -> Record | None:
     with contextlib.suppress(WireError):
-        return wire.decode(Record, wire.from_json(worker.told(timeout)))
+        answer = worker.told(question, _ANSWER)
+        return wire.decode(Record, wire.from_json(answer))
     return None
 
 
 def ended(worker: Worker, failure: Failure | None) -> WorkerStack:
     """Return where a worker was when it ended."""
     part = failure and failure.worker
-    record = _told(worker, 0) or Record()
+    record = _told(worker) or Record()
     frames = record.frames or tuple(_of_traceback(part.lines if part else ()))
     how = f"it {ending(failure.code)}" if failure else ENDED
-    groups = record.groups or dumps.groups(worker.rank, environment())
+    groups = record.groups or dumps.groups(worker, environment())
     problem = "" if frames else how
     return WorkerStack(worker.rank, worker.node, frames, problem, groups=groups)
 
@@ -178,7 +184,7 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
         left = max(end - time.monotonic(), _LEAST)
         output, errors = process.communicate(timeout=left)
         frames = _frames(wire.from_json(output), worker.pid)
-        return _seen(worker, frames)
+        return _seen(worker, Record(frames))
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
@@ -192,13 +198,10 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
     return WorkerStack(worker.rank, worker.node, problem=problem, is_lasting=lasts)
 
 
-def _seen(
-    worker: Worker, frames: tuple[str, ...], groups: tuple[Group, ...] = ()
-) -> WorkerStack:
+def _seen(worker: Worker, record: Record) -> WorkerStack:
     waits, cpu = _activity(worker.pid)
-    groups = groups or dumps.groups(worker.rank, environment())
-    rank, node = worker.rank, worker.node
-    return WorkerStack(rank, node, frames, waits=waits, cpu=cpu, groups=groups)
+    rank, node, groups = worker.rank, worker.node, record.groups
+    return WorkerStack(rank, node, record.frames, waits=waits, cpu=cpu, groups=groups)
 
 
 def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 # Even a busy worker is often at the same line: it waits there in each step.
 _SAMPLES = 60
-_LINES = 30  # of the tree
 _SHORTEST, _LONGEST = 0.5, 10.0  # seconds between two
+_LINES = 30  # of the tree
+
+# Questions to all nodes: what their workers do now. The first one leaves out their
+# collectives, which cost a fork some milliseconds.
+FRAMES, STACKS = "frames", "stacks"
 
 
 class StallReport:
@@ -30,7 +34,7 @@ class StallReport:
     def __init__(
         self,
         seconds: float,
-        collect: Callable[[], Sequence[WorkerStack]],
+        collect: Callable[[str], Sequence[WorkerStack]],
         hosts: Mapping[int, str],
     ) -> None:
         self._seconds = seconds
@@ -52,7 +56,7 @@ class StallReport:
         before: Sequence[WorkerStack] = []
         since = looked = time.monotonic()
         while not self._ended.wait(pause):
-            stacks = self._look()
+            stacks = self._look(FRAMES)
             is_seen = any(not stack.problem for stack in stacks)
             if self._ended.is_set():
                 return
@@ -67,9 +71,9 @@ class StallReport:
                 return
             before, looked = stacks, now
 
-    def _look(self) -> Sequence[WorkerStack]:
+    def _look(self, what: str) -> Sequence[WorkerStack]:
         try:
-            return self._collect()
+            return self._collect(what)
         except Exception:  # noqa: BLE001 - it may be the end of the job
             return []
 
@@ -84,7 +88,7 @@ class StallReport:
             f"{self._seconds:.0f} s (--hpc-stall-report). The job continues:"
         )
         lines = tree.render(stacks, self._hosts)[:_LINES]
-        lines += collectives.compare(stacks, self._hosts)
+        lines += collectives.compare(self._look(STACKS), self._hosts)
         console.write(Message("HPC171", text), "warning", [f"    {s}" for s in lines])
 
 

@@ -101,12 +101,13 @@ class Tree(NamedTuple):
         if len(parts) > 1:
             ordered = sorted(parts.values(), key=len, reverse=True)
             is_usual = len(ordered[0]) * 2 > self.total
-            for part in ordered[: self.most]:
+            most = self.most + (len(ordered) == self.most + 1)  # it needs one line
+            for part in ordered[:most]:
                 is_odd = is_usual and len(part) * 2 < self.total
                 mark = _ODD if is_odd else _USUAL
                 yield from self.lines(part, common, " " * len(indent) + mark)
-            if rest := [stack for part in ordered[self.most :] for stack in part]:
-                places = count(len(ordered) - self.most, "other place")
+            if rest := [stack for part in ordered[most:] for stack in part]:
+                places = count(len(ordered) - most, "other place")
                 yield " " * len(indent) + f"{_USUAL}{self.who(rest)}: at {places}"
 
     def who(self, group: Sequence[WorkerStack]) -> str:

@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
@@ -73,10 +73,12 @@ class ForkServer:
             os._exit(0)
         connection.sendall(READY)
         request, questions = self._wait_for_worker(connection)
+        worker = os.getpid()
         try:
             script.run(request.command[len(PYTHON) :])
         except BaseException as error:
-            if getattr(error, "code", error):  # not a SystemExit without an error
+            is_error: Any = getattr(error, "code", True)  # of a SystemExit
+            if is_error and os.getpid() == worker:  # no child of the script
                 recorder.leave(questions, error)
             raise
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread  # noqa: PLC2701 - such a thread is not in threading.enumerate()
 import contextlib
 import json
+import signal
 import socket
 import sys
 import threading
@@ -17,9 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
+from torchrun_hpc.failures.failure import is_of_collective
 from torchrun_hpc.failures.last_words import LAUNCHER
-from torchrun_hpc.stacks.calls import IMPORTS, Record, groups_of, title
-from torchrun_hpc.worker.requests import LAST
+from torchrun_hpc.stacks.calls import ALL, IMPORTS, LAST, Record, groups_of, title
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     _Walk = Iterable[tuple[FrameType, int]]
 
+_FRAMES = 200  # the innermost ones
 _C10D = "torch.distributed.distributed_c10d"
 # Of torch._C._distributed_c10d, since torch 2.8 and 2.6; earlier only as a pickle.
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
@@ -35,33 +37,41 @@ _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 def start(questions: socket.socket) -> None:
     """Answer the agent in a thread, if there may be collectives.
 
-    The script does not see this thread in ``threading``. Call it while signals are
-    blocked: they are for the main thread.
+    The script does not see this thread in ``threading``, and it takes no signal.
     """
     questions.set_inheritable(False)
-    if _C10D in sys.modules:
-        _thread.start_new_thread(_serve, (questions,))
-    else:
+    if _C10D not in sys.modules:
         questions.close()
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    _thread.start_new_thread(_serve, (questions,))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _serve(questions: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while questions.recv(1):
+        while question := questions.recv(1):
             main = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001
-            _tell(questions, reversed([*traceback.walk_stack(main)]))
+            walk = reversed([*traceback.walk_stack(main)])
+            _tell(questions, walk, with_groups=question == ALL)
 
 
 def leave(questions: socket.socket, error: BaseException) -> None:
-    """Tell the agent why this process ends; the agent reads that later."""
-    _tell(questions, traceback.walk_tb(error.__traceback__), LAST)
+    """Tell the agent why this process ends; the agent reads that later.
+
+    After other errors than those of collectives, torch's state is not touched.
+    """
+    walk = traceback.walk_tb(error.__traceback__)
+    _tell(questions, walk, LAST, with_groups=is_of_collective(str(error)))
 
 
-def _tell(questions: socket.socket, walk: _Walk, mark: bytes = b"") -> None:
+def _tell(
+    questions: socket.socket, walk: _Walk, mark: bytes = b"", *, with_groups: bool
+) -> None:
     with contextlib.suppress(Exception):  # the script ends as it would without this
-        record = Record(tuple(_frames(walk)))
+        record = Record(tuple(_frames(walk)[-_FRAMES:]))
         with contextlib.suppress(Exception):  # torch may have any state
-            record = replace(record, groups=_groups())
+            record = replace(record, groups=_groups() if with_groups else ())
         line = mark + wire.to_line(wire.encode(record))
         questions.send(line, socket.MSG_DONTWAIT)
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import waiting, wire
+from torchrun_hpc.stacks.calls import LAST
 from torchrun_hpc.wire import AnyText
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ _FILES = 5
 _PAUSE = 0.01  # seconds
 _ANSWER = 32  # bytes, at most
 _RECORD = 2**17  # bytes, at most
-LAST = b"!"  # begins what a worker tells at its end
 
 _LIMITS = tuple(
     sorted({getattr(resource, n) for n in dir(resource) if n.startswith("RLIMIT_")})
@@ -112,6 +112,7 @@ class ForkedWorker:
         self.args = command
         self._questions = questions
         self._last_words = b""
+        self._asking = threading.Lock()  # one question at a time
         self._answers = answers
         self._lost = lost
         self._lock = threading.Lock()
@@ -152,23 +153,24 @@ class ForkedWorker:
             raise subprocess.TimeoutExpired(self.args, limit)
         return code
 
-    def told(self, timeout: float) -> bytes:
-        """Return what the worker tells within ``timeout`` seconds, or told at its end.
+    def told(self, question: bytes, timeout: float) -> bytes:
+        """Return the worker's answer within ``timeout`` seconds, or what it left.
 
-        It is a `Record`, or nothing. Without a ``timeout``, it is not asked.
+        It is a `Record`, or nothing. Without a ``question``, it is not asked.
         """
-        self._receive(0)  # late answers, which are not used
-        if not timeout or self._last_words or self._code is not None:
-            return self._last_words
-        with contextlib.suppress(OSError):  # it has just ended, or does not read
-            self._questions.send(b"?", socket.MSG_DONTWAIT)
-        return self._receive(timeout)
+        with self._asking:
+            self._receive(0)  # late answers, which are not used
+            if not question or self._last_words or self._code is not None:
+                return self._last_words
+            with contextlib.suppress(OSError):  # it has just ended, or does not read
+                self._questions.send(question, socket.MSG_DONTWAIT)
+            return self._receive(timeout)
 
     def _receive(self, timeout: float) -> bytes:
         found = b""
         with contextlib.suppress(OSError, ValueError):  # it has ended
             while select.select([self._questions], [], [], 0 if found else timeout)[0]:
-                found = self._questions.recv(_RECORD)
+                found = self._questions.recv(_RECORD, socket.MSG_DONTWAIT)
                 if found[:1] == LAST:
                     self._last_words = found[1:]
                 elif not found:

@@ -15,8 +15,8 @@ from waiting import PATIENCE
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.launching.observer import ask_for_stacks
 from torchrun_hpc.stacks import sampling, tree
-from torchrun_hpc.stacks.inspection import STACKS
 from torchrun_hpc.stacks.sampling import received
+from torchrun_hpc.stacks.stall import STACKS
 
 NODES = 64
 PROGRAM = """\

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from loopback import worker_failure
 
+from torchrun_hpc.failures.failure import Failure, Kind
+
 # From torch: csrc/distributed/c10d, and gloo's transport/tcp; `0` to `15` are the minor
 # releases in which it was read. Those of NCCL were not seen in a run of ours.
 HANGS = {
@@ -60,7 +62,7 @@ OTHERS = (
     "ValueError: bad shape",
     "TimeoutError: timed out reading shard 12",
     "requests.exceptions.ReadTimeout: HTTPSConnectionPool: Read timed out.",
-    "ConnectionResetError: [Errno 104] Connection reset by the database",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB",
 )
 
@@ -75,3 +77,7 @@ def test_another_rank_may_be_the_reason(name):
 def test_this_rank_is_the_reason(text):
     """Its other workers are stopped without a delay."""
     assert not worker_failure(5, text=text).is_hang
+
+
+def test_only_workers_hang():
+    assert not Failure(Kind.EXCLUDED, (1,), text="Socket Timeout").is_hang

@@ -274,10 +274,19 @@ def test_no_other_failure_is_delayed(watched, sampled):
     assert sampled == []
 
 
+def test_what_follows_from_an_ordinary_failure_is_no_hang(watched, sampled):
+    bad, neighbour, _ = watched.start(3)
+    bad.end(1, RAISED)
+    neighbour.end(1, HANG)
+    watched.watch.before_stop()
+    assert sampled == []
+
+
 def test_a_hang_on_another_node(watched, sampled):
     watched.start(2)
     watched.watch.hangs = lambda: True
     watched.watch.stopping(look=False)  # a signal
+    watched.watch.before_stop()
     assert sampled == []
     watched.start(2)
     watched.watch.stopping(look=True)

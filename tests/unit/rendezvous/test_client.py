@@ -41,7 +41,8 @@ from torchrun_hpc.rendezvous import members, protocol
 from torchrun_hpc.rendezvous.connection import request_of
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
 from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.stacks.inspection import HANG, STACKS
+from torchrun_hpc.stacks.inspection import HANG
+from torchrun_hpc.stacks.stall import STACKS
 
 
 def test_each_process_is_an_agent_of_its_own(monkeypatch):

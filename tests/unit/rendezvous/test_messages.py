@@ -268,7 +268,7 @@ def test_an_agent_that_was_started_inside_a_worker(case):
 
 
 def test_which_restart_follows_a_hang():
-    hang = wire.encode(worker_failure(5, text="Connection closed by peer"))
+    hang = wire.encode(worker_failure(5, text="Connection closed by peer [::1]:7"))
     other = wire.encode(worker_failure(5, text="ValueError"))
     for event in {"restart": 1}, {"replaced": [], "round": 1}:
         assert messages.is_hang({**event, "because": hang})

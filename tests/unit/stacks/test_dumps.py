@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 
 import pytest
-from inspected import entry
+from inspected import entry, worker
 
 from torchrun_hpc.stacks import dumps
 from torchrun_hpc.stacks.calls import Call
 
 TRACE = {"version": "2.10", "pg_config": {}, "entries": [entry(1), entry(2)]}
 CALLS = (Call(1, "all_reduce", "float32[1024]"), Call(2, "all_reduce", "float32[1024]"))
+RANK_5 = replace(worker(7), started=0.0)
 PREFIXES = {
     "TORCH_FR_DUMP_TEMP_FILE": "/named_",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/old_",
@@ -39,29 +41,28 @@ def written(tmp_path):
 @pytest.mark.parametrize("variable", PREFIXES)
 def test_where_they_are(written, variable):
     environ = written(variable)
-    (group,) = dumps.groups(5, environ)
+    (group,) = dumps.groups(RANK_5, environ)
     assert (group.name, group.calls) == ("0", CALLS)
-    assert dumps.groups(4, environ) == ()
+    assert dumps.groups(replace(RANK_5, rank=4), environ) == ()
 
 
-def test_an_old_one_belongs_to_another_job(written, tmp_path):
+def test_an_old_one_belongs_to_another_job_or_attempt(written, tmp_path):
     environ = written()
-    written_at = (tmp_path / "named_5").stat().st_mtime
-    os.utime(tmp_path / "named_5", (0, written_at - 2 * dumps._NEW))
-    assert dumps.groups(5, environ) == ()
+    later = replace(RANK_5, started=(tmp_path / "named_5").stat().st_mtime + 1)
+    assert dumps.groups(later, environ) == ()
 
 
 def test_another_users_is_not_read(written, monkeypatch):
     environ = written()
     monkeypatch.setattr(dumps.os, "getuid", lambda: os.geteuid() + 1)
-    assert dumps.groups(5, environ) == ()
+    assert dumps.groups(RANK_5, environ) == ()
 
 
 def test_links_are_not_followed(written, tmp_path):
     environ = written()
     (tmp_path / "named_5").rename(tmp_path / "elsewhere")
     (tmp_path / "named_5").symlink_to(tmp_path / "elsewhere")
-    assert dumps.groups(5, environ) == ()
+    assert dumps.groups(RANK_5, environ) == ()
 
 
 class Hostile:
@@ -77,9 +78,10 @@ class Hostile:
         *(b"", b"text", b"\x80\x02", pickle.dumps(7), pickle.dumps({"entries": 7})),
         *(pickle.dumps({"entries": [{}]}), pickle.dumps([Hostile()])),
         pickle.dumps({"entries": [{**entry(1), "process_group": "0"}]}),
+        pickle.dumps({"entries": [{**entry(1), "collective_seq_id": "1"}]}),
         b"\x80\x02" + b"(" * 10**6 + b".",
     ],
 )
 def test_any_content(written, content, capsys):
-    assert dumps.groups(5, written(content=content)) == ()
+    assert dumps.groups(RANK_5, written(content=content)) == ()
     assert capsys.readouterr().out == ""

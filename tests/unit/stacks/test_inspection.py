@@ -16,9 +16,10 @@ from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import inspection as inspections
 from torchrun_hpc.stacks import stall
 from torchrun_hpc.stacks.calls import Call, Group
-from torchrun_hpc.stacks.inspection import HANG, STACKS, Inspection, Witness
+from torchrun_hpc.stacks.inspection import HANG, Inspection, Witness
 from torchrun_hpc.stacks.sampling import WorkerStack, received
 from torchrun_hpc.stacks.service import ask, launches
+from torchrun_hpc.stacks.stall import STACKS
 
 pytestmark = pytest.mark.usefixtures("own_names")
 
@@ -30,7 +31,8 @@ FRAMES = ("<module> sleeps.py:14", "wait sleeps.py:6")
 def workers(monkeypatch):
     """Return the two workers of node 1, which sleep."""
 
-    def sample(workers, timeout):
+    def sample(workers, timeout, *, with_calls):
+        assert with_calls
         assert timeout in (inspections._NODE_TIMEOUT, inspections._HANG_NODE_TIMEOUT)
         return [WorkerStack(worker.rank, worker.node, FRAMES) for worker in workers]
 
@@ -43,14 +45,15 @@ def inspect(watched):
     """Let the agent of a node answer; by default, of node 1 of three."""
     made = []
 
-    def inspect(workers, ask_all=None, is_first=lambda: True, **changes):
+    def inspect(workers, ask_all=None, is_first=lambda: True, own=None, **changes):
         about = {"nodes": 3, "node_rank": 1, "hosts": HOSTS, "launch_id": "19.0"}
         plan = make_launch_plan(**about | changes)
         watch = watched(workers)
         witness = Witness(watch)
         replies = {
+            stall.FRAMES: lambda _: inspections.sample(watch),
             STACKS: lambda _: inspections.sample(watch),
-            HANG: lambda _: witness.testimony(),
+            HANG: lambda _: own or witness.testimony(),
         }
         made.append(Inspection(plan, ask_all, is_first, replies))
         made[-1].start()
@@ -145,7 +148,7 @@ def test_the_end(inspect):
 
 
 def if_complete(made):
-    return [stack.rank for stack in made._if_complete()]
+    return [stack.rank for stack in made._if_complete(stall.FRAMES)]
 
 
 def test_the_first_node_reports_a_stall(inspect, monkeypatch, capfd):
@@ -220,7 +223,7 @@ def test_a_hang_is_explained(inspect):
         asked.append((what, timeout))
         return {node: of_hang(node, [3]) for node in range(3)}
 
-    assert inspect([], ask_all).explain() == [
+    assert inspect([], ask_all, own=of_hang(1, [3])).explain() == [
         (
             "barrier 4 of group 0: 5 of 6 ranks (0-2,4-5); 1 rank (3, jwb0002) did not "
             "call it, its last was barrier 3"
@@ -233,17 +236,19 @@ def test_a_hang_is_explained(inspect):
 
 def test_nodes_that_tell_nothing_of_a_hang(inspect, workers):
     """With torch's own rendezvous, a node tells only of itself."""
-    lines = inspect(workers, lambda *_: {0: of_hang(0)}).explain()
+    own = as_sent(*(WorkerStack(rank, 1, FRAMES) for rank in (2, 3)))
+    lines = inspect(workers, lambda *_: {0: of_hang(0)}, own=own).explain()
     assert lines[0].startswith("barrier 4 of group 0: 2 of 6 ranks (0-1, jwb0001)")
     assert lines[1] == "no answer from jwb0003 (node 2)"
-    assert inspect(workers, None).explain() == ["2 ranks: wait at sleeps.py:6"]
+    assert inspect([], own=own).explain() == ["2 ranks: wait at sleeps.py:6"]
 
 
 def test_a_hang_of_thousands_of_ranks_has_six_lines(inspect):
     late = [*range(0, 4096, 5)]
     answers = {node: of_hang(node, late, 8) for node in range(500)}
     hosts = [f"jwb{node:04}" for node in range(512)]
-    made = inspect([], lambda *_: answers, nodes=512, node_rank=0, hosts=hosts)
+    about = {"nodes": 512, "node_rank": 0, "hosts": hosts, "own": answers[0]}
+    made = inspect([], lambda *_: answers, **about)
     lines = made.explain()
     assert len(lines) <= inspections._LINES
     assert all(len(line) < 500 for line in lines)
@@ -251,27 +256,36 @@ def test_a_hang_of_thousands_of_ranks_has_six_lines(inspect):
 
 
 def test_stacks_of_a_hang_are_those_before_the_stop(watched, workers):
-    watch = watched(workers)
+    watch, is_hang = watched(workers), True
+    watch.hangs = lambda: is_hang
     witness = Witness(watch)
-    before = witness.sample()
+    before = witness.testimony()
     assert [stack["rank"] for stack in before] == [2, 3]
+    is_hang = False
     watch.begin(workers[:1], 0)  # a restart
     assert witness.testimony() is before
-    (again,) = witness.sample()
+    is_hang = True
+    (again,) = witness.testimony()
     assert again["rank"] == 2
     assert witness.testimony() == [again]
 
 
-def test_stacks_of_a_hang_that_another_node_reports_first(watched, workers):
-    witness = Witness(watched(workers))
-    assert witness.testimony() is witness.sample()
+def test_a_node_that_was_not_in_a_hang_tells_nothing_of_its_workers(watched, workers):
+    """A spare has just taken a place; or that hang was two attempts ago."""
+    watch = watched(workers)
+    witness = Witness(watch)
+    assert witness.testimony() == []
+    witness.sample()
+    for _ in range(2):
+        watch.begin(workers, 0)
+    assert witness.testimony() == []
 
 
 def test_workers_that_end_meanwhile(watched, monkeypatch):
     """They fail together, and one has no stack any more."""
     codes = {2: None, 3: None}
 
-    def sample(workers, _):
+    def sample(workers, *_, **__):
         codes[3] = 1
         return [WorkerStack(worker.rank, worker.node) for worker in workers]
 

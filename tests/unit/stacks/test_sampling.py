@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
@@ -274,7 +274,7 @@ def test_whatever_is_sent_nothing_is_raised(value):
 def fork(rank, record):
     """Return a worker that tells this; ``None`` if it does not answer."""
     line = b"" if record is None else wire.to_line(wire.encode(record))
-    return replace(worker(os.getpid(), rank), told=lambda _: line)
+    return replace(worker(os.getpid(), rank), told=lambda *_: line)
 
 
 GROUPS = (Group("0", 8, (Call(3, "all_reduce", "float32[1]"),)),)
@@ -295,17 +295,17 @@ def test_a_fork_tells_it_itself(instead):
     assert len(started) == 1  # of the same process number
 
 
-def test_no_more_time_for_forks(instead, monkeypatch):
-    """They share the time with py-spy."""
-    instead(errors=b"Error: no")
-    clock = itertools.count(0, 0.3)
-    monkeypatch.setattr(
-        sampling, "time", SimpleNamespace(monotonic=lambda: next(clock))
-    )
-    given = []
-    slow = replace(worker(os.getpid()), told=lambda limit: given.append(limit) or b"")
-    sample([slow] * 4, 1.0)
-    assert given == [pytest.approx(n) for n in (0.5, 0.4, 0.1, 0.0)]
+def test_forks_are_asked_together(instead):
+    """Each waits for all others here; one after the other, none would answer."""
+    instead()
+    all_asked = threading.Barrier(4)
+
+    def told(*_):
+        all_asked.wait(PATIENCE)
+        return wire.to_line(wire.encode(Record(("f a.py:1",))))
+
+    found = sample([replace(worker(1, n), told=told) for n in range(4)], PATIENCE)
+    assert [stack.frames for stack in found] == [("f a.py:1",)] * 4
 
 
 def test_a_stopped_worker(processes_of_tests):
@@ -314,7 +314,7 @@ def test_a_stopped_worker(processes_of_tests):
     os.kill(stopped.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
     (found,) = sample([worker(stopped.pid)], PATIENCE)
-    assert (found.problem, found.may_be_ending) == (sampling.STOPPED, False)
+    assert found.problem == sampling.STOPPED
 
 
 @pytest.fixture
@@ -363,7 +363,9 @@ def test_an_ended_fork_has_told_it():
 
 
 def test_a_dump_of_torch_is_used(monkeypatch):
-    monkeypatch.setattr(sampling.dumps, "groups", lambda rank, _: GROUPS * (rank == 5))
+    monkeypatch.setattr(
+        sampling.dumps, "groups", lambda worker, _: GROUPS * (worker.rank == 5)
+    )
     assert sampling.ended(worker(7), None).groups == GROUPS
     assert sampling.ended(worker(7, 4), None).groups == ()
     assert sampling.ended(fork(5, Record()), None).groups == GROUPS

@@ -42,7 +42,7 @@ def report(monkeypatch, capfd):
     def report(*samples):
         rest, taken = list(samples), []
 
-        def collect():
+        def collect(_):
             taken.append(1)
             if not rest:
                 made.end()
@@ -160,7 +160,7 @@ def test_no_report_after_the_end(capfd, monkeypatch):
     """Whatever the pause between two looks."""
     monkeypatch.setattr(stall, "_SHORTEST", NEVER_S)
     monkeypatch.setattr(stall, "_LONGEST", NEVER_S)
-    made = StallReport(1, lambda: WAITING, HOSTS)
+    made = StallReport(1, lambda _: WAITING, HOSTS)
     made.start()
     made.end()
     made._thread.join(PATIENCE)

@@ -14,9 +14,8 @@ from inspected import entry
 from waiting import PATIENCE
 
 from torchrun_hpc import wire
-from torchrun_hpc.stacks.calls import Record
+from torchrun_hpc.stacks.calls import ALL, FRAMES, LAST, Record
 from torchrun_hpc.worker import recorder
-from torchrun_hpc.worker.requests import LAST
 
 
 @pytest.fixture
@@ -77,9 +76,10 @@ def test_an_answer_while_the_main_thread_waits(pair, torch):
     recorder.start(theirs)
     assert threading.enumerate() == before
     assert not theirs.get_inheritable()
-    for _ in range(2):
-        ours.send(b"?")
+    for question in (FRAMES, ALL):
+        ours.send(question)
         told = read(ours.recv(2**17))
+        assert (told.groups == ()) == (question == FRAMES)
     (wait,) = [frame for frame in told.frames if frame.startswith("test_an_answer")]
     assert "test_recorder.py:" in wait
     assert [(group.name, group.size, group.last) for group in told.groups] == [
@@ -97,8 +97,8 @@ def test_a_script_without_torch(pair):
     recorder.leave(theirs, RuntimeError())
 
 
-def raises():
-    raise RuntimeError
+def raises(text="Timed out waiting 9ms for recv operation"):
+    raise RuntimeError(text)
 
 
 def test_last_words(pair):
@@ -116,6 +116,33 @@ def test_last_words(pair):
         "raises",
     ]
     assert told.groups == ()
+
+
+def test_other_errors_do_not_touch_torch(pair, torch):
+    ours, theirs = pair
+    torch([entry(1)])
+    try:
+        raises("bad shape")
+    except RuntimeError as error:
+        recorder.leave(theirs, error)
+    told = read(ours.recv(2**17)[1:])
+    assert (len(told.frames), told.groups) == (2, ())
+
+
+def deep(number):
+    return deep(number - 1) if number else raises()
+
+
+def test_many_frames(pair):
+    """The innermost ones fit into an answer."""
+    ours, theirs = pair
+    try:
+        deep(500)
+    except RuntimeError as error:
+        recorder.leave(theirs, error)
+    told = read(ours.recv(2**17)[1:])
+    assert told.frames[-1].startswith("raises ")
+    assert len(told.frames) == recorder._FRAMES
 
 
 @pytest.mark.parametrize(

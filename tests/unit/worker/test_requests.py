@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from waiting import PATIENCE
 
 from torchrun_hpc import waiting
+from torchrun_hpc.stacks.calls import ALL, LAST
 from torchrun_hpc.worker import requests
 from torchrun_hpc.worker.requests import ForkedWorker, Request, request_of
 
@@ -163,37 +164,64 @@ def test_a_worker_that_answers(asked):
     worker, theirs = asked
     for text in (b"here", b"there"):
         thread = answering(theirs, text)
-        assert worker.told(PATIENCE) == text
+        assert worker.told(ALL, PATIENCE) == text
         thread.join()
-    assert worker.told(0) == b""  # nobody has asked
+    assert worker.told(b"", PATIENCE) == b""  # nobody has asked
 
 
 def test_an_answer_that_comes_too_late_is_not_used(asked):
     worker, theirs = asked
-    assert worker.told(0.01) == b""
+    assert worker.told(ALL, 0.01) == b""
     theirs.send(b"late")
-    assert worker.told(0.01) == b""
-    assert (theirs.recv(9), theirs.recv(9)) == (b"?", b"?")
+    assert worker.told(ALL, 0.01) == b""
+    assert (theirs.recv(9), theirs.recv(9)) == (ALL, ALL)
 
 
 def test_last_words_remain(asked):
     """Also of a worker that did not read the question, and has left a child."""
     worker, theirs = asked
-    assert worker.told(0.01) == b""
+    assert worker.told(ALL, 0.01) == b""
     theirs.send(b"late")
-    theirs.send(requests.LAST + b"words")
+    theirs.send(LAST + b"words")
     with theirs.dup():
         theirs.close()
-        assert worker.told(0) == worker.told(PATIENCE) == worker.told(0) == b"words"
+        assert (
+            worker.told(b"", PATIENCE)
+            == worker.told(ALL, PATIENCE)
+            == worker.told(b"", PATIENCE)
+            == b"words"
+        )
 
 
 def test_a_worker_that_left_nothing(asked):
     worker, theirs = asked
     theirs.close()
-    assert worker.told(PATIENCE) == b""
+    assert worker.told(ALL, PATIENCE) == b""
 
 
 def test_a_worker_that_does_not_read(asked):
     """The questions fill the socket; the agent does not wait."""
     worker, _ = asked
-    assert {worker.told(1e-4) for _ in range(2000)} == {b""}
+    assert {worker.told(ALL, 1e-4) for _ in range(2000)} == {b""}
+
+
+def test_several_threads_ask(asked):
+    """None gets the answer to another one's question, and none waits for ever."""
+    worker, theirs = asked
+    theirs.settimeout(PATIENCE)
+    answers = []
+
+    def answer():
+        for number in range(60):
+            theirs.recv(1)
+            theirs.send(b"%d" % number)
+
+    def ask():
+        answers.extend(worker.told(ALL, PATIENCE) for _ in range(20))
+
+    threads = [threading.Thread(target=each) for each in (answer, ask, ask, ask)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sorted(answers, key=int) == [b"%d" % number for number in range(60)]

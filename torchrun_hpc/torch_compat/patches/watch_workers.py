@@ -7,6 +7,7 @@ first. The worker's own text is lost in the output of all.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,14 @@ from torchrun_hpc.torch_compat.patches import agent
 from torchrun_hpc.torch_compat.patches.replacing import extend, has, takes, wrap
 
 if TYPE_CHECKING:
+    from torchrun_hpc.failures.watch import Watch
     from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 TARGET = "SubprocessHandler._popen"
 REASON = "the traceback of the first failure is lost (pytorch#113546, #75087, #60911)"
 IS_FOR = capabilities.EVERY
 
+_log = logging.getLogger(__name__)
 _torch: Any = api
 _Simple: Any = server.SimpleElasticAgent
 
@@ -90,12 +93,21 @@ def apply(_plan: object, hooks: Hooks) -> None:
         return hooks.relay.start(start, is_shown=not is_hidden)
 
     def close(original: Any, *args: Any, **options: Any) -> None:
-        hooks.watch.before_stop()
+        _examine(hooks.watch)
         original(*args, **options)
 
     extend(launcher, agent.TARGET, WatchingAgent)
     wrap(_torch.PContext, "close", close)
     wrap(_torch.SubprocessHandler, "_popen", popen)
+
+
+def _examine(watch: Watch) -> None:
+    try:
+        watch.before_stop()
+    except SignalException:
+        raise
+    except Exception as error:  # noqa: BLE001 - the workers must be stopped
+        _log.warning("the workers were not examined: %s", error)
 
 
 def _workers(pids: dict[int, Any], group: Any, context: Any) -> list[Worker]:
@@ -111,7 +123,7 @@ def _workers(pids: dict[int, Any], group: Any, context: Any) -> list[Worker]:
             log=_file(context.stderrs.get(local)),
             error_file=context.error_files.get(local, ""),
             nodes=group.group_world_size,
-            told=getattr(processes.get(local), "told", lambda _: b""),
+            told=getattr(processes.get(local), "told", lambda *_: b""),
         )
         for local, pid in pids.items()
     ]
