@@ -173,9 +173,9 @@ def test_one_that_hangs_is_ended(instead, processes, tmp_path, monkeypatch):
     looks = []
 
     def monotonic():
-        """Let the time be over when the last one hangs, of which it is the fifth."""
+        """Let the time be over when the last one hangs, of which it is the third."""
         looks.append(1)
-        if len(looks) < 5:
+        if len(looks) < 3:
             return 0.0
         until(lambda: number.exists() and number.read_text().endswith("\n"))
         return float(NEVER_S)
