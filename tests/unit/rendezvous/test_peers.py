@@ -116,7 +116,7 @@ def take_part(client, *messages):
         while not condition():
             client._handle(later.pop(0))
 
-    client._wait_for = wait_for
+    client.wait_for = wait_for
     return client.take_part(lambda: STORE)
 
 
