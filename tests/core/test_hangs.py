@@ -14,6 +14,6 @@ def test_a_rank_that_sleeps(juelich):
 
 def test_the_page_shows_such_a_report():
     page = block("docs/troubleshooting.md", "did not call it").text
-    own = {"train.py": "hangs.py", "data.py": "hangs.py", "read at": "odd at"}
+    own = {"train.py": "stays_away.py", "data.py": "stays_away.py", "read at": "odd at"}
     (lines,) = hangs.explained(replaced(page, own).replace("(node 0)", "(local rank"))
     hangs.check("sleep", lines)

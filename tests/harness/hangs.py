@@ -15,7 +15,7 @@ HAS_RECORDER = Version(version("torch")) >= Version("2.11")  # for gloo
 
 _ODD = r"1 rank \(3, jwb0002\)"
 _OTHERS = r"\d of \d ranks \(0-2(,4-5)?\)"
-_USUAL = rf"  {_OTHERS}: all_reduce at hangs.py:\d+"
+_USUAL = rf"  {_OTHERS}: all_reduce at stays_away.py:\d+"
 
 
 def _call(rest, number=4):
@@ -28,12 +28,12 @@ def _behind(number=4):
 
 
 def _at(place):
-    return rf"\* {_ODD}: {place} at hangs.py:\d+"
+    return rf"\* {_ODD}: {place} at stays_away.py:\d+"
 
 
 _UNKNOWN = _call(f"nothing is known of {_ODD}")
 
-# By case of scripts/hangs.py: the line about the collective, which only forks have; the
+# By case of scripts/stays_away.py: the line about the collective, which only forks have; the
 # line about most ranks; and the line about the odd one.
 CASES = {
     "skipped": (_call(f"{_ODD} called barrier"), _USUAL, _at("barrier")),
@@ -48,7 +48,7 @@ CASES = {
     "loader": (_behind(), _USUAL, _at("__next__")),
     "monitored": (
         "",
-        rf"  {_OTHERS}: monitored_barrier at hangs.py:\d+",
+        rf"  {_OTHERS}: monitored_barrier at stays_away.py:\d+",
         _at("odd"),
     ),
     "stopped": (
@@ -60,8 +60,8 @@ CASES = {
     # The rank that receives too much aborts; the others see only that.
     "shape": (
         rf".*; {_ODD} called all_reduce \(float32\[2048\]\).*",
-        r"  \d (of \d ranks|rank) \(.*\): all_reduce at hangs.py:\d+",
-        rf". {_ODD}: all_reduce at hangs.py:\d+",
+        r"  \d (of \d ranks|rank) \(.*\): all_reduce at stays_away.py:\d+",
+        rf". {_ODD}: all_reduce at stays_away.py:\d+",
     ),
 }
 
@@ -72,7 +72,7 @@ def run(cluster, cases, *options, form="fork", nodes=2):
     done = launch(
         cluster,
         *options,
-        script=[SCRIPTS / "hangs.py", ",".join(cases), "3"],
+        script=[SCRIPTS / "stays_away.py", ",".join(cases), "3"],
         nodes=nodes,
         environ=JUELICH | FORMS[form] | {"TORCH_FR_BUFFER_SIZE": "20"},
     )
