@@ -33,8 +33,8 @@ def _at(place):
 
 _UNKNOWN = _call(f"nothing is known of {_ODD}")
 
-# By case of scripts/stays_away.py: the line about the collective, which only forks have; the
-# line about most ranks; and the line about the odd one.
+# By case of scripts/stays_away.py: the line about the collective, which only forks
+# have; the line about most ranks; and the line about the odd one.
 CASES = {
     "skipped": (_call(f"{_ODD} called barrier"), _USUAL, _at("barrier")),
     "order": (
