@@ -68,6 +68,19 @@ CASES = {
 
 def run(cluster, cases, *options, form="fork", nodes=2):
     """Run a job with a restart after each of these cases, and check its reports."""
+    written = _launch(cluster, cases, *options, form=form, nodes=nodes)
+    reports = explained(written)
+    assert len(reports) == len(cases), written
+    for case, lines in zip(cases, reports, strict=True):
+        check(case, lines, form)
+
+
+def dead(cluster):
+    """Run a job in which rank 3 is killed; return what is written to stderr."""
+    return _launch(cluster, ["killed"], form="fork", nodes=2)
+
+
+def _launch(cluster, cases, *options, form, nodes):
     options = ("--nproc_per_node=2", f"--max_restarts={len(cases) - 1}", *options)
     done = launch(
         cluster,
@@ -77,10 +90,6 @@ def run(cluster, cases, *options, form="fork", nodes=2):
         environ=JUELICH | FORMS[form] | {"TORCH_FR_BUFFER_SIZE": "20"},
     )
     assert done.returncode == 1, done
-    reports = explained(done.stderr)
-    assert len(reports) == len(cases), done.stderr
-    for case, lines in zip(cases, reports, strict=True):
-        check(case, lines, form)
     return done.stderr
 
 

@@ -67,7 +67,7 @@ def sentence(failure: Failure, meeting: Meeting) -> str:
 
 
 def write(summary: Summary, meeting: Meeting, hang: Iterable[str] = ()) -> None:
-    """Write the report: the first failure, lines about a hang, and other failures."""
+    """Write the report: the first failure, the others, and lines about a hang."""
     first = summary.first
     worker = first.worker or WorkerPart(first.rank)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.time))

@@ -100,7 +100,7 @@ class Watch:
         return self.hangs() or (any(f.is_hang for f in found) and not is_other)
 
     def before_stop(self) -> None:
-        """Note that the workers are about to be stopped; look at them after a hang."""
+        """Let the workers of a hang be sampled, once, before they are stopped."""
         self.check()
         if self.is_hang and not self._has_looked:
             self._has_looked = True

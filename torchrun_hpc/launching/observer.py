@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.watch import Watch
 from torchrun_hpc.stacks import inspection
-from torchrun_hpc.stacks.inspection import HANG, Inspection, Witness
+from torchrun_hpc.stacks.inspection import HANG, HangStacks, Inspection
 from torchrun_hpc.stacks.stall import FRAMES, STACKS
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Observer:
     def __init__(self) -> None:
         self.relay = Relay()
         self.watch = Watch(self.relay)
-        witness = Witness(self.watch)
-        self.watch.on_hang = witness.sample
+        kept = HangStacks(self.watch)
+        self.watch.on_hang = kept.sample
         self.replies = {
             FRAMES: lambda _: inspection.sample(self.watch, with_calls=False),
             STACKS: lambda _: inspection.sample(self.watch),
-            HANG: lambda _: witness.testimony(),
+            HANG: lambda _: kept.latest(),
         }
         self._inspected: Inspection | None = None
         self.ask_all: Callable[[str, float], Mapping[int, Any]] | None = None

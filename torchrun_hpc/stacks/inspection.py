@@ -68,7 +68,7 @@ def _running(watch: Watch) -> list[Worker]:
     return [worker for worker, is_running in watch.workers if is_running]
 
 
-class Witness:
+class HangStacks:
     """The stacks of this node's workers in a hang, sampled before they are stopped."""
 
     def __init__(self, watch: Watch) -> None:
@@ -86,7 +86,7 @@ class Witness:
                 self._sampled = number
             return self._stacks
 
-    def testimony(self) -> list[dict[str, Any]]:
+    def latest(self) -> list[dict[str, Any]]:
         """Return the stacks of the latest hang, even if the next attempt has begun."""
         if self._watch.is_hang:
             return self.sample()
@@ -113,6 +113,7 @@ class Inspection:
         self._ask_all = ask_all
         self._is_first = is_first
         self._replies = replies
+        # A line names hosts only if there are several.
         hosts = plan.meeting.hosts if plan.meeting.nodes > 1 else ()
         self._hosts = dict(enumerate(hosts))
         self._service = Service(plan.meeting.launch_id, self._answer)
@@ -146,7 +147,7 @@ class Inspection:
         self, what: str = STACKS, timeout: float = _TIMEOUT
     ) -> tuple[list[WorkerStack], list[int]]:
         own, answers = self._meeting.node_rank, dict[int, Any]()
-        if what == HANG or self._ask_all is None:
+        if what == HANG:
             answers[own] = self._replies[what](None)
         if self._ask_all is not None:
             answers = {**self._ask_all(what, timeout), **answers}
@@ -169,11 +170,12 @@ class Inspection:
 
     def _answer(self) -> dict[str, Any]:
         stacks, missing = self._collect()
+        hosts = dict(enumerate(self._meeting.hosts))
         return {
             "launch": self._meeting.launch_id,
             "missing": names.nodes(missing, self._meeting.hosts),
             "workers": [
-                {**wire.encode(stack), "host": self._hosts.get(stack.node, "")}
+                {**wire.encode(stack), "host": hosts.get(stack.node, "")}
                 for stack in stacks
             ],
         }

@@ -111,7 +111,7 @@ class ForkedWorker:
     ) -> None:
         self.args = command
         self._questions = questions
-        self._last_words = b""
+        self._left = b""
         self._asking = threading.Lock()  # one question at a time
         self._answers = answers
         self._lost = lost
@@ -160,8 +160,8 @@ class ForkedWorker:
         """
         with self._asking:
             self._receive(0)  # late answers, which are not used
-            if not question or self._last_words or self._code is not None:
-                return self._last_words
+            if not question or self._left or self._code is not None:
+                return self._left
             with contextlib.suppress(OSError):  # it has just ended, or does not read
                 self._questions.send(question, socket.MSG_DONTWAIT)
             return self._receive(timeout)
@@ -172,10 +172,10 @@ class ForkedWorker:
             while select.select([self._questions], [], [], 0 if found else timeout)[0]:
                 found = self._questions.recv(_RECORD, socket.MSG_DONTWAIT)
                 if found[:1] == LAST:
-                    self._last_words = found[1:]
+                    self._left = found[1:]
                 elif not found:
                     break
-        return self._last_words or found
+        return self._left or found
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs; torch 2.0 ends workers this way."""

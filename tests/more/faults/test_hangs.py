@@ -20,6 +20,13 @@ def test_workers_started_by_exec(juelich):
     hangs.run(juelich, ("sleep", "order", "gone"), form="exec")
 
 
+def test_a_dead_rank(juelich):
+    """It is the first failure, and nothing more is to be explained."""
+    report = hangs.dead(juelich)
+    assert "worker 3 on jwb0002 (node 1) was killed by SIGKILL (9)" in report
+    assert hangs.explained(report) == [[]]
+
+
 @pytest.mark.parametrize("form", ["fork", "exec"])
 def test_a_stopped_rank(juelich, form):
     hangs.run(juelich, ("stopped",), form=form)

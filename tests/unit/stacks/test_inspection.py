@@ -16,7 +16,7 @@ from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import inspection as inspections
 from torchrun_hpc.stacks import stall
 from torchrun_hpc.stacks.calls import Call, Group
-from torchrun_hpc.stacks.inspection import HANG, Inspection, Witness
+from torchrun_hpc.stacks.inspection import HANG, HangStacks, Inspection
 from torchrun_hpc.stacks.sampling import WorkerStack, received
 from torchrun_hpc.stacks.service import ask, launches
 from torchrun_hpc.stacks.stall import STACKS
@@ -49,11 +49,11 @@ def inspect(watched):
         about = {"nodes": 3, "node_rank": 1, "hosts": HOSTS, "launch_id": "19.0"}
         plan = make_launch_plan(**about | changes)
         watch = watched(workers)
-        witness = Witness(watch)
+        kept = HangStacks(watch)
         replies = {
             stall.FRAMES: lambda _: inspections.sample(watch),
             STACKS: lambda _: inspections.sample(watch),
-            HANG: lambda _: own or witness.testimony(),
+            HANG: lambda _: own or kept.latest(),
         }
         made.append(Inspection(plan, ask_all, is_first, replies))
         made[-1].start()
@@ -80,6 +80,13 @@ def test_a_launch_on_one_node(inspect, workers):
     assert (found["launch"], found["missing"]) == ("", "")
     assert received(found["workers"]) == [WorkerStack(n, 0, FRAMES) for n in (2, 3)]
     assert [worker["host"] for worker in found["workers"]] == ["", ""]
+
+
+def test_a_launch_on_one_node_of_a_job(inspect, workers):
+    """Its host is in the data, but not in lines: there is no other."""
+    made = inspect(workers, nodes=1, node_rank=0, hosts=("jwb0001",), launch_id="")
+    assert [worker["host"] for worker in answer()["workers"]] == ["jwb0001"] * 2
+    assert made._hosts == {}
 
 
 def test_a_launch_on_several_nodes(inspect, watched, workers):
@@ -258,27 +265,27 @@ def test_a_hang_of_thousands_of_ranks_has_six_lines(inspect):
 def test_stacks_of_a_hang_are_those_before_the_stop(watched, workers):
     watch, is_hang = watched(workers), True
     watch.hangs = lambda: is_hang
-    witness = Witness(watch)
-    before = witness.testimony()
+    kept = HangStacks(watch)
+    before = kept.latest()
     assert [stack["rank"] for stack in before] == [2, 3]
     is_hang = False
     watch.begin(workers[:1], 0)  # a restart
-    assert witness.testimony() is before
+    assert kept.latest() is before
     is_hang = True
-    (again,) = witness.testimony()
+    (again,) = kept.latest()
     assert again["rank"] == 2
-    assert witness.testimony() == [again]
+    assert kept.latest() == [again]
 
 
 def test_a_node_that_was_not_in_a_hang_tells_nothing_of_its_workers(watched, workers):
     """A spare has just taken a place; or that hang was two attempts ago."""
     watch = watched(workers)
-    witness = Witness(watch)
-    assert witness.testimony() == []
-    witness.sample()
+    kept = HangStacks(watch)
+    assert kept.latest() == []
+    kept.sample()
     for _ in range(2):
         watch.begin(workers, 0)
-    assert witness.testimony() == []
+    assert kept.latest() == []
 
 
 def test_workers_that_end_meanwhile(watched, monkeypatch):
