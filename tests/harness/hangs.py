@@ -66,9 +66,9 @@ CASES = {
 }
 
 
-def run(cluster, cases, *options, form="fork", nodes=2):
+def run(cluster, cases, *options, form="fork", nodes=2, first=""):
     """Run a job with a restart after each of these cases, and check its reports."""
-    written = _launch(cluster, cases, *options, form=form, nodes=nodes)
+    written = _launch(cluster, cases, *options, form=form, nodes=nodes, first=first)
     reports = explained(written)
     assert len(reports) == len(cases), written
     for case, lines in zip(cases, reports, strict=True):
@@ -80,13 +80,14 @@ def dead(cluster):
     return _launch(cluster, ["killed"], form="fork", nodes=2)
 
 
-def _launch(cluster, cases, *options, form, nodes):
+def _launch(cluster, cases, *options, form, nodes, first=""):
     options = ("--nproc_per_node=2", f"--max_restarts={len(cases) - 1}", *options)
     done = launch(
         cluster,
         *options,
         script=[SCRIPTS / "stays_away.py", ",".join(cases), "3"],
         nodes=nodes,
+        first=first,
         environ=JUELICH | FORMS[form] | {"TORCH_FR_BUFFER_SIZE": "20"},
     )
     assert done.returncode == 1, done

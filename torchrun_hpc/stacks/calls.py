@@ -23,6 +23,7 @@ IMPORTS = "<frozen importlib"  # Python's own frames of an import
 
 Word = Annotated[str, wire.short_text(_WORD)]
 Frame = Annotated[str, wire.short_text(LONGEST)]
+Error = Annotated[str, wire.short_text(500)]
 
 # In these, all ranks pass the same shape. A root's, or an uneven one, may differ.
 _EQUAL = "all_reduce broadcast reduce all_gather _all_gather_base _reduce_scatter_base"
@@ -66,10 +67,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Record:
-    """A fork's answer to its agent: the frames of its main thread, and its groups."""
+    """A fork's answer to its agent: the frames of its main thread, and its groups.
+
+    ``error`` is the exception that has ended the fork, on one line.
+    """
 
     frames: tuple[Frame, ...] = ()
     groups: tuple[Group, ...] = ()
+    error: Error = ""
 
 
 def title(name: str, description: str) -> str:

@@ -146,12 +146,11 @@ class Inspection:
     def _collect(
         self, what: str = STACKS, timeout: float = _TIMEOUT
     ) -> tuple[list[WorkerStack], list[int]]:
-        own, answers = self._meeting.node_rank, dict[int, Any]()
-        if what == HANG:
-            answers[own] = self._replies[what](None)
+        answers: dict[int, Any] = {}
         if self._ask_all is not None:
-            answers = {**self._ask_all(what, timeout), **answers}
-        if own not in answers:
+            answers.update(self._ask_all(what, timeout))
+        own = self._meeting.node_rank
+        if what == HANG or own not in answers:
             answers[own] = self._replies[what](None)
         found = [
             replace(stack, node=node)  # do not trust its own claim

@@ -61,19 +61,24 @@ def leave(questions: socket.socket, error: BaseException) -> None:
 
     After other errors than those of collectives, torch's state is not touched.
     """
-    walk = traceback.walk_tb(error.__traceback__)
-    _tell(questions, walk, LAST, with_groups=is_of_collective(str(error)))
+    _tell(questions, traceback.walk_tb(error.__traceback__), error)
 
 
 def _tell(
-    questions: socket.socket, walk: _Walk, mark: bytes = b"", *, with_groups: bool
+    questions: socket.socket,
+    walk: _Walk,
+    error: BaseException | None = None,
+    *,
+    with_groups: bool = False,
 ) -> None:
     with contextlib.suppress(Exception):  # the script ends as it would without this
-        record = Record(tuple(_frames(walk)[-_FRAMES:]))
-        with contextlib.suppress(Exception):  # torch may have any state
-            record = replace(record, groups=_groups() if with_groups else ())
-        line = mark + wire.to_line(wire.encode(record))
-        questions.send(line, socket.MSG_DONTWAIT)
+        text = "".join(traceback.format_exception_only(error)) if error else ""
+        record = Record(tuple(_frames(walk)[-_FRAMES:]), error=text)
+        if with_groups or is_of_collective(text):
+            with contextlib.suppress(Exception):  # torch may have any state
+                record = replace(record, groups=_groups())
+        line = wire.to_line(wire.encode(record))
+        questions.send(LAST + line if error else line, socket.MSG_DONTWAIT)
 
 
 def _frames(walk: _Walk) -> list[str]:

@@ -13,7 +13,9 @@ def test_forks_on_two_nodes(juelich):
 
 
 def test_forks_on_three_nodes(juelich):
-    hangs.run(juelich, ("sleep", "loader", "gone"), nodes=3)
+    """Their stderr is not read, because it is the same file as stdout."""
+    cases = ("sleep", "loader", "gone")
+    hangs.run(juelich, cases, nodes=3, first="exec 1>&2")
 
 
 def test_workers_started_by_exec(juelich):

@@ -104,6 +104,23 @@ def test_it_says_why_nothing_is_read(relay):
     assert describe_failure(worker(), 3, relay).worker.unread == "it is a terminal"
 
 
+@pytest.mark.parametrize(
+    ("told", "cause"),
+    [
+        (b'{"error": "KeyError: 1 "}', "KeyError: 1"),
+        (b'{"error": "Error: [a/b.cc:81] Timed out"}', "Error: Timed out"),
+        (b'{"error": ""}', ""),
+        (b'{"error": 1}', ""),
+        (b"[]", ""),
+        (b"", ""),
+    ],
+)
+def test_a_fork_tells_what_is_not_read(relay, told, cause):
+    failed = describe_failure(worker(told=lambda *_: told), 1, relay)
+    assert failed.text == cause
+    assert failed.worker.unread
+
+
 def test_it_does_not_wait_for_those_who_never_stop_writing(children, relay):
     child, is_over = children.start(), threading.Event()
 

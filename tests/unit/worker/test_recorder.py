@@ -115,6 +115,7 @@ def test_last_words(pair):
         "test_last_words",
         "raises",
     ]
+    assert told.error == "RuntimeError: Timed out waiting 9ms for recv operation "
     assert told.groups == ()
 
 
@@ -127,6 +128,19 @@ def test_other_errors_do_not_touch_torch(pair, torch):
         recorder.leave(theirs, error)
     told = read(ours.recv(2**17)[1:])
     assert (len(told.frames), told.groups) == (2, ())
+
+
+class UnprintableError(Exception):
+    """It has no text."""
+
+    def __str__(self):
+        raise ValueError
+
+
+def test_an_error_without_a_text(pair):
+    ours, theirs = pair
+    recorder.leave(theirs, UnprintableError())
+    assert "UnprintableError" in read(ours.recv(2**17)[1:]).error
 
 
 def deep(number):
