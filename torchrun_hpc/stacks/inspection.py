@@ -117,23 +117,19 @@ class Inspection:
         hosts = plan.meeting.hosts if plan.meeting.nodes > 1 else ()
         self._hosts = dict(enumerate(hosts))
         self._service = Service(plan.meeting.launch_id, self._answer)
-        self._stall: StallReport | None = None
-        if plan.asked.hpc_stall_report:
-            self._stall = StallReport(
-                plan.asked.hpc_stall_report, self._if_complete, self._hosts
-            )
+        self._stall = StallReport(
+            plan.asked.hpc_stall_report, self._if_complete, self._hosts
+        )
 
     def start(self) -> None:
         """Start answering."""
         self._service.start()
-        if self._stall is not None:
-            self._stall.start()
+        self._stall.start()
 
     def close(self) -> None:
         """Stop answering."""
         self._service.close()
-        if self._stall is not None:
-            self._stall.end()
+        self._stall.end()
 
     def explain(self) -> list[str]:
         """Return lines about a hang: who did not come, and where the ranks are."""

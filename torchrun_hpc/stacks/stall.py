@@ -28,7 +28,8 @@ FRAMES, STACKS = "frames", "stacks"
 class StallReport:
     """Compares the stacks of all workers, in its own thread, until they stay the same.
 
-    ``collect`` returns none if a node does not answer, or another node reports.
+    ``collect`` returns none if a node does not answer, or another node reports. With 0
+    ``seconds``, nothing is compared.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class StallReport:
 
     def start(self) -> None:
         """Start comparing."""
-        self._thread.start()
+        if self._seconds:
+            self._thread.start()
 
     def end(self) -> None:
         """Stop comparing."""
