@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.host import procfs
 from torchrun_hpc.names import ranges
 
 if TYPE_CHECKING:
@@ -189,7 +190,4 @@ def _cpus(path: Path) -> frozenset[int]:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return procfs.read(str(path)) or ""
