@@ -7,6 +7,7 @@ has. If no name server answers, each worker waits for it, and prints a warning.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from enum import Enum
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
@@ -47,12 +48,9 @@ class ResolverCheck:
             and not address.ip.is_loopback
         )
         address = next(own, None)
-        if address is None:
-            return
-        try:
-            self._process = programs.start("ask_resolver", f"::ffff:{address}")
-        except OSError:  # no more processes: not worth a message
-            return
+        if address is not None:
+            with suppress(OSError):  # no more processes: not worth a message
+                self._process = programs.start("ask_resolver", f"::ffff:{address}")
 
     def result(self) -> Resolver:
         """Return the result so far, and end the query."""
