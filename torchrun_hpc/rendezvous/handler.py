@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -126,11 +127,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         client = self.connect()
         while True:
             self._check_health()
-            try:
+            with suppress(RoundOverError):
                 go, rank, nodes = client.take_part(self._open_workers_store)
                 break
-            except RoundOverError:
-                continue
         address, port = workers_address(go)
         known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         store = AgentStore(client, known)
