@@ -330,10 +330,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         message = messages.render({**event, "key": key}, self._meeting)
         if message is not None:
             is_warning = messages.is_warning(event, self._meeting)
+            kind = "warning" if is_warning else "note"
             lines = self._explain() if messages.is_hang(event) else ()
-            console.write(
-                message, "warning" if is_warning else "note", report.indented(lines)
-            )
+            console.write(message, kind, report.indented(lines))
 
 
 def settings_of(
