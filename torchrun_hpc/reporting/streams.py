@@ -49,9 +49,8 @@ def write(text: str, stream: TextIO | None) -> None:
     """
     if stream is None:
         return
-    has_lock = _lock.acquire(
-        timeout=_WRITE_TIMEOUT
-    )  # a broken line is better than none
+    # A broken line is better than none.
+    has_lock = _lock.acquire(timeout=_WRITE_TIMEOUT)
     try:
         _write(text, stream)
     finally:

@@ -73,7 +73,7 @@ class PmiError(Exception):
 def exchange(
     environ: Mapping[str, str],
     hostname: str,
-    wait: Callable[[float], None] | None = None,
+    wait: Callable[[float], None] = lambda _seconds: None,
     machine: str = "",
 ) -> Exchanged | None:
     """Ask the process manager, which all tasks must do; ``None`` if none answers.
@@ -82,7 +82,6 @@ def exchange(
     time to time with the seconds that this task has waited. ``machine`` is a text that
     differs between machines of the same name.
     """
-    wait = wait or (lambda _seconds: None)
     try:
         rank, size = int(environ.get(RANK, "")), int(environ.get(SIZE, ""))
         if not 0 <= rank < size <= MOST_TASKS:
