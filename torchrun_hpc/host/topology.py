@@ -137,10 +137,7 @@ def _cache(folder: Path) -> frozenset[int]:
 
 def _nvidia(root: Path) -> Iterator[Gpu]:
     for folder in sorted((root / _NVIDIA).glob("*:*")):
-        lines = (
-            line.split(":", 1) for line in _text(folder / "information").split("\n")
-        )
-        facts = {pair[0].strip(): pair[1].strip() for pair in lines if pair[1:]}
+        facts = procfs.pairs(str(folder / "information"))
         minor, uuid = facts.get("Device Minor"), facts.get("GPU UUID", "")
         device = root / f"dev/nvidia{minor}"
         yield Gpu(
