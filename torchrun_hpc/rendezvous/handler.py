@@ -239,14 +239,11 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             message = messages.coordinator_missing(str(error), limit, self._meeting)
             raise CoordinatorMissingError(message) from None
 
-    def finish(self) -> bool:
-        """Wait until all nodes have finished; return whether they did."""
-        try:
-            if self.took_part:
+    def finish(self) -> None:
+        """Wait until all nodes have finished, or the job has failed."""
+        if self.took_part:
+            with suppress(JobFailedError):
                 self.client.finish()
-        except JobFailedError:
-            return False
-        return True
 
     def give_up(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
