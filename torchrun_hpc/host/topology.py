@@ -75,7 +75,7 @@ class Topology:
 
 def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topology:
     """Describe this node; the folder ``root`` has ``sys``, ``proc`` and ``dev``."""
-    cpus = sorted(own_cpus() if mask is None else mask)
+    cpus = own_cpus() if mask is None else mask
     online = len(_cpus(root / _CPUS / "online"))
     return Topology(tuple(_cores(root, cpus)), (*_nvidia(root), *_amd(root)), online)
 
@@ -112,20 +112,18 @@ def _cores(root: Path, mask: Iterable[int]) -> Iterator[Core]:
         for cpu in _cpus(folder / "cpulist")
     }
     caches: dict[int, str] = {}
-    rest = dict.fromkeys(mask)
-    for cpu in [*rest]:
-        if cpu not in rest:
-            continue  # a sibling of an earlier CPU
+    rest = set(mask)
+    while rest:
+        cpu = min(rest)
         folder = root / _CPUS / f"cpu{cpu}"
-        siblings = _cpus(folder / "topology/thread_siblings_list") & rest.keys()
-        own = tuple(sorted(siblings | {cpu}))
-        for sibling in own:
-            del rest[sibling]
+        siblings = _cpus(folder / "topology/thread_siblings_list") & rest
+        own = siblings | {cpu}
+        rest -= own
         if cpu not in caches:
             shared = _cache(folder)
             cache = ranges(shared, most=len(shared))
             caches |= dict.fromkeys((cpu, *shared), cache)
-        yield Core(own, nodes.get(cpu, 0), caches[cpu])
+        yield Core(tuple(sorted(own)), nodes.get(cpu, 0), caches[cpu])
 
 
 def _cache(folder: Path) -> frozenset[int]:
