@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import programs, waiting
+from torchrun_hpc.schedulers.allocation import as_identifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,7 +92,7 @@ def exchange(
             mapping = parse_mapping(manager.get(_MAPPING), size)
             nodes = mapping or tuple(range(size))
             if rank == nodes.index(nodes[rank]):
-                host = f"{_in_value(hostname)}/{_in_value(machine)}"
+                host = f"{as_identifier(hostname)}/{as_identifier(machine)}"
                 manager.put(_HOST.format(nodes[rank]), host)
             manager.ask("cmd=barrier_in", wait)
             if rank == 0:
@@ -110,10 +111,6 @@ def exchange(
             return Exchanged(first, instance, *_joined(nodes, hosts, mapping))
     except (PmiError, ValueError, OSError, OverflowError):
         return None
-
-
-def _in_value(text: str) -> str:
-    return re.sub("[^A-Za-z0-9._-]", "-", text)
 
 
 def _each_once(machines: Sequence[str]) -> str:

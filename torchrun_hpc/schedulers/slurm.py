@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import hostlist
-from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id
+from torchrun_hpc.schedulers.allocation import Allocation, as_identifier
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Promise, Task
 from torchrun_hpc.schedulers.variables import Variables, whole_number
@@ -351,7 +351,7 @@ def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
     suffix = f"-r{restart}" if restart not in ("", "0") else ""
     names = [next(filter(slurm.first, JOB_ID), ""), ARRAY_JOB_ID, ARRAY_TASK_ID]
     names += [STEP_ID[0], RESTART_COUNT] if step else [RESTART_COUNT]
-    launch_id = as_launch_id(f"{job}.{step}{suffix}" if step else job + suffix)
+    launch_id = as_identifier(f"{job}.{step}{suffix}" if step else job + suffix)
     return launch_id, ", ".join(filter(slurm.first, names))
 
 
