@@ -163,7 +163,7 @@ class _Pipe:
         """
         end = time.monotonic() + _REST_TIMEOUT
         is_long = len(piece) >= select.PIPE_BUF
-        with streams.exclusive():
+        with streams.lock:
             streams.copy(piece)
             while is_long and piece and not piece.endswith((b"\n", b"\r")):
                 piece = self._next(end)

@@ -112,16 +112,17 @@ class Watch:
     def stopping(self, *, look: bool) -> None:
         """Note that the workers are being stopped, which is no failure.
 
-        With ``look``, a worker may already have failed, and the others with it: watch
-        all to their end. Otherwise watch only those that have written a traceback.
+        Without ``look``, watch none of them any longer. With it, a worker may already
+        have failed, and the others with it: watch all to their end. Otherwise watch
+        only those that have written a traceback.
         """
-        if look:
-            self.before_stop()
-        with self._lock:
-            if not look:
+        if not look:
+            with self._lock:
                 self._running = []
                 self._has_looked = True
-                return
+            return
+        self.before_stop()
+        with self._lock:
             self.check()
             now, failed_at = self._relay.clock(), self._relay.failed_at
             self._stopped_since = min(self._stopped_since, now)

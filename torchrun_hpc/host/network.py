@@ -211,8 +211,10 @@ def path_problem(address: str | None, host: str) -> tuple[str, bool]:
     return text if others else "", False
 
 
-def bound_socket(address: str, port: int) -> socket.socket:
+def bound_socket(address: str, port: int, backlog: int | None = None) -> socket.socket:
     """Bind a socket to one address of this node, like torch's store; port 0 is any.
+
+    With ``backlog``, it listens.
 
     Raises:
         OSError: The port is taken or not permitted, or this node lacks the address.
@@ -222,6 +224,8 @@ def bound_socket(address: str, port: int) -> socket.socket:
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind((address, port))
+        if backlog is not None:
+            opened.listen(backlog)
     except OSError:
         opened.close()
         raise

@@ -37,13 +37,16 @@ def read(path: str) -> str | None:
         return None
 
 
+def pairs(path: str) -> dict[str, str]:
+    """Return the values in a file of lines ``Name: value``; empty without the file."""
+    lines = (line.partition(":") for line in (read(path) or "").splitlines())
+    return {name.strip(): value.strip() for name, colon, value in lines if colon}
+
+
 def status(pid: int, thread: int | None = None) -> dict[str, str]:
     """Return the status of a process or one of its threads; empty if it has ended."""
     folder = f"/proc/{pid}" if thread is None else f"/proc/{pid}/task/{thread}"
-    pairs = (
-        line.partition(":") for line in (read(f"{folder}/status") or "").splitlines()
-    )
-    return {name: value.strip() for name, _, value in pairs}
+    return pairs(f"{folder}/status")
 
 
 def _stat(pid: int) -> tuple[str, list[str]]:

@@ -7,6 +7,7 @@ has. If no name server answers, each worker waits for it, and prints a warning.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from enum import Enum
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
@@ -38,21 +39,12 @@ class ResolverCheck:
     def __init__(self, network: Network) -> None:
         self._start = time.monotonic()
         self._process: subprocess.Popen[bytes] | None = None
-        own = (
-            address.ip
-            for interface in network.interfaces
-            for address in interface.addresses
-            if interface.up
-            and isinstance(address.ip, IPv4Address)
-            and not address.ip.is_loopback
-        )
-        address = next(own, None)
-        if address is None:
-            return
-        try:
-            self._process = programs.start("ask_resolver", f"::ffff:{address}")
-        except OSError:  # no more processes: not worth a message
-            return
+        own = (a.ip for i in network.interfaces if i.up for a in i.addresses)
+        usable = (a for a in own if isinstance(a, IPv4Address) and not a.is_loopback)
+        address = next(usable, None)
+        if address is not None:
+            with suppress(OSError):  # no more processes: not worth a message
+                self._process = programs.start("ask_resolver", f"::ffff:{address}")
 
     def result(self) -> Resolver:
         """Return the result so far, and end the query."""

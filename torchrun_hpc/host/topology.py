@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.host import procfs
 from torchrun_hpc.names import ranges
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Topology:
 
 def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topology:
     """Describe this node; the folder ``root`` has ``sys``, ``proc`` and ``dev``."""
-    cpus = sorted(own_cpus() if mask is None else mask)
+    cpus = own_cpus() if mask is None else mask
     online = len(_cpus(root / _CPUS / "online"))
     return Topology(tuple(_cores(root, cpus)), (*_nvidia(root), *_amd(root)), online)
 
@@ -111,20 +112,18 @@ def _cores(root: Path, mask: Iterable[int]) -> Iterator[Core]:
         for cpu in _cpus(folder / "cpulist")
     }
     caches: dict[int, str] = {}
-    rest = dict.fromkeys(mask)
-    for cpu in [*rest]:
-        if cpu not in rest:
-            continue  # a sibling of an earlier CPU
+    rest = set(mask)
+    while rest:
+        cpu = min(rest)
         folder = root / _CPUS / f"cpu{cpu}"
-        siblings = _cpus(folder / "topology/thread_siblings_list") & rest.keys()
-        own = tuple(sorted(siblings | {cpu}))
-        for sibling in own:
-            del rest[sibling]
+        siblings = _cpus(folder / "topology/thread_siblings_list") & rest
+        own = siblings | {cpu}
+        rest -= own
         if cpu not in caches:
             shared = _cache(folder)
             cache = ranges(shared, most=len(shared))
             caches |= dict.fromkeys((cpu, *shared), cache)
-        yield Core(own, nodes.get(cpu, 0), caches[cpu])
+        yield Core(tuple(sorted(own)), nodes.get(cpu, 0), caches[cpu])
 
 
 def _cache(folder: Path) -> frozenset[int]:
@@ -136,10 +135,7 @@ def _cache(folder: Path) -> frozenset[int]:
 
 def _nvidia(root: Path) -> Iterator[Gpu]:
     for folder in sorted((root / _NVIDIA).glob("*:*")):
-        lines = (
-            line.split(":", 1) for line in _text(folder / "information").split("\n")
-        )
-        facts = {pair[0].strip(): pair[1].strip() for pair in lines if pair[1:]}
+        facts = procfs.pairs(str(folder / "information"))
         minor, uuid = facts.get("Device Minor"), facts.get("GPU UUID", "")
         device = root / f"dev/nvidia{minor}"
         yield Gpu(
@@ -189,7 +185,4 @@ def _cpus(path: Path) -> frozenset[int]:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return procfs.read(str(path)) or ""

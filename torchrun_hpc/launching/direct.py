@@ -13,7 +13,7 @@ from torchrun_hpc.options import arguments, script
 from torchrun_hpc.planning.messages import NO_SCHEDULER, RANK, RUN_ID
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
-from torchrun_hpc.schedulers.allocation import as_launch_id
+from torchrun_hpc.schedulers.allocation import as_identifier
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def local_job(hostname: str) -> Job:
     """Describe a process that no scheduler or launcher has started."""
     return Job(
         scheduler=NO_SCHEDULER,
-        launch_id=as_launch_id(f"{hostname.partition('.')[0]}.{os.getpid()}"),
+        launch_id=as_identifier(f"{hostname.partition('.')[0]}.{os.getpid()}"),
         context=LaunchContext.STEP,
         launcher=_NO_LAUNCHER,
         nodes=(hostname,),

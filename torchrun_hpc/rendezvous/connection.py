@@ -183,17 +183,16 @@ class Connection:
         meeting = self._meeting
         if self._segment:  # for both sides of each connection
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
-        member, settings, peers = None, self._settings, None
-        if settings.has_spares:
-            member = self._member(opened.getsockname()[1])
-            settings = replace(settings, coordinator=meeting.node_rank)
+        if not self._settings.has_spares:
+            self._start(opened, Coordinator(self._settings))
+            return None
+        member = self._member(opened.getsockname()[1])
+        settings = replace(self._settings, coordinator=meeting.node_rank)
         coordinator = Coordinator(settings, member)
-        if member is not None and meeting.is_coordinator:
+        if meeting.is_coordinator:
             coordinator.coordinate(member.record)
         server = self._start(opened, coordinator)
-        if member is not None:
-            peers = Peers(server, member, finder, timeout, self._end_workers)
-        return peers
+        return Peers(server, member, finder, timeout, self._end_workers)
 
     def _start(
         self, opened: socket.socket | None, coordinator: Coordinator

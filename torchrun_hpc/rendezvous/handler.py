@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -126,11 +127,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         client = self.connect()
         while True:
             self._check_health()
-            try:
+            with suppress(RoundOverError):
                 go, rank, nodes = client.take_part(self._open_workers_store)
                 break
-            except RoundOverError:
-                continue
         address, port = workers_address(go)
         known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         store = AgentStore(client, known)
@@ -240,14 +239,11 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             message = messages.coordinator_missing(str(error), limit, self._meeting)
             raise CoordinatorMissingError(message) from None
 
-    def finish(self) -> bool:
-        """Wait until all nodes have finished; return whether they did."""
-        try:
-            if self.took_part:
+    def finish(self) -> None:
+        """Wait until all nodes have finished, or the job has failed."""
+        if self.took_part:
+            with suppress(JobFailedError):
                 self.client.finish()
-        except JobFailedError:
-            return False
-        return True
 
     def give_up(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
@@ -331,10 +327,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         message = messages.render({**event, "key": key}, self._meeting)
         if message is not None:
             is_warning = messages.is_warning(event, self._meeting)
+            kind = "warning" if is_warning else "note"
             lines = self._explain() if messages.is_hang(event) else ()
-            console.write(
-                message, "warning" if is_warning else "note", report.indented(lines)
-            )
+            console.write(message, kind, report.indented(lines))
 
 
 def settings_of(

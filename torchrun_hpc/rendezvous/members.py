@@ -98,8 +98,7 @@ class Members:
             raise WireError("not a join request, or the second one")
         rank, release = message.get("rank"), message.get("release")
         if version != protocol.VERSION:
-            values = release, __version__
-            return self._refuse(connection, Refusal.VERSION, rank, *values)
+            return self._refuse(connection, Refusal.VERSION, rank, release, __version__)
         request = wire.decode(JoinRequest, message)
         for reason in _COMPARED:
             theirs, own = (getattr(x, reason.value) for x in (request, self._settings))

@@ -29,12 +29,11 @@ def assigned(
     Each member keeps its node rank. Nobody waits for the `leaving` ones: spares replace
     them.
     """
-    fit = [member for member in sorted(ready) if member not in record.excluded]
-    before, fit_ones = set(record.active), set(fit)
-    spares = [member for member in fit if member not in before]
+    fit = set(ready) - record.excluded.keys()
+    spares = sorted(fit.difference(record.active))
     active = []
     for member in record.active:
-        if member in fit_ones:
+        if member in fit:
             active.append(member)
         elif spares and (member in leaving or member in record.excluded):
             active.append(spares.pop(0))

@@ -54,13 +54,7 @@ def listen(address: str | None, port: int) -> socket.socket:
         return socket.create_server(
             ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG
         )
-    opened = bound_socket(address or "0.0.0.0", port)
-    try:
-        opened.listen(BACKLOG)
-    except OSError:
-        opened.close()
-        raise
-    return opened
+    return bound_socket(address or "0.0.0.0", port, BACKLOG)
 
 
 class CoordinatorServer:

@@ -10,11 +10,10 @@ import select
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
 # Seconds that a write waits for a slow reader.
 _WRITE_TIMEOUT = 1.0
@@ -22,7 +21,7 @@ _WRITE_TIMEOUT = 1.0
 _STDERR = 2
 
 # Held during a write, so that it stays in one piece.
-_lock = threading.RLock()
+lock = threading.RLock()
 
 # Other exceptions come from signal handlers, and must be raised.
 _FAULTS = (OSError, ValueError, RuntimeError)
@@ -49,14 +48,13 @@ def write(text: str, stream: TextIO | None) -> None:
     """
     if stream is None:
         return
-    has_lock = _lock.acquire(
-        timeout=_WRITE_TIMEOUT
-    )  # a broken line is better than none
+    # A broken line is better than none.
+    has_lock = lock.acquire(timeout=_WRITE_TIMEOUT)
     try:
         _write(text, stream)
     finally:
         if has_lock:
-            _lock.release()
+            lock.release()
 
 
 def _write(text: str, stream: TextIO) -> None:
@@ -70,11 +68,6 @@ def _write(text: str, stream: TextIO) -> None:
         while rest and _takes_more(descriptor):
             # If it can be written to, PIPE_BUF bytes do not block: pipe(7).
             rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]
-
-
-def exclusive() -> AbstractContextManager[Any]:
-    """Return a context without writes of this process's other threads."""
-    return _lock
 
 
 def copy(data: bytes) -> None:

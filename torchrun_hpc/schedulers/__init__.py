@@ -6,7 +6,6 @@ Only a `Process` reads files and asks a process manager.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
@@ -15,6 +14,7 @@ from torchrun_hpc.schedulers.evidence import without_leftovers
 from torchrun_hpc.schedulers.job import Promise
 from torchrun_hpc.schedulers.launched_job import NO_SCHEDULER, launched_job
 from torchrun_hpc.schedulers.process import WeighedProcess
+from torchrun_hpc.schedulers.variables import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,5 +92,4 @@ def job_number(environ: Mapping[str, str]) -> str:
 def task_rank(environ: Mapping[str, str]) -> int | None:
     """Return the rank of this task; ``None`` if there is none, or it is unclear."""
     variable = next((d.rank[0] for d in DETECTORS if d.has_rank(environ)), "")
-    rank = environ.get(variable, "")
-    return int(rank) if re.fullmatch("[0-9]{1,9}", rank) else None
+    return whole_number(environ.get(variable, ""))

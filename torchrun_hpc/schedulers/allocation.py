@@ -65,8 +65,8 @@ class Allocation:
         )
 
 
-def as_launch_id(text: str) -> str:
-    """Replace characters that are not allowed in a launch id."""
+def as_identifier(text: str) -> str:
+    """Replace characters that are not allowed in a launch id, or a value of PMI."""
     return re.sub("[^A-Za-z0-9._-]", "-", text)
 
 

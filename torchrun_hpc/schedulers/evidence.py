@@ -58,12 +58,13 @@ def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
 
 def _nearest(detectors: Sequence[Detector], process: Process) -> Detector | None:
     # A started task is proof even if the daemon, which is root's, is hidden.
-    started = {d: _started_here(d, process) for d in detectors}
+    here = [d for d in detectors if _is_on_its_node(d, process)]
+    started = {d: process.environ.get(d.task_pid, "") for d in here}
     above = zip_longest(process.ancestors, process.ancestor_pids, fillvalue="")
     for name, pid in [("", process.pid), *above]:
         for detector in detectors:
             is_daemon = str(name).partition(".")[0] in detector.daemons
-            if is_daemon or (pid and str(pid) == started[detector]):
+            if is_daemon or (pid and str(pid) == started.get(detector)):
                 return detector
     return None
 
@@ -71,11 +72,6 @@ def _nearest(detectors: Sequence[Detector], process: Process) -> Detector | None
 def _is_on_its_node(detector: Detector, process: Process) -> bool:
     node = process.environ.get(detector.node_name, "")
     return bool(node) and same_host(node, process.hostname)
-
-
-def _started_here(detector: Detector, process: Process) -> str:
-    is_here = _is_on_its_node(detector, process)
-    return process.environ.get(detector.task_pid, "") if is_here else ""
 
 
 def _has_host(scheduler: Detector, process: Process) -> bool | None:

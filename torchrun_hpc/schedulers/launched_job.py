@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, to_copy
 from torchrun_hpc.schedulers import job
-from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id
+from torchrun_hpc.schedulers.allocation import Allocation, as_identifier
 from torchrun_hpc.schedulers.pmi import MOST_TASKS
 
 if TYPE_CHECKING:
@@ -159,4 +159,4 @@ def _launch_id(
         parts.insert(0, (allocation.launch_id, allocation.provenance["launch_id"]))
     parts = [(text, source) for text, source in parts if text]
     text = ".".join(text for text, _ in parts) or detector.launcher.name
-    return as_launch_id(text), ", ".join(source for _, source in parts)
+    return as_identifier(text), ", ".join(source for _, source in parts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.schedulers import jsrun
-from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, hosts_in
+from torchrun_hpc.schedulers.allocation import Allocation, as_identifier, hosts_in
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.variables import Variables
@@ -37,7 +37,7 @@ def allocation(process: Process) -> Allocation:
         launch_id, by = f"{launch_id}_{lsf.first(ARRAY_INDEX)}", f"{by}, {ARRAY_INDEX}"
     return Allocation(
         scheduler="LSF",
-        launch_id=as_launch_id(launch_id),
+        launch_id=as_identifier(launch_id),
         nodes=hosts,
         provenance={"nodes": source, "launch_id": by},
         host_file=f"${HOST_FILES[1]}",

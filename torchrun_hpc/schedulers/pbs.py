@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, to_copy
-from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, hosts_in
+from torchrun_hpc.schedulers.allocation import Allocation, as_identifier, hosts_in
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import BY_NAME, LaunchContext, Launcher, Promise, Task
 from torchrun_hpc.schedulers.openmpi import MPIRUN
@@ -79,7 +79,7 @@ def _allocation(pbs: Variables, lines: list[str], source: str) -> Allocation:
     number, _, _ = pbs.first(JOB_ID).partition(".")
     return Allocation(
         scheduler="PBS",
-        launch_id=as_launch_id(re.sub(r"\[([0-9]+)\]", r"_\1", number)),
+        launch_id=as_identifier(re.sub(r"\[([0-9]+)\]", r"_\1", number)),
         nodes=tuple(dict.fromkeys(lines)),
         provenance={"nodes": source, "launch_id": JOB_ID},
         host_file=f"${NODE_FILE}",

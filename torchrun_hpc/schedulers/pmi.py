@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import programs, waiting
+from torchrun_hpc.schedulers.allocation import as_identifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,7 +74,7 @@ class PmiError(Exception):
 def exchange(
     environ: Mapping[str, str],
     hostname: str,
-    wait: Callable[[float], None] | None = None,
+    wait: Callable[[float], None] = lambda _seconds: None,
     machine: str = "",
 ) -> Exchanged | None:
     """Ask the process manager, which all tasks must do; ``None`` if none answers.
@@ -82,7 +83,6 @@ def exchange(
     time to time with the seconds that this task has waited. ``machine`` is a text that
     differs between machines of the same name.
     """
-    wait = wait or (lambda _seconds: None)
     try:
         rank, size = int(environ.get(RANK, "")), int(environ.get(SIZE, ""))
         if not 0 <= rank < size <= MOST_TASKS:
@@ -92,7 +92,7 @@ def exchange(
             mapping = parse_mapping(manager.get(_MAPPING), size)
             nodes = mapping or tuple(range(size))
             if rank == nodes.index(nodes[rank]):
-                host = f"{_in_value(hostname)}/{_in_value(machine)}"
+                host = f"{as_identifier(hostname)}/{as_identifier(machine)}"
                 manager.put(_HOST.format(nodes[rank]), host)
             manager.ask("cmd=barrier_in", wait)
             if rank == 0:
@@ -111,10 +111,6 @@ def exchange(
             return Exchanged(first, instance, *_joined(nodes, hosts, mapping))
     except (PmiError, ValueError, OSError, OverflowError):
         return None
-
-
-def _in_value(text: str) -> str:
-    return re.sub("[^A-Za-z0-9._-]", "-", text)
 
 
 def _each_once(machines: Sequence[str]) -> str:

@@ -6,17 +6,16 @@ sbatch(1), salloc(1), and Slurm's ``src/common/env.c``.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import hostlist
-from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id
+from torchrun_hpc.schedulers.allocation import Allocation, as_identifier
 from torchrun_hpc.schedulers.detector import Detector
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Promise, Task
-from torchrun_hpc.schedulers.variables import Variables
+from torchrun_hpc.schedulers.variables import Variables, whole_number
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -129,8 +128,7 @@ def promise(environ: Mapping[str, str]) -> Promise:
     """
 
     def number(name: str) -> int | None:
-        value = environ.get(name, "")
-        return int(value) if re.fullmatch("[0-9]{1,9}", value) else None
+        return whole_number(environ.get(name, ""))
 
     try:
         fewest = min(hostlist.expand_counts(environ.get(JOB_CPUS, "")), default=0)
@@ -353,7 +351,7 @@ def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
     suffix = f"-r{restart}" if restart not in ("", "0") else ""
     names = [next(filter(slurm.first, JOB_ID), ""), ARRAY_JOB_ID, ARRAY_TASK_ID]
     names += [STEP_ID[0], RESTART_COUNT] if step else [RESTART_COUNT]
-    launch_id = as_launch_id(f"{job}.{step}{suffix}" if step else job + suffix)
+    launch_id = as_identifier(f"{job}.{step}{suffix}" if step else job + suffix)
     return launch_id, ", ".join(filter(slurm.first, names))
 
 

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 _SHOWN = 200  # characters of a variable that a message quotes
 
 
+def whole_number(text: str) -> int | None:
+    """Read a number of at most nine digits; return ``None`` for another text."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
+
+
 class Variables:
     """The variables of one launcher or scheduler; an empty one counts as unset."""
 
@@ -50,10 +55,10 @@ class Variables:
     def integer(self, *names: str) -> int:
         """Return the first set variable as a whole number; refuse another text."""
         name = self.name(*names)
-        value = self.environ[name]
-        if not re.fullmatch("[0-9]{1,9}", value):
+        number = whole_number(self.environ[name])
+        if number is None:
             raise self.damaged(name, "is not a whole number")
-        return int(value)
+        return number
 
     def damaged(self, name: str, problem: str) -> LaunchError:
         """Return the error about a changed variable."""

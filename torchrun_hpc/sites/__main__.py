@@ -38,9 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     show = add("show", help="print everything about one site")
     show.add_argument("site", metavar="NAME|FILE")
     show.set_defaults(run=_show)
-    add(
-        "here", help="print this machine's site, and why it is recognised"
-    ).set_defaults(run=_here)
+    here = add("here", help="print this machine's site, and why it is recognised")
+    here.set_defaults(run=_here)
     check = add("check", help="check site files")
     check.add_argument("files", metavar="FILE", nargs="+")
     check.set_defaults(run=lambda args: max(map(_check, args.files)))

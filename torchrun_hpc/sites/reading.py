@@ -103,13 +103,11 @@ def _rule(key: str, table: Any) -> dict[str, Any]:
     _pattern(f"{key}.replacement", pattern, replacement)
     if not examples:
         raise _wrong(f"{key}.examples", "give at least one: NODE = its fast name")
-    for name, fast in [
-        *examples.items(),
-        *((fast, fast) for fast in examples.values()),
-    ]:
-        if (made := re.sub(pattern, replacement, name, count=1)) != fast:
-            text = f"the rule turns {name!r} into {made!r}, not {fast!r}"
-            raise _wrong(f"{key}.examples", text)
+    for name, fast in examples.items():
+        for each in (name, fast):
+            if (made := re.sub(pattern, replacement, each, count=1)) != fast:
+                text = f"the rule turns {each!r} into {made!r}, not {fast!r}"
+                raise _wrong(f"{key}.examples", text)
     return rule
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers.allocation import Allocation, as_launch_id, hosts_in
+from torchrun_hpc.schedulers.allocation import Allocation, as_identifier, hosts_in
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.slurm import SRUN
@@ -30,7 +30,7 @@ def test_an_entry_that_is_no_host(line, counts):
 
 
 def test_as_launch_id():
-    assert as_launch_id("17[3].a_b-\u0661") == "17-3-.a_b--"
+    assert as_identifier("17[3].a_b-\u0661") == "17-3-.a_b--"
 
 
 @pytest.mark.parametrize(

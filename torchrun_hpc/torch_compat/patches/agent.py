@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server import api
@@ -43,11 +44,10 @@ class JobAgent(LocalElasticAgent):
     def _rendezvous(self, worker_group: Any) -> None:
         """Meet the others; each agent has as many restarts left as the job."""
         while True:
-            try:
+            # Otherwise an agent was lost before the workers could start.
+            with suppress(RoundOverError):
                 super()._rendezvous(worker_group)
                 break
-            except RoundOverError:
-                continue  # an agent was lost before the workers could start
         handler = _handler(self)
         if handler is not None:
             left = worker_group.spec.max_restarts - handler.restarts

@@ -130,8 +130,7 @@ def _open_for_workers(address: str, _original: Any, _handler: Any, *at: Any) -> 
 
 def _serve(store: Any, address: str, port: int, options: dict[str, Any]) -> Any:
     try:
-        opened = bound_socket(address, port)
-        opened.listen(socket.SOMAXCONN)
+        opened = bound_socket(address, port, socket.SOMAXCONN)
     except OSError as error:
         _check_free(address, port, str(error.strerror))
         raise

@@ -143,9 +143,7 @@ def examine(
 ) -> tuple[Outcome, ...]:
     """Return what would become of patches with this torch, without applying any."""
     return tuple(
-        Outcome(name, patch, _state(patch, is_wanted=name not in without))
-        for patch in patches
-        for name in (_name(patch),)
+        Outcome(_name(patch), patch, _state(patch, without)) for patch in patches
     )
 
 
@@ -188,11 +186,11 @@ def _name(patch: Patch) -> str:
     return patch.__name__.rpartition(".")[2]
 
 
-def _state(patch: Patch, *, is_wanted: bool) -> State:
+def _state(patch: Patch, without: Sequence[str]) -> State:
     wanted = patch.IS_FOR
     if not wanted.present and (wanted.is_fault or not wanted.is_expected):
         return State.NOT_NEEDED
-    if not is_wanted:
+    if _name(patch) in without:
         return State.LEFT_OUT
     try:
         fits = wanted.present and patch.fits()
