@@ -112,9 +112,9 @@ class Watch:
     def stopping(self, *, look: bool) -> None:
         """Note that the workers are being stopped, which is no failure.
 
-        Without ``look``, watch none of them any longer. With it, a worker may already
-        have failed, and the others with it: watch all to their end. Otherwise watch
-        only those that have written a traceback.
+        Without ``look``, watch none of them any longer. Otherwise, if a worker has
+        failed, watch all to their end: others may fail with it. If none has failed,
+        watch only those that have written a traceback.
         """
         if not look:
             with self._lock:

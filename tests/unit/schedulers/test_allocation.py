@@ -29,7 +29,7 @@ def test_an_entry_that_is_no_host(line, counts):
     assert caught.value.code == "HPC140"
 
 
-def test_as_launch_id():
+def test_as_identifier():
     assert as_identifier("17[3].a_b-\u0661") == "17-3-.a_b--"
 
 
