@@ -49,7 +49,10 @@ def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
             tail, failed_at = relay.end_of(worker.pid)
         else:
             unread = relay.unread or "it does not pass through the agent"
-            tail = wire.from_json(worker.told(b"", 0))["error"].encode()  # of a fork
+            # A fork has told its exception; other workers tell nothing.
+            told = wire.from_json(worker.told(b"", 0))["error"]
+            tail = told.encode(errors="backslashreplace")
+            unread = "" if told else unread
         words = last_words(tail, code)
     with contextlib.suppress(Exception):
         words, unread = _recorded(worker.error_file), ""

@@ -23,7 +23,6 @@ IMPORTS = "<frozen importlib"  # Python's own frames of an import
 
 Word = Annotated[str, wire.short_text(_WORD)]
 Frame = Annotated[str, wire.short_text(LONGEST)]
-Error = Annotated[str, wire.short_text(500)]
 
 # In these, all ranks pass the same shape. A root's, or an uneven one, may differ.
 _EQUAL = "all_reduce broadcast reduce all_gather _all_gather_base _reduce_scatter_base"
@@ -69,12 +68,12 @@ class Group:
 class Record:
     """A fork's answer to its agent: the frames of its main thread, and its groups.
 
-    ``error`` is the exception that has ended the fork, on one line.
+    ``error`` is what Python writes at the fork's end about the exception.
     """
 
     frames: tuple[Frame, ...] = ()
     groups: tuple[Group, ...] = ()
-    error: Error = ""
+    error: wire.AnyText = ""
 
 
 def title(name: str, description: str) -> str:

@@ -61,7 +61,7 @@ def _line(
         whose = "its" if len(ranks) == 1 else "their"
         before = f"{whose} last was {last.operation} {last.number}" if last else ""
         parts.append(f"{who(ranks)} did not call it, {before or 'nor any other'}")
-    if len(groups) < len(stacks) <= size:  # all ranks of the job
+    if len(groups) < len({*stacks}) <= size:  # all ranks of the job
         unknown = [stack for stack in stacks if stack not in groups]
         parts.append(f"nothing is known of {who(unknown)}")
     shape = str(usual).removeprefix(usual.operation)

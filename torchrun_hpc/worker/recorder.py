@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     _Walk = Iterable[tuple[FrameType, int]]
 
 _FRAMES = 200  # the innermost ones
+_LONGEST = 2**13  # characters of an error
 _C10D = "torch.distributed.distributed_c10d"
 # Of torch._C._distributed_c10d, since torch 2.8 and 2.6; earlier only as a pickle.
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
@@ -72,13 +73,23 @@ def _tell(
     with_groups: bool = False,
 ) -> None:
     with contextlib.suppress(Exception):  # the script ends as it would without this
-        text = "".join(traceback.format_exception_only(error)) if error else ""
+        text = "" if error is None else _written(error)
         record = Record(tuple(_frames(walk)[-_FRAMES:]), error=text)
         if with_groups or is_of_collective(text):
             with contextlib.suppress(Exception):  # torch may have any state
                 record = replace(record, groups=_groups())
         line = wire.to_line(wire.encode(record))
-        questions.send(LAST + line if error else line, socket.MSG_DONTWAIT)
+        questions.send(line if error is None else LAST + line, socket.MSG_DONTWAIT)
+
+
+def _written(error: BaseException) -> str:
+    """Return what Python writes about the exception that ends a process."""
+    if isinstance(error, SystemExit):
+        return "" if isinstance(error.code, int) else str(error.code)
+    shown = error.__traceback__
+    while shown is not None and LAUNCHER in shown.tb_frame.f_code.co_filename:
+        shown = shown.tb_next
+    return "".join(traceback.format_exception(type(error), error, shown))[-_LONGEST:]
 
 
 def _frames(walk: _Walk) -> list[str]:

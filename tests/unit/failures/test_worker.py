@@ -104,20 +104,19 @@ def test_it_says_why_nothing_is_read(relay):
     assert describe_failure(worker(), 3, relay).worker.unread == "it is a terminal"
 
 
-@pytest.mark.parametrize(
-    ("told", "cause"),
-    [
-        (b'{"error": "KeyError: 1 "}', "KeyError: 1"),
-        (b'{"error": "Error: [a/b.cc:81] Timed out"}', "Error: Timed out"),
-        (b'{"error": ""}', ""),
-        (b'{"error": 1}', ""),
-        (b"[]", ""),
-        (b"", ""),
-    ],
-)
-def test_a_fork_tells_what_is_not_read(relay, told, cause):
+@pytest.mark.parametrize("code", [1, -6, -15])
+def test_a_fork_tells_what_is_not_read(relay, code):
+    told = json.dumps({"error": f"{RAISED}\udcff"}).encode()
+    failed = describe_failure(worker(told=lambda *_: told), code, relay)
+    assert failed.text == rf"{CAUSE}\udcff"
+    assert failed.worker.lines[0].startswith("Traceback ")
+    assert failed.worker.unread == ""
+
+
+@pytest.mark.parametrize("told", [b'{"error": ""}', b'{"error": 1}', b"[]", b"", b"{"])
+def test_a_fork_that_tells_nothing(relay, told):
     failed = describe_failure(worker(told=lambda *_: told), 1, relay)
-    assert failed.text == cause
+    assert failed.text == ""
     assert failed.worker.unread
 
 

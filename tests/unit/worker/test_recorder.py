@@ -115,7 +115,9 @@ def test_last_words(pair):
         "test_last_words",
         "raises",
     ]
-    assert told.error == "RuntimeError: Timed out waiting 9ms for recv operation "
+    first, *_, last = told.error.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last == "RuntimeError: Timed out waiting 9ms for recv operation"
     assert told.groups == ()
 
 
@@ -130,17 +132,44 @@ def test_other_errors_do_not_touch_torch(pair, torch):
     assert (len(told.frames), told.groups) == (2, ())
 
 
-class UnprintableError(Exception):
-    """It has no text."""
+class OddError(Exception):
+    """It has no text, and is false."""
 
     def __str__(self):
         raise ValueError
 
+    def __bool__(self):
+        return False
 
-def test_an_error_without_a_text(pair):
+
+@pytest.mark.parametrize(
+    ("error", "written"),
+    [
+        (OddError(), "OddError"),
+        (ValueError("a" * 2**20), "aaa"),
+        (SystemExit("no data"), "no data"),
+        (SystemExit(3), ""),
+    ],
+)
+def test_what_python_writes(pair, error, written):
     ours, theirs = pair
-    recorder.leave(theirs, UnprintableError())
-    assert "UnprintableError" in read(ours.recv(2**17)[1:]).error
+    recorder.leave(theirs, error)
+    line = ours.recv(2**17)
+    assert line[:1] == LAST
+    assert written in read(line[1:]).error
+
+
+def test_frames_of_the_launcher_are_left_out(pair, monkeypatch):
+    """As the interpreter's own message leaves them out."""
+    ours, theirs = pair
+    monkeypatch.setattr(recorder, "LAUNCHER", __file__)
+    try:
+        json.loads("{")
+    except ValueError as error:
+        recorder.leave(theirs, error)
+    told = read(ours.recv(2**17)[1:]).error
+    assert "decoder.py" in told
+    assert __file__ not in told
 
 
 def deep(number):

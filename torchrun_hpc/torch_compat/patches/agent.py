@@ -44,8 +44,7 @@ class JobAgent(LocalElasticAgent):
     def _rendezvous(self, worker_group: Any) -> None:
         """Meet the others; each agent has as many restarts left as the job."""
         while True:
-            # Otherwise an agent was lost before the workers could start.
-            with suppress(RoundOverError):
+            with suppress(RoundOverError):  # an agent was lost before the workers began
                 super()._rendezvous(worker_group)
                 break
         handler = _handler(self)
