@@ -88,7 +88,8 @@ def _details(
     for line in worker.lines:
         yield _INDENT + line
     if worker.unread:
-        yield f"{console.DETAIL}look for its stderr in the output: {worker.unread}"
+        where = f"look for its stderr in the output: {worker.unread}"
+        yield f"{console.DETAIL}{where}. --tee=3 would show it here"
     if same := summary.same_as_first:
         others = count(len(same), "other rank")
         yield f"{console.DETAIL}the same on {others}: {ranges(same)}"

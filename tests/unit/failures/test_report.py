@@ -57,7 +57,9 @@ def test_where_the_rest_is(capsys):
     head, line = written(capsys, Summary(failure))
     assert re.fullmatch(HEAD + r", log file /logs/3\)", head)
     assert (
-        line == "torchrun_hpc:     look for its stderr in the output: it is a terminal"
+        line
+        == "torchrun_hpc:     look for its stderr in the output: it is a terminal. "
+        "--tee=3 would show it here"
     )
 
 
