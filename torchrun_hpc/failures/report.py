@@ -89,7 +89,7 @@ def _details(
         yield _INDENT + line
     if worker.unread:
         where = f"look for its stderr in the output: {worker.unread}"
-        yield f"{console.DETAIL}{where}. --tee=3 would show it here"
+        yield f"{console.DETAIL}{where}. Pass --tee=3 to show it here"
     if same := summary.same_as_first:
         others = count(len(same), "other rank")
         yield f"{console.DETAIL}the same on {others}: {ranges(same)}"

@@ -68,7 +68,7 @@ class Group:
 class Record:
     """A fork's answer to its agent: the frames of its main thread, and its groups.
 
-    ``error`` is what Python writes at the fork's end about the exception.
+    ``error`` is what Python writes about the exception that has ended the fork.
     """
 
     frames: tuple[Frame, ...] = ()

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import is_of_collective
-from torchrun_hpc.failures.last_words import LAUNCHER
+from torchrun_hpc.failures.last_words import LAUNCHER, SENT
 from torchrun_hpc.stacks.calls import ALL, IMPORTS, LAST, Record, groups_of, title
+from torchrun_hpc.worker import script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     _Walk = Iterable[tuple[FrameType, int]]
 
 _FRAMES = 200  # the innermost ones
-_LONGEST = 2**13  # characters of an error
 _C10D = "torch.distributed.distributed_c10d"
 # Of torch._C._distributed_c10d, since torch 2.8 and 2.6; earlier only as a pickle.
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
@@ -86,10 +86,8 @@ def _written(error: BaseException) -> str:
     """Return what Python writes about the exception that ends a process."""
     if isinstance(error, SystemExit):
         return "" if isinstance(error.code, int) else str(error.code)
-    shown = error.__traceback__
-    while shown is not None and LAUNCHER in shown.tb_frame.f_code.co_filename:
-        shown = shown.tb_next
-    return "".join(traceback.format_exception(type(error), error, shown))[-_LONGEST:]
+    shown = script.traceback_of(error)
+    return "".join(traceback.format_exception(type(error), error, shown))[-SENT:]
 
 
 def _frames(walk: _Walk) -> list[str]:

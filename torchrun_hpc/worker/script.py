@@ -11,6 +11,8 @@ import types
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc.failures.last_words import LAUNCHER
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -101,11 +103,17 @@ def _code_of(name: str, main: Any) -> types.CodeType:
     return compile(source, path, "exec", dont_inherit=True)
 
 
-def _hide_own_frames(error: BaseException) -> None:
-    """Let the interpreter show an exception without this module's frames."""
-    hook, shown = sys.excepthook, error.__traceback__
-    while shown is not None and shown.tb_frame.f_globals is globals():
+def traceback_of(error: BaseException) -> types.TracebackType | None:
+    """Return an exception's traceback without the launcher's frames."""
+    shown = error.__traceback__
+    while shown is not None and LAUNCHER in shown.tb_frame.f_code.co_filename:
         shown = shown.tb_next
+    return shown
+
+
+def _hide_own_frames(error: BaseException) -> None:
+    """Let the interpreter show an exception without the launcher's frames."""
+    hook, shown = sys.excepthook, traceback_of(error)
 
     def show(kind: Any, value: BaseException, _traceback: Any) -> None:
         hook(kind, value.with_traceback(shown), shown)

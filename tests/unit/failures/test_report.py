@@ -56,8 +56,8 @@ def test_where_the_rest_is(capsys):
     failure = worker_failure(5, text=CAUSE, log="/logs/3", unread="it is a terminal")
     head, line = written(capsys, Summary(failure))
     assert re.fullmatch(HEAD + r", log file /logs/3\)", head)
-    text = "look for its stderr in the output: it is a terminal. --tee=3 would show it"
-    assert line == f"torchrun_hpc:     {text} here"
+    text = "look for its stderr in the output: it is a terminal. Pass --tee=3 to show"
+    assert line == f"torchrun_hpc:     {text} it here"
 
 
 def test_others(capsys):
