@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from torchrun_hpc.explain import parts
 
 FILE = Path(__file__).with_name("messages.md")
-DATA = Path(__file__).parents[1] / "torchrun_hpc" / "messages.toml"
 
 HEAD = """# Messages by code
 
@@ -48,11 +43,6 @@ other nodes wait for the missing node (HPC084, HPC114).
 
 This page shows shortened messages. Words in capitals, such as NODE, stand for values.
 """
-
-
-def parts() -> dict[str, dict[str, Any]]:
-    """Return the data: for each part of the page its `intro`, and the codes."""
-    return tomllib.loads(DATA.read_text(encoding="utf-8"))
 
 
 def text() -> str:

@@ -96,7 +96,10 @@ def text() -> str:
 
 
 def _is_ours(action: argparse.Action) -> bool:
-    return action.dest.startswith("hpc_") or "--version" in action.option_strings
+    return action.dest.startswith("hpc_") or action.dest in (
+        "version",
+        "print_completion",
+    )
 
 
 def _spelling(action: argparse.Action) -> str:

@@ -6,7 +6,8 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +40,16 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
     if len(data) <= most:
         return data
     raise OSError(errno.EFBIG, f"It has more than {most:,} bytes")
+
+
+def from_toml(text: str) -> dict[str, Any]:
+    """Parse TOML, or raise `ValueError`."""
+    # Slow to import. Direct mode on one node reads no site.
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415
+    else:
+        import tomli as tomllib  # noqa: PLC0415
+    return tomllib.loads(text)
 
 
 def write(path: Path, text: str) -> None:

@@ -33,7 +33,7 @@ UV = Path(sys.executable).with_name("uv")
 
 RELEASES = tuple(f"2.{minor}" for minor in range(16))
 PYTHON = "3.11"  # the newest that torch 2.0 has wheels for; all others have them, too
-TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "shtab")
 
 DROPIN = "tests/more/dropin"
 IN_PROCESS = (

@@ -6,15 +6,12 @@ Each option has a variable by torchrun's own rule: ``--hpc-site`` is ``PET_HPC_S
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import os
 import re
-import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchrun_hpc import __version__
 from torchrun_hpc.errors import LaunchError, near
 from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.options.values import DRY_RUN, dry_run
@@ -46,7 +43,7 @@ TORCHRUN: dict[str, type] = {
 _SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
 SCRIPT, SCRIPT_ARGS = "training_script", "training_script_args"
 WITHOUT_VARIABLE = (
-    *("logs_specs", "numa_binding", "print_completion", SCRIPT, SCRIPT_ARGS),
+    *("logs_specs", "numa_binding", "print_completion", "version", SCRIPT, SCRIPT_ARGS),
 )
 
 # Options whose variables count in a script that calls setup_environment().
@@ -68,7 +65,8 @@ examples:
 tools:
   python -m torchrun_hpc.doctor   find slow nodes and links of an allocation
   python -m torchrun_hpc.stacks   show what the workers of a running job are doing
-  python -m torchrun_hpc.sites    list the known computing centres"""
+  python -m torchrun_hpc.sites    list the known computing centres
+  python -m torchrun_hpc.explain  explain a message: explain HPC125"""
 
 # Bytes of --rdzv-id. Torch adds nine and names a folder, whose name can have 255.
 LONGEST_ID = 246
@@ -140,11 +138,10 @@ def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> Non
         )
     group.add_argument(
         "--version",
-        action=_ShowVersion,
-        nargs=0,
-        dest=argparse.SUPPRESS,
+        action="store_true",
         default=argparse.SUPPRESS,
-        help="Print the versions of torchrun_hpc, torch and Python, and end.",
+        help="Print the versions of torchrun_hpc, torch and Python, and end. With "
+        "--hpc-debug, also list the changes inside PyTorch that fit the release.",
     )
 
 
@@ -156,19 +153,6 @@ def torch_version() -> str:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
         return ""
-
-
-class _ShowVersion(argparse.Action):
-    """Prints the versions, and ends. It does not import torch."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        version = torch_version()
-        torch = f"torch {version}" if version else "no torch"
-        python = sys.version.partition(" ")[0]
-        with contextlib.suppress(AttributeError, OSError):  # no stdout, or a full one
-            sys.stdout.write(f"torchrun_hpc {__version__}, {torch}, Python {python}\n")
-            sys.stdout.flush()
-        parser.exit()
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -44,6 +44,7 @@ class CommandLine:
             takes a value, that value is mistaken for the script.
         wants_help: Whether torchrun will print something and end. Then nothing else is
             known.
+        wants_version: Whether the versions are printed, and the launcher ends.
         problem: Why the command line cannot be parsed. Then only some variables are
             known.
     """
@@ -53,6 +54,7 @@ class CommandLine:
     arguments: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     wants_help: bool = False
+    wants_version: bool = False
     problem: LaunchError | None = None
 
 
@@ -71,8 +73,13 @@ def parse(
         return CommandLine(of_setup(environ), problem=problem)
     given = {name: each for name, each in given.items() if each.value is not False}
     unknown = tuple(word for word in others if word != "--")
-    options = read(given, has_job=has_job)
-    return CommandLine(options, getattr(args, SCRIPT, ""), tuple(script_args), unknown)
+    return CommandLine(
+        read(given, has_job=has_job),
+        getattr(args, SCRIPT, ""),
+        tuple(script_args),
+        unknown,
+        wants_version="version" in given,
+    )
 
 
 def explicit(

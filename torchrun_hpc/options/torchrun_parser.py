@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.distributed import run as torch_run
 
+from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.arguments import (
     OURS,
     SCRIPT,
     SCRIPT_ARGS,
     by_variable,
+    names_of,
     with_ours,
     wrong_line,
 )
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping, Sequence
 
 
@@ -27,7 +30,41 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
     Of its own options, torch reads the variables from ``os.environ``.
     """
-    return with_ours(torch_run.get_args_parser, environ)
+    torchrun = with_ours(torch_run.get_args_parser, environ)
+    # Torch 2.14 and newer have this option, but complete the name torchrun.
+    group = torchrun.add_argument_group(conflict_handler="resolve")
+    group.add_argument(
+        *names_of("print_completion"),
+        action=_PrintCompletion,
+        default=argparse.SUPPRESS,
+        metavar="SHELL",
+        help="Print the script with which SHELL, such as bash or zsh, completes the "
+        "options of torchrun_hpc, and end. This needs shtab.",
+    )
+    return torchrun
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a shell's completion of the program ``torchrun_hpc``."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _: Any, shell: Any, __: Any = None
+    ) -> NoReturn:
+        try:
+            import shtab  # noqa: PLC0415 - optional
+        except ImportError:
+            text = (
+                "--print-completion needs the package shtab. Install it: pip install "
+            )
+            raise LaunchError("HPC246", f"{text}shtab", everywhere=True) from None
+        if shell not in shtab.SUPPORTED_SHELLS:
+            text = choices(shell, shtab.SUPPORTED_SHELLS)
+            raise wrong_line(f"--print-completion={shell}: {text}")
+        for action in parser._actions:
+            if action.dest == SCRIPT:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+        parser._print_message(shtab.complete(parser, shell) + "\n", sys.stdout)
+        parser.exit()
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from torchrun_hpc.planning.workers import Binding, Share
-    from torchrun_hpc.reporting.description import Description
+    from torchrun_hpc.reporting.description import DescribedPatch, Description
 
 # How many nodes' commands are shown.
 _SHOWN = 4
@@ -61,8 +61,7 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
     if any(node.exports for node in nodes):
         parts.append(_table(("variable", "is set to", "from"), _variables(nodes)))
     if "hpc_debug" in first.options and not is_direct:
-        patches = [(p.name, p.state, p.reason) for p in first.patches]
-        parts.append(_table(("inside torch", "is", "because"), patches))
+        parts.append(of_patches(first.patches))
     parts += filter(None, ["\n".join(_messages(nodes))])
     for node in nodes[:_SHOWN]:
         where = f", on {_name(node)}" if len(nodes) > 1 else ""
@@ -73,6 +72,12 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
         others = count(len(nodes) - _SHOWN, "other node")
         parts.append(f"--hpc-dry-run=json also shows the {others}.")
     return "\n\n".join(parts) + "\n"
+
+
+def of_patches(patches: Iterable[DescribedPatch]) -> str:
+    """Return the table of the changes inside torch."""
+    rows = [(patch.name, patch.state, patch.reason) for patch in patches]
+    return _table(("inside torch", "is", "because"), rows)
 
 
 def _verdict(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> str:

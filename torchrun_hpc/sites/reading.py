@@ -6,7 +6,6 @@ Each fault is a `LaunchError` with the file and the key.
 from __future__ import annotations
 
 import re
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -61,13 +60,8 @@ def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
 
 
 def _parsed(path: Path, data: bytes) -> dict[str, Any]:
-    # Slow to import. Direct mode on one node reads no site.
-    if sys.version_info >= (3, 11):
-        import tomllib  # noqa: PLC0415
-    else:
-        import tomli as tomllib  # noqa: PLC0415
     try:
-        return tomllib.loads(data.decode())
+        return files.from_toml(data.decode())
     except (ValueError, RecursionError) as error:
         raise _wrong(str(path), f"this is not TOML: {error}") from None
 

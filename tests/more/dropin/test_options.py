@@ -6,6 +6,7 @@ import argparse
 import inspect
 import os
 import re
+import sys
 import time
 import zipfile
 from importlib.util import find_spec
@@ -151,6 +152,36 @@ def test_help_is_that_of_torchrun_and_more(capsys: pytest.CaptureFixture[str]) -
     assert stock in own
     assert "--hpc-site" in texts[1]
     assert "--hpc-site" not in stock
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_our_options(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ours(["--print-completion", shell])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (0, "")
+    # The second name is that of the program, also with torch's own option.
+    for name in ("--hpc-site", "--nproc-per-node", "_shtab_torchrun_hpc"):
+        assert name in out
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "text"),
+    [
+        ("basch", "HPC010", "Did you mean bash?"),
+        ("bash", "HPC246", "pip install shtab"),
+    ],
+)
+def test_a_shell_that_cannot_complete(
+    shell: str, code: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if code == "HPC246":
+        monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(LaunchError, match=re.escape(text)) as raised:
+        ours([f"--print_completion={shell}"])
+    assert raised.value.code == code
 
 
 # --- PET_* ------------------------------------------------------------------------

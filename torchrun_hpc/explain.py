@@ -1,0 +1,64 @@
+"""The command ``python -m torchrun_hpc.explain``, which explains messages by code.
+
+It needs no network: ``messages.toml`` is part of the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc import files
+from torchrun_hpc.errors import LaunchError, Message, near
+from torchrun_hpc.reporting import console
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DATA = Path(__file__).with_name("messages.toml")
+_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in ``argv``, and return the exit code: 2 for an unknown code."""
+    parser = argparse.ArgumentParser(
+        "python -m torchrun_hpc.explain",
+        description="Explain why a message comes, and what to do.",
+    )
+    about = "such as HPC125; without a code, list all"
+    parser.add_argument("codes", metavar="CODE", nargs="*", help=about)
+    codes = parser.parse_args(argv).codes
+    known = {k: entry for part in parts().values() for k, entry in part.items()}
+    known.pop("intro", None)
+    every = (f"{code}  {entry['title']}\n" for code, entry in known.items())
+    try:
+        texts = "\n".join(_explained(code, known) for code in codes)
+        console.output(texts or "".join(every))
+    except LaunchError as error:
+        console.write(Message(error.code, str(error)), "error")
+        return 2
+    return 0
+
+
+def parts() -> dict[str, dict[str, Any]]:
+    """Return the data: for each part of the page its ``intro``, and the codes."""
+    return files.from_toml(_DATA.read_text(encoding="utf-8"))
+
+
+def _explained(wanted: str, known: dict[str, dict[str, Any]]) -> str:
+    name = wanted.upper() if wanted[:1].isalpha() else f"HPC{wanted}"
+    older = {old: code for code in known for old in known[code].get("aliases", ())}
+    code = older.get(name, name)
+    if code not in known:
+        text = f"there is no message {wanted}. {near(name, known)}".strip()
+        raise LaunchError("HPC245", f"{text} Without a code, the command lists all")
+    entry = {key: _LINK.sub(r"\1", str(text)) for key, text in known[code].items()}
+    text, cause, fix = (entry[key].strip() for key in ("text", "cause", "fix"))
+    return f"{code}: {entry['title']}\n\n{text}\n\n{cause}\n\nFix: {fix}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

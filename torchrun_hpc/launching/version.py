@@ -1,0 +1,35 @@
+"""``--version``: what is installed."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from torchrun_hpc import __version__
+from torchrun_hpc.launching import starters
+from torchrun_hpc.options import arguments
+from torchrun_hpc.reporting import console
+
+if TYPE_CHECKING:
+    from torchrun_hpc.options.options import Options
+
+
+def show(options: Options) -> NoReturn:
+    """Print the versions, with ``--hpc-debug`` also the patches, and end.
+
+    The installed torch states its version without its import. Only the patches need the
+    import; raise `LaunchError` if it fails.
+    """
+    found = arguments.torch_version()
+    torch = f"torch {found}" if found else "no torch"
+    python = platform.python_version()
+    console.output(f"torchrun_hpc {__version__}, {torch}, Python {python}\n")
+    if options.hpc_debug:
+        starters.import_torch()
+        from torchrun_hpc.reporting import tables  # noqa: PLC0415
+        from torchrun_hpc.torch_compat.patches import registry  # noqa: PLC0415
+
+        outcomes = registry.examine(registry.PATCHES, options.hpc_without_patches)
+        console.output(f"\n{tables.of_patches(map(registry.described, outcomes))}\n")
+    sys.exit()
