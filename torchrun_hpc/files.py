@@ -20,6 +20,11 @@ def is_of_system(path: Path) -> bool:
     return os.path.exists(path) and (folder == "/dev" or folder.startswith("/proc/"))  # noqa: PTH110
 
 
+def exists(path: str) -> bool:
+    """Return whether a file or a folder is known to exist."""
+    return os.path.exists(path)  # noqa: PTH110 - raises nothing
+
+
 def opened(path: str, flags: int) -> int:
     """Open a regular file, as an opener for `open`: others may wait or have no end."""
     number = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)

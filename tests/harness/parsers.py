@@ -71,11 +71,8 @@ def outcome(
         message = re.sub("unrecognized arguments: ([^ =]*).*", r"unknown \1", message)
         message = re.sub("the following arguments are required.*", NO_SCRIPT, message)
         return {"exit": end.code, "message": message}
-    return {
-        key: (type(value), value)
-        for key, value in vars(args).items()
-        if key != "print_completion" and not key.startswith("hpc_")
-    }
+    found = {k: v for k, v in vars(args).items() if not k.startswith("hpc_")}
+    return {key: (type(value), value) for key, value in found.items()}
 
 
 def _as_stock_says(error: LaunchError) -> dict[str, Any]:

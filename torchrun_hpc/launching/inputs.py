@@ -12,6 +12,7 @@ from torchrun_hpc.planning import preload
 from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_PORT
 from torchrun_hpc.planning.inputs import Inputs, Node
 from torchrun_hpc.planning.resources import likely_workers
+from torchrun_hpc.sites import profile
 
 if TYPE_CHECKING:
     from torchrun_hpc.options.options import Options
@@ -43,6 +44,7 @@ def inputs_of(
         hostname=seen.hostname,
         free_port=0 if has_port else network.free_port(LOOPBACK),
         promise=seen.promise,
+        profile=profile.of_site(site),
     )
     inputs = replace(inputs, node=_node_of(inputs))
     return replace(inputs, preload=preload.plan(inputs, script) if script else None)

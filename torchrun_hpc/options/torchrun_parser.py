@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.distributed import run as torch_run
 
-from torchrun_hpc.errors import LaunchError, choices
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.arguments import (
     OURS,
@@ -31,16 +31,20 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     Of its own options, torch reads the variables from ``os.environ``.
     """
     torchrun = with_ours(torch_run.get_args_parser, environ)
-    # Torch 2.14 and newer have this option, but complete the name torchrun.
-    group = torchrun.add_argument_group(conflict_handler="resolve")
-    group.add_argument(
-        *names_of("print_completion"),
-        action=_PrintCompletion,
-        default=argparse.SUPPRESS,
-        metavar="SHELL",
-        help="Print the script with which SHELL, such as bash or zsh, completes the "
-        "options of torchrun_hpc, and end. This needs shtab.",
-    )
+    names, known = names_of("print_completion"), torchrun._option_string_actions
+    if names[0] not in known:
+        about = "Print the script with which SHELL, such as bash or zsh, completes the "
+        torchrun.add_argument(
+            *names,
+            default=argparse.SUPPRESS,
+            choices=("bash", "zsh", "tcsh"),
+            metavar="SHELL",
+            help=f"{about}options of torchrun_hpc, and end. This needs shtab.",
+        )
+    # Torch 2.14 and newer complete the name torchrun.
+    shells = known[names[0]].choices
+    ours = _PrintCompletion(names, "print_completion", choices=shells)
+    known.update(dict.fromkeys(names, ours))
     return torchrun
 
 
@@ -57,9 +61,6 @@ class _PrintCompletion(argparse.Action):
                 "--print-completion needs the package shtab. Install it: pip install "
             )
             raise LaunchError("HPC246", f"{text}shtab", everywhere=True) from None
-        if shell not in shtab.SUPPORTED_SHELLS:
-            text = choices(shell, shtab.SUPPORTED_SHELLS)
-            raise wrong_line(f"--print-completion={shell}: {text}")
         for action in parser._actions:
             if action.dest == SCRIPT:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]

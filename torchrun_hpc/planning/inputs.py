@@ -9,6 +9,7 @@ from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.host.topology import Topology
 from torchrun_hpc.schedulers.job import Promise
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.sites.profile import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +55,7 @@ class Inputs:
     hostname: str = ""  # empty if unknown
     free_port: int = 0  # on this node, for a single worker
     promise: Promise = field(default_factory=Promise)
+    profile: Profile = field(default_factory=Profile)  # of the site, on this node
     preload: Preload | None = None  # ``None`` without the option
     node: Node = field(default_factory=Node)
 

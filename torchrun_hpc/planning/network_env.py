@@ -15,10 +15,11 @@ from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torchrun_hpc.host.network import Address, Network
     from torchrun_hpc.planning.inputs import Inputs
+    from torchrun_hpc.sites import Site
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
@@ -51,7 +52,7 @@ DEBUG_VARIABLES = {
 
 def network(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
     """Return the variables for several nodes that are not set, first the site's."""
-    found = _site_variables(inputs)
+    found = of_site(inputs)
     return _unset(inputs, {**found, **_interfaces(inputs, address), **found})
 
 
@@ -104,14 +105,21 @@ def interface_name(
     return f"{gloo} (NCCL: {nccl.lstrip('=')})" if gloo else ""
 
 
-def _site_variables(inputs: Inputs) -> dict[str, Setting]:
+def of_site(inputs: Inputs) -> dict[str, Setting]:
+    """Return the variables of the profile and the site, without absent interfaces."""
+    return {
+        name: setting
+        for name, setting in _all_of_site(inputs).items()
+        if name not in _MATCHES or _MATCHES[name](setting.value, inputs.network)
+    }
+
+
+def _all_of_site(inputs: Inputs) -> dict[str, Setting]:
     if inputs.site is None:
         return {}
-    return {
-        name: Setting(value, f"site {inputs.site.name}")
-        for name, value in inputs.site.variables.items()
-        if name not in _MATCHES or _MATCHES[name](value, inputs.network)
-    }
+    source, own = f"site {inputs.site.name}", inputs.site.variables
+    found = {name: Setting(value, source) for name, value in own.items()}
+    return found | {**inputs.profile.variables}
 
 
 def _interfaces(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
@@ -178,15 +186,34 @@ def warnings(inputs: Inputs) -> list[Message]:
         found.append(Message("HPC058", text))
     if site is None:
         return found
-    for name, matches in _MATCHES.items():
-        value = site.variables.get(name, "")
-        if not (inputs.environ.get(name) or matches(value, inputs.network)):
-            text = (
-                f"site {site.name} sets {name}={value}, which is not up here. "
-                f"It is left out ({site.file}). There are: {', '.join(names)}"
-            )
-            found.append(Message("HPC076", text))
-    return found
+    known = _all_of_site(inputs)
+    left_out = known.keys() - of_site(inputs).keys()
+    for name in sorted(left_out - {k for k, v in inputs.environ.items() if v}):
+        text = (
+            f"{known[name].source} sets {name}={known[name].value}, which is not up "
+            f"here. It is left out ({site.file}). There are: {', '.join(names)}"
+        )
+        found.append(Message("HPC076", text))
+    return [*found, *_of_profile(inputs, site)]
+
+
+def _of_profile(inputs: Inputs, site: Site) -> Iterator[Message]:
+    """Yield what a profile lacks; a dry run also names what the site does not allow."""
+    profile = inputs.profile
+    if profile.problem:
+        text = f"{site.profile} cannot be read: {profile.problem}. Site {site.name} "
+        text += "takes variables of NCCL from it. Correct that, or export them"
+        yield Message("HPC247", text)
+    known = {name for name, value in inputs.environ.items() if value}
+    missing = {*site.profile_names} - known - _all_of_site(inputs).keys()
+    skipped = [
+        f"{name} ({why})"
+        for name, why in profile.skipped.items()
+        if name in missing or inputs.options.hpc_dry_run
+    ]
+    if skipped:
+        text = f"{site.profile}: not taken: {', '.join(skipped)}. Export what you need"
+        yield Message("HPC248", text)
 
 
 def _up(here: Network) -> list[str]:

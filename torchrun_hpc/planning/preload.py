@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.planning import binding, messages, resources
+from torchrun_hpc.planning import binding, messages, network_env, resources
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.workers import Preload
 
@@ -30,10 +30,10 @@ def plan(inputs: Inputs, script: str) -> Preload | None:
     if not modules or inputs.mode.is_direct:
         return None
     is_used = inputs.mode is Mode.SEVERAL_NODES  # other modes set no site variables
-    site = inputs.site.variables if inputs.site and is_used else {}
+    site = network_env.of_site(inputs) if is_used else {}
     variables = {
-        name: value
-        for name, value in site.items()
+        name: str(setting.value)
+        for name, setting in site.items()
         if not (inputs.environ.get(name) or name.startswith(READ_AT_START))
     }
     threads = resources.worker_threads(inputs, binding.plan(inputs))

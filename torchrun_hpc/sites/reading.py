@@ -80,14 +80,19 @@ def _sites(file: str, table: dict[str, Any]) -> tuple[Site, ...]:
 def _site(key: str, table: Any) -> dict[str, Any]:
     site = _table(_SITE, key, table)
     markers, rule = site.pop("recognise", ()), site.pop("hosts", {})
-    options = {f"hpc_{key}": site.pop(key) for key in _OPTIONS if key in site}
-    return {"markers": markers, "options": options, **rule, **site}
+    profile = site.pop("profile", {})
+    options = {f"hpc_{name}": site.pop(name) for name in _OPTIONS if name in site}
+    if any(marker.file for marker in markers) and (rule or options):
+        text = "nodes can differ in a file, so a marker file allows no hosts, "
+        raise _wrong(key, f"{text}{', '.join(_OPTIONS)}. Use another marker")
+    return {"markers": markers, "options": options, **rule, **profile, **site}
 
 
 def _marker(key: str, table: Any) -> Marker:
     marker = _table(_MARKER, key, table)
     if {key for key, value in marker.items() if value} not in _MARKERS:
-        raise _wrong(key, "give variable and values, variable and pattern, or host")
+        text = "give variable and values, variable and pattern, host, or file"
+        raise _wrong(key, text)
     return Marker(**{"pattern" if k == "host" else k: v for k, v in marker.items()})
 
 
@@ -106,12 +111,22 @@ def _rule(key: str, table: Any) -> dict[str, Any]:
 
 
 def _variables(key: str, table: Any) -> dict[str, str]:
-    variables = _each(_VARIABLE, _VALUE, key, table)
-    for name in filter(_DECIDED.fullmatch, variables):
-        raise _wrong(f"{key}.{name}", "only torchrun or the user sets this")
+    variables = _each(_named, _VALUE, key, table)
     if _GLOO in variables:
         _GLOO_VALUE(f"{key}.{_GLOO}", variables[_GLOO])
     return variables
+
+
+def _profile(key: str, table: Any) -> dict[str, Any]:
+    profile = _table(_PROFILE, key, table)
+    return {"profile": profile["file"], "profile_names": profile["names"]}
+
+
+def _named(key: str, value: Any) -> str:
+    name = _VARIABLE(key, value)
+    if _DECIDED.fullmatch(name):
+        raise _wrong(key, f"only torchrun or the user sets {name}")
+    return name
 
 
 def _modules(key: str, value: Any) -> str:
@@ -170,6 +185,7 @@ def _wrong(key: str, text: str) -> LaunchError:
 _WORDS = partial(_text, bool, "is empty")
 _NAME = partial(_text, _NAME_FORM.fullmatch, "is not a name: a-z, 0-9, -, _; not none")
 _VARIABLE = partial(_text, _VARIABLE_FORM.fullmatch, "is not a variable: A-Z, 0-9, _")
+_FILE = partial(_text, lambda v: v.startswith("/"), "is not a path: /path/to/file")
 _VALUE = partial(_text, lambda v: v and v.isprintable(), "is empty or unprintable")
 _GLOO_VALUE = partial(_text, _GLOO_FORM.fullmatch, "is not exact names, as in ib0,ib1")
 _MODULE = partial(_text, is_module, "is not the name of a module")
@@ -183,6 +199,7 @@ _SITE: Keys = {
     "recognise": (False, partial(_list, _marker)),
     "hosts": (False, _rule),
     "variables": (False, _variables),
+    "profile": (False, _profile),
     "preload": (False, _modules),
     "bind": (False, _BINDING),
     "auth": (False, _AUTH),
@@ -193,10 +210,15 @@ _HOSTS: Keys = {
     "replacement": (True, partial(_text, lambda _: True, "")),
     "examples": (True, partial(_each, _WORDS, _WORDS)),
 }
+_PROFILE: Keys = {
+    "file": (True, _FILE),
+    "names": (True, partial(_list, _named)),
+}
 _MARKER: Keys = {
     "variable": (False, _VARIABLE),
     "values": (False, partial(_list, _WORDS)),
     "pattern": (False, _pattern),
     "host": (False, _pattern),
+    "file": (False, _FILE),
 }
-_MARKERS = ({"variable", "values"}, {"variable", "pattern"}, {"host"})
+_MARKERS = ({"variable", "values"}, {"variable", "pattern"}, {"host"}, {"file"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import replace
 
 import pytest
 from nodes import INTERACTIVE, changed, juelich, make_inputs, outside_a_step, step
@@ -15,6 +16,7 @@ from torchrun_hpc.planning.preload import FAULT_HANDLER
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites import Site
+from torchrun_hpc.sites.profile import Profile
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 IB0 = ipaddress.ip_address("10.20.0.1")
@@ -103,6 +105,78 @@ def test_without_an_address_there_is_what_the_site_documents():
     found = {GLOO: ("eth0", SITE), "NCCL_IB_TIMEOUT": ("20", SITE)}
     assert network(site, address=None) == found
     assert network(centre(), address=None) == {}
+
+
+# --- a node's own profile ---------------------------------------------------------
+
+FILE = "/etc/nccl.sh"
+SITE_WITH = replace(
+    centre("ib0", NCCL_NET="IB", NCCL_ALGO="Ring"),
+    profile=FILE,
+    profile_names=("NCCL_NET", "NCCL_PROTO", GLOO),
+)
+
+
+def with_profile(profile, environ=None, **options):
+    return make_inputs(
+        site=SITE_WITH,
+        environ=environ or {},
+        profile=profile,
+        options=options,
+        network=juelich(),
+    )
+
+
+def test_the_user_then_the_profile_then_the_site():
+    line = f"{FILE}, line 3"
+    profile = Profile(
+        {"NCCL_NET": Setting("X", line), "NCCL_PROTO": Setting("Y", line)}
+    )
+    inputs = with_profile(profile, {"NCCL_PROTO": "Simple"})
+    found = network_env.network(inputs, IB0)
+    assert found["NCCL_NET"] == Setting("X", line)
+    assert found["NCCL_ALGO"] == Setting("Ring", SITE)
+    assert "NCCL_PROTO" not in found
+    plan = make_plan(inputs)
+    assert plan.environment["NCCL_NET"] == Setting("X", line)
+    assert plan.messages.warnings == ()
+
+
+def test_an_interface_of_the_profile_that_is_not_here():
+    inputs = with_profile(Profile({GLOO: Setting("eth7", f"{FILE}, line 1")}))
+    (message,) = network_env.warnings(inputs)
+    assert message.code == "HPC076"
+    assert message.text.startswith(f"{FILE}, line 1 sets {GLOO}=eth7, which is not up")
+
+
+def test_a_profile_that_cannot_be_read():
+    (message,) = network_env.warnings(with_profile(Profile(problem="Is a directory")))
+    assert message == Message(
+        "HPC247",
+        f"{FILE} cannot be read: Is a directory. Site here takes variables of NCCL "
+        "from it. Correct that, or export them",
+    )
+
+
+# What is set; the names that are reported in a launch, and in a dry run.
+SKIPPED = {
+    "nothing": ({}, ("NCCL_PROTO",)),
+    "the user has set it": ({"NCCL_PROTO": "LL"}, ()),
+    "it is empty": ({"NCCL_PROTO": ""}, ("NCCL_PROTO",)),
+}
+
+
+@pytest.mark.parametrize("case", SKIPPED)
+def test_only_what_is_missing_is_reported(case):
+    """The site's own value replaces NCCL_NET's, and PATH is none of its names."""
+    environ, reported = SKIPPED[case]
+    skipped = {"NCCL_NET": "line 1, x", "NCCL_PROTO": "line 2, x", "PATH": "line 3, x"}
+    for names, options in ((reported, {}), (skipped, {"hpc_dry_run": "table"})):
+        inputs = with_profile(Profile(skipped=skipped), environ, **options)
+        found = network_env.warnings(inputs)
+        parts = ", ".join(f"{name} ({skipped[name]})" for name in names)
+        text = f"{FILE}: not taken: {parts}. Export what you need"
+        assert found == ([Message("HPC248", text)] if names else [])
 
 
 # --- what is not here ---------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_list(args, run):
     assert "SYSTEMNAME=juwels or juwelsbooster or jurecadc or jusuf" in out
     assert "jwb0001 -> jwb0001i\n" in out
     assert "NCCL_SOCKET_IFNAME=hsn, and 7 more\n" in out
-    assert out.count("by name only") == 3
+    assert out.count("by name only") == 5
 
 
 def test_list_marks_the_site_of_this_machine(run, mine, monkeypatch):

@@ -232,6 +232,10 @@ examples = { m1 = "fast-1", "m1.net" = "fast-1.net" }
 [mine.variables]
 NCCL_SOCKET_IFNAME = "ib"
 GLOO_SOCKET_IFNAME = "ib0,ib1"
+
+[mine.profile]
+file = "/etc/nccl.sh"
+names = ["NCCL_A"]
 '''
 
 # The message of a broken file: how to break `WHOLE`, as pairs of old and new text.
@@ -274,7 +278,7 @@ BROKEN = {
     "HPC043 mine.recognise: this is a table, with variable, values, pattern, host": [
         ("{ host = 'm[0-9]+' }", "'host'")
     ],
-    "HPC043 mine.recognise: give variable and values, variable and pattern, or host": [
+    "HPC043 mine.recognise: give variable and values, variable and pattern, host, ": [
         ('["a", "b"]', "[]"),
         ("{ host", "{ variable = 'A', host"),
         ("{ host = 'm[0-9]+' }", "{}"),
@@ -298,11 +302,28 @@ BROKEN = {
     "HPC043 mine.variables.NCCL_x: 'NCCL_x' is not a variable: A-Z, 0-9, _": [
         ("NCCL_SOCKET_IFNAME", "NCCL_x")
     ],
-    "HPC043 mine.variables.PET_X: only torchrun or the user sets this": [
+    "HPC043 mine.variables.PET_X: only torchrun or the user sets PET_X": [
         ("NCCL_SOCKET_IFNAME", "PET_X")
     ],
     "HPC043 mine.variables.OMP_NUM_THREADS: only torchrun": [
         ("NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
+    ],
+    "HPC043 mine.profile.file: '~/nccl.sh' is not a path: /path/to/file": [
+        ("/etc/nccl.sh", "~/nccl.sh")
+    ],
+    "HPC043 mine.profile.file: this is missing": [("file =", "#")],
+    "HPC043 mine.profile.names: this is missing": [("names =", "#")],
+    "HPC043 mine.profile.names: 'NCCL_*' is not a variable: A-Z, 0-9, _": [
+        ('"NCCL_A"', '"NCCL_*"')
+    ],
+    "HPC043 mine.profile.names: only torchrun or the user sets MASTER_ADDR": [
+        ('"NCCL_A"', '"MASTER_ADDR"')
+    ],
+    "HPC043 mine.recognise.file: 'x' is not a path: /path/to/file": [
+        ("host = 'm[0-9]+'", "file = 'x'")
+    ],
+    "HPC043 mine: nodes can differ in a file, so a marker file allows no hosts, ": [
+        ("host = 'm[0-9]+'", "file = '/etc/x'")
     ],
     "HPC043 mine.variables.NCCL_SOCKET_IFNAME: '' is empty": [('"ib"', '""')],
     "HPC043 mine.variables.NCCL_SOCKET_IFNAME: this is not text: put it into quotes": [

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from torchrun_hpc import sites
+from torchrun_hpc import files, sites
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.sites import Marker
 
 
 def find(environ=(), host="", explicit=None):
@@ -58,7 +59,26 @@ SHOWN = [
     ("alps", "CLUSTER_NAME=santis", "nid005487", {}),
     ("olivia", "SLURM_CLUSTER_NAME=olivia", "gpu-1-43", {}),
     ("setonix", "PAWSEY_CLUSTER=setonix", "nid002001", {}),
+    ("perlmutter", "NERSC_HOST=perlmutter", "nid001000", {"LMOD_SYSTEM_NAME": "x"}),
 ]
+
+# Clouds: what their images have, and what is also there on other machines.
+FILES = {
+    "aws-parallelcluster": ("/etc/parallelcluster/cfnconfig", "/opt/amazon/efa"),
+    "azure-nd-h100": (
+        "/opt/microsoft/ndv5/topo.xml",
+        *("/opt/microsoft/ndv4-topo.xml", "/opt/microsoft/ndv5-topo.xml"),
+    ),
+    "azure-nd-a100": (
+        "/opt/microsoft/ndv4/topo.xml",
+        *("/opt/microsoft/ndv4-topo.xml", "/opt/microsoft/ndv5-topo.xml"),
+    ),
+    "google-a3-mega": (
+        "/var/lib/tcpxo/lib64/nccl-env-profile.sh",
+        *("/slurm/scripts", "/usr/local/gib"),
+    ),
+    "google-gib": ("/etc/profile.d/nccl-gib.sh", "/slurm/scripts", "/usr/local/gib"),
+}
 
 
 def surroundings(found_by, host, rest):
@@ -83,7 +103,7 @@ ELSEWHERE = [
     ({"LMOD_SYSTEM_NAME": "crusher"}, "crusher001"),
     ({"TACC_SYSTEM": "frontera", "LMOD_SYSTEM_NAME": "frontera"}, "c123-456"),
     ({}, "andes-login1.olcf.ornl.gov"),
-    ({"LMOD_SYSTEM_NAME": "perlmutter", "NERSC_HOST": "perlmutter"}, "nid001000"),
+    ({"LMOD_SYSTEM_NAME": "perlmutter", "NERSC_HOST": "cori"}, "nid001000"),
     ({}, "lassen123"),
     ({"CLUSTER_NAME": "eiger", "SLURM_CLUSTER_NAME": "eiger"}, "nid001000"),
     ({"PAWSEY_CLUSTER": "garrawarla"}, "nid001000"),
@@ -123,6 +143,26 @@ def test_recognised_from_its_own_environment_only(name, found_by, host, rest):
             assert not any(marker.match(environ, host) for marker in site.markers)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_cloud_is_recognised_by_a_file_of_its_image(name, monkeypatch):
+    own, *others = FILES[name]
+    monkeypatch.setattr(files, "exists", {own, *others}.__contains__)
+    found = find({"SLURM_CLUSTER_NAME": "mine"}, "mine-gpu-1")
+    assert (found.name, found.found_by) == (name, f"file {own}")
+    monkeypatch.setattr(files, "exists", {*others}.__contains__)
+    assert find({"SLURM_CLUSTER_NAME": "mine"}, "mine-gpu-1") is None
+
+
+def test_every_file_is_in_the_table():
+    markers = {k: m.file for k, s in OURS.items() for m in s.markers if m.file}
+    assert markers == {name: own for name, (own, *_) in FILES.items()}
+
+
+def test_a_file_or_a_folder_that_exists(tmp_path):
+    assert Marker(file=str(tmp_path)).match({}, "") == f"file {tmp_path}"
+    assert not Marker(file=f"{tmp_path}/x").match({}, "")
+
+
 def test_not_recognised():
     markers = [marker for site in OURS.values() for marker in site.markers]
     for environ, host in ELSEWHERE:
@@ -134,7 +174,7 @@ def test_not_recognised():
 @given(data=st.data())
 def test_each_sign_shows_its_site_and_no_other(name, data):
     """A new site needs no line in the tables above."""
-    for marker in OURS[name].markers:
+    for marker in (m for m in OURS[name].markers if not m.file):
         texts = (
             st.sampled_from(marker.values)
             if marker.values
@@ -221,6 +261,8 @@ def test_every_site_does_something_that_can_be_looked_up():
         # a reader can find a page, a repository, or a recipe
         assert re.search(r"recipe|\w/\w", site.source), name
         assert site.pattern or site.variables, name
+        unverified = "unverified" in site.title
+        assert unverified is name.startswith(("aws", "azure", "google", "jupiter"))
         assert hash(site), name
 
 
