@@ -65,6 +65,7 @@ def meet_on_several(inputs: Inputs) -> Meeting:
         ports=(here.port,),
         environment=network_env.network(inputs, here.local_address),
         notes=notes,
+        advice=() if job.task.rank else network_env.advice(inputs),
         # All tasks of a node find the same problem. Its first one reports it.
         warnings=() if job.task.local_rank else messages.warnings(inputs, here, name),
     )

@@ -15,11 +15,10 @@ from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torchrun_hpc.host.network import Address, Network
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.sites import Site
 
 GLOO = "GLOO_SOCKET_IFNAME"
 NCCL = "NCCL_SOCKET_IFNAME"
@@ -194,16 +193,21 @@ def warnings(inputs: Inputs) -> list[Message]:
             f"here. It is left out ({site.file}). There are: {', '.join(names)}"
         )
         found.append(Message("HPC076", text))
-    return [*found, *_of_profile(inputs, site)]
+    return found
 
 
-def _of_profile(inputs: Inputs, site: Site) -> Iterator[Message]:
-    """Yield what a profile lacks; a dry run also names what the site does not allow."""
-    profile = inputs.profile
+def advice(inputs: Inputs) -> tuple[Message, ...]:
+    """Return what the profile lacks; a dry run also names what the site does not allow.
+
+    Images are mostly the same on all nodes, so one node reports it.
+    """
+    site, profile, found = inputs.site, inputs.profile, []
+    if site is None:
+        return ()
     if profile.problem:
         text = f"{site.profile} cannot be read: {profile.problem}. Site {site.name} "
         text += "takes variables of NCCL from it. Correct that, or export them"
-        yield Message("HPC247", text)
+        found.append(Message("HPC247", text))
     known = {name for name, value in inputs.environ.items() if value}
     missing = {*site.profile_names} - known - _all_of_site(inputs).keys()
     skipped = [
@@ -213,7 +217,8 @@ def _of_profile(inputs: Inputs, site: Site) -> Iterator[Message]:
     ]
     if skipped:
         text = f"{site.profile}: not taken: {', '.join(skipped)}. Export what you need"
-        yield Message("HPC248", text)
+        found.append(Message("HPC248", text))
+    return tuple(found)
 
 
 def _up(here: Network) -> list[str]:

@@ -101,7 +101,7 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         options=_options(inputs, job, endpoint, here),
         environment=environment,
         notes=_notes(inputs, endpoint, here) + messages.interactive_note(inputs),
-        advice=spares.advice(inputs),
+        advice=spares.advice(inputs) + network_env.advice(inputs),
         warnings=messages.warnings(inputs, here, hosts[node_rank]),
         hint=_hint(inputs, job),
         network_hint=endpoints.network_hint(job, interface),

@@ -150,7 +150,7 @@ def test_an_interface_of_the_profile_that_is_not_here():
 
 
 def test_a_profile_that_cannot_be_read():
-    (message,) = network_env.warnings(with_profile(Profile(problem="Is a directory")))
+    (message,) = network_env.advice(with_profile(Profile(problem="Is a directory")))
     assert message == Message(
         "HPC247",
         f"{FILE} cannot be read: Is a directory. Site here takes variables of NCCL "
@@ -173,10 +173,11 @@ def test_only_what_is_missing_is_reported(case):
     skipped = {"NCCL_NET": "line 1, x", "NCCL_PROTO": "line 2, x", "PATH": "line 3, x"}
     for names, options in ((reported, {}), (skipped, {"hpc_dry_run": "table"})):
         inputs = with_profile(Profile(skipped=skipped), environ, **options)
-        found = network_env.warnings(inputs)
+        found = network_env.advice(inputs)
         parts = ", ".join(f"{name} ({skipped[name]})" for name in names)
         text = f"{FILE}: not taken: {parts}. Export what you need"
-        assert found == ([Message("HPC248", text)] if names else [])
+        assert found == ((Message("HPC248", text),) if names else ())
+        assert make_plan(inputs).messages.advice == found
 
 
 # --- what is not here ---------------------------------------------------------------
