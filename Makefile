@@ -42,6 +42,7 @@ FIRST := $(patsubst %,tests/more/%/,faults documentation frameworks launchers)
 MORE := $(FIRST) $(filter-out $(FIRST),$(wildcard tests/more/*/))
 more: docs .venv/frameworks
 	tests/harness/install.sh all
+	tests/more/packaging/install.sh
 	$(TIER) --dist loadgroup --timeout=850 --no-loadscope-reorder $(RERUNS) $(MORE)
 
 # The site of the documentation, in build/site.
@@ -87,4 +88,4 @@ benchmark: .venv/installed
 	$(BIN)/python benchmarks/doctor.py
 
 clean:
-	rm -rf .launchers .venv build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .launchers .packaging .venv build .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -92,7 +92,7 @@ ON_EACH = Run(
 )
 
 CI = ".ci/run"
-PACKAGE = "tests/more/dropin/test_package.py::environment"
+PACKAGE = "tests/more/packaging/test_package.py::environment"
 PICTURE = (
     "tests/more/documentation/test_documentation.py::test_by_hand_and_with_the_launcher"
 )

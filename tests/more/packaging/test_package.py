@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import tarfile
 import venv
 import zipfile
@@ -16,29 +15,13 @@ from commands import require
 from packaging.metadata import Metadata
 from pages import block
 from side_by_side import ROOT, clean_environ, run
-from waiting import NEVER_S, PATIENCE
+from waiting import NEVER_S
 
 import torchrun_hpc
 
 pytestmark = pytest.mark.xdist_group("package")
 
 NAME = f"torchrun_hpc-{torchrun_hpc.__version__}"
-
-# Nothing of the repository can be imported by what is started here.
-ENVIRON = {k: v for k, v in clean_environ().items() if k != "PYTHONPATH"}
-
-
-def run_tool(*command, limit=PATIENCE):
-    return run([sys.executable, "-m", *command], env=ENVIRON, cwd="/", limit=limit)
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """Build the sdist, and the wheel from the sdist."""
-    folder = tmp_path_factory.mktemp("built")
-    done = run_tool("build", "--no-isolation", f"--outdir={folder}", str(ROOT))
-    assert done.code == 0, done.out + done.err
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +34,8 @@ def wheel(built):
     return built / f"{NAME}-py3-none-any.whl"
 
 
-def test_twine_finds_no_fault(sdist, wheel):
-    done = run_tool("twine", "check", "--strict", str(sdist), str(wheel))
+def test_twine_finds_no_fault(sdist, wheel, tool):
+    done = tool("twine", "check", "--strict", str(sdist), str(wheel))
     assert done.code == 0, done.out + done.err
 
 
@@ -103,7 +86,7 @@ sys.stdout.write(f"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}\n")
 
 
 @pytest.fixture(scope="module")
-def environment(wheel, tmp_path_factory):
+def environment(wheel, tool, tmp_path_factory):
     """Install the wheel into an environment that is empty, even of pip.
 
     The documentation has a clone's folder in its place, of which pip makes a wheel.
@@ -118,7 +101,7 @@ def environment(wheel, tmp_path_factory):
     [torch] = re.findall(r"^torch==\S+", pinned, re.MULTILINE)
     pip = ("pip", f"--python={folder / 'bin' / 'python'}", "install", "--quiet")
     # Most of torch is never imported here: to compile it takes longer than the rest.
-    done = run_tool(*pip, "--no-compile", str(wheel), torch, limit=NEVER_S)
+    done = tool(*pip, "--no-compile", str(wheel), torch, limit=NEVER_S)
     # What pip says, too, if it cannot reach an index.
     if "No matching distribution found" in done.err:
         require(f"pip does not find all packages: {done.err}")
@@ -132,7 +115,8 @@ def start(environment, tmp_path):
     """Start a program of that environment in a folder with nothing but script.py."""
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     programs = environment / "bin"
-    environ = ENVIRON | {"PATH": f"{programs}:{os.defpath}"}
+    environ = {k: v for k, v in clean_environ().items() if k != "PYTHONPATH"}
+    environ["PATH"] = f"{programs}:{os.defpath}"
 
     def start(name, *arguments):
         done = run([str(programs / name), *arguments], env=environ, cwd=tmp_path)
@@ -148,8 +132,9 @@ def test_it_starts_workers(start):
     assert len(done.own_lines) == 1, done.err
 
 
-def test_it_finds_its_sites(start):
+def test_it_finds_its_data(start):
     assert "JUWELS Booster" in start("python", "-m", "torchrun_hpc.sites", "list").out
+    assert "Fix: " in start("python", "-m", "torchrun_hpc.explain", "HPC125").out
 
 
 def test_help_names_our_options(start):
