@@ -1,7 +1,8 @@
 #!/bin/bash
-#SBATCH --account=PROJECT --time=01:00:00
-#SBATCH --nodes=4 --ntasks-per-node=1 --gres=gpu:4
+#SBATCH --account=PROJECT --partition=PARTITION --time=01:00:00
+#SBATCH --nodes=4 --ntasks-per-node=1 --gres=gpu:4 --cpus-per-task=48
 #SBATCH --requeue --no-kill --open-mode=append
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 source .venv/bin/activate
 job=$SLURM_JOB_ID
 outcome=outcome.$job.${SLURM_RESTART_COUNT:-0}.json

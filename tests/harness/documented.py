@@ -81,7 +81,8 @@ MACHINES = {"node1": "n9"}
 SMALL = ("--nodes=2", "--gres=gpu:2", "--cpus-per-task=1")
 THREE = ("--nodes=3", "--ntasks-per-node=1")
 SPARE = TWO | {"--hpc-spares=2": "--hpc-spares=1"}
-HERE = {"examples/ddp.py --steps 100": "main.py", " --partition=PARTITION": ""}
+NO_PARTITION = {" --partition=PARTITION": ""}
+HERE = {"examples/ddp.py --steps 100": "main.py"} | NO_PARTITION
 # A line whose subject is an option: one node is enough.
 ONE = ("--nodes=1", "--ntasks-per-node=1")
 ON_ONE = "1 node, 2 workers"
@@ -101,6 +102,7 @@ LOGS = (
     "tests/more/dropin/test_launch.py::test_the_report_has_the_traceback_of_a_log_file"
 )
 SHELL = "tests/more/documentation/test_documentation.py::test_a_first_session"
+RECIPES = "tests/more/packaging/test_recipes.py::test_"
 SITES = "tests/more/documentation/test_pages.py::test_the_command_sites"
 
 # By page and words: how it is run here, or by which test elsewhere.
@@ -126,6 +128,7 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         "dpp.py": SHELL,
     },
     "docs/install.md": {"pip install .\n": PACKAGE, "make demo": CI},
+    "docs/administrators.md": {"--version": f"{RECIPES}lmod_loads_its_module"},
     "docs/frameworks.md": {
         "gpu train.py": [Run("job", AGENTS, 4, TWO)],
         "--ntasks-per-node=4": [Run("job", "2 nodes x 4 tasks", 8, options=TASKS)],
@@ -185,7 +188,10 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
             "test_a_signal_from_the_script_of_a_job_of_pbs",
         "--signal=B:USR1": "tests/more/faults/test_requeue.py::"
             "test_a_job_that_requeues_itself_before_its_time_limit",
-        "#SBATCH --nodes=34": [Run("script", WITH_ONE, 4, SPARE, options=THREE)],
+        "#SBATCH --nodes=34": [
+            Run("script", WITH_ONE, 4, SPARE | NO_PARTITION,
+                options=(*THREE, *SMALL[1:]))
+        ],
         "--hpc-health-check": [
             Run("job", WITH_ONE, 4, SPARE | {"nvidia-smi -L": "seq 4"}, options=THREE)
         ],
@@ -205,6 +211,10 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
     },
     "examples/README.md": {
         "sbatch": "tests/more/faults/test_requeue.py::submit",
+    },
+    "packaging/README.md": {
+        "python -m build": f"{RECIPES}easybuild_builds_it_and_its_module_works",
+        "eb $recipe": f"{RECIPES}easybuild_builds_it_and_its_module_works",
     },
     "patches/README.md": {
         "main.py": "tests/more/patches/test_patches.py::"

@@ -70,4 +70,4 @@ def pbs_resources(script: str) -> tuple[int, dict[str, int]]:
     (select,) = re.findall(r"^#PBS .*-l select=(\S+)", script, re.MULTILINE)
     chunks, *resources = select.split(":")
     pairs = (resource.split("=") for resource in resources)
-    return int(chunks), {name: int(number) for name, number in pairs}
+    return int(chunks), {name: int(number.rstrip("GB")) for name, number in pairs}

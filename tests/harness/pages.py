@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[2]
-_FILES = ("*.md", "docs/*.md", "examples/*.md", "patches/*.md")
+_FILES = ("*.md", "docs/*.md", "examples/*.md", "packaging/*.md", "patches/*.md")
 PAGES = sorted(
     str(path.relative_to(ROOT)) for files in _FILES for path in ROOT.glob(files)
 )

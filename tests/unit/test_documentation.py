@@ -17,6 +17,31 @@ def test_each_command_is_run_or_says_that_it_is_not():
             assert len(entries) == is_run, (page, each, entries)
 
 
+# What a centre's job script has, by its scheduler; Capella needs no partition.
+SLURM = ("--account=PROJECT", "--time=", "--nodes=", "--gres=gpu:", "--cpus-per-task=")
+JOB_LINES = {
+    "#SBATCH": (*SLURM, 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"', "srun "),
+    "#PBS": ("-A PROJECT", " -q ", "-l walltime=", "-l select=", "mpiexec "),
+    "#BSUB": ("-P PROJECT", " -q ", " -W ", "-nnodes ", "jsrun "),
+    "#flux": ("--bank=PROJECT", "--queue=", "--time-limit=", "-N", "flux run "),
+}
+
+
+def test_each_job_script_has_what_centres_need():
+    scripts = [(page, each.text) for page in PAGES for each in command_blocks(page)]
+    path = "examples/requeue/job.sh"
+    scripts.append((path, (ROOT / path).read_text(encoding="utf-8")))
+    found = [(page, text) for page, text in scripts if "#!/bin/bash" in text]
+    assert len(found) > 10
+    for page, text in found:
+        (kind,) = (kind for kind in JOB_LINES if kind in text)
+        needed = (*JOB_LINES[kind], "source .venv/bin/activate")
+        missing = [words for words in needed if words not in text]
+        assert not missing, (page, text)
+        by_partition = "--partition=" in text or "Capella" in page or "mincpus" in text
+        assert by_partition or kind != "#SBATCH", (page, text)
+
+
 def test_each_entry_is_about_one_block():
     wrong = [
         (page, words)

@@ -201,7 +201,7 @@ def test_lightning(juelich, folder):
     require_package("lightning")
     script = job_script("Dresden", "lightning_ddp.py").text
     done = juelich.sbatch(
-        script, *SMALL, "--ntasks-per-node=1", env=ONE_IMPORT, cwd=folder
+        script, *SMALL, "--ntasks=2", "--mincpus=1", env=ONE_IMPORT, cwd=folder
     )
     assert done.returncode == 0, done.output
     assert "Starting with 2 processes" in done.output

@@ -22,7 +22,13 @@ PAUSE = f"$(({NEVER_S} * !SLURM_RESTART_COUNT))"
 # Three of five, so that there are three again without the two that are lost.
 NODES = ("n1", "n2", "n3", "n4", "n5")
 LOST = ["n2", "n3"]  # not the first node, where the job script runs
-SMALL = {"--nodes=4": "--nodes=3", "--gres=gpu:4": "", "--nproc_per_node=gpu": ""}
+# What a centre's job script has, and this cluster has not.
+ONE_CPU = {
+    " --partition=PARTITION": "",
+    "--gres=gpu:4 --cpus-per-task=48": "--cpus-per-task=1",
+    "--nproc_per_node=gpu": "",
+}
+SMALL = ONE_CPU | {"--nodes=4": "--nodes=3"}
 
 # One thread, for workers that share two cores; forks of one import.
 ENV = {"OMP_NUM_THREADS": "1"} | FORMS["fork"]
@@ -97,9 +103,8 @@ def test_a_job_whose_script_fails_is_not_requeued(cluster, folder):
 def test_a_job_that_requeues_itself_before_its_time_limit(cluster, folder):
     """Without spares; Slurm's signal ahead of the end is sent by hand."""
     small = {
+        **ONE_CPU,
         "--nodes=4": "--nodes=2",
-        "--gres=gpu:4": "",
-        "--nproc_per_node=gpu": "",
         "--checkpoint ": f"--steps {STEPS} --save-every 1 --pause {PAUSE} "
         "--checkpoint ",
     }

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shlex
+import sys
 
 import pytest
-from commands import ENVIRON, FORMS, ONE_TASK, SCRIPTS, column
+from commands import ENVIRON, FORMS, SCRIPTS, column
 from launchers import MPICH_4, OPENMPI, OPENMPI_4
 from pages import block, replaced
 from waiting import until
 
 SCRIPT = str(SCRIPTS / "signals.py")
 WORKERS = 4
+SMALL = {
+    " --partition=PARTITION": "",
+    "--gres=gpu:4 --cpus-per-task=48": "--cpus-per-task=1",
+}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +46,7 @@ def test_a_signal_from_the_script_of_a_job_of_pbs(bare, mpi, form, tmp_path):
     }
     script = replaced(block("docs/checkpoints.md", "#PBS").text, small)
     tmp_path.chmod(0o777)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
     done = bare.run(["bash", "-euc", script], host="n9", env=environ)
     assert done.returncode == 0, done.stderr
     assert column(done, "got") == [(["SIGUSR1"],)] * WORKERS, done.stdout
@@ -51,9 +57,10 @@ def test_a_signal_ahead_of_the_end_of_the_job(unpadded, tmp_path):
 
     So the job has an hour, until all workers are ready.
     """
-    small = {"=gpu train.py": f"=2 {SCRIPT} {tmp_path} 1.5"}
+    small = SMALL | {"=gpu train.py": f"=2 {SCRIPT} {tmp_path} 1.5"}
     script = replaced(block("docs/checkpoints.md", "--signal=USR1").text, small)
-    job = unpadded.submit(script, "-N2", ONE_TASK, "--time=60", env=ENVIRON)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    job = unpadded.submit(script, "-N2", "--time=60", env=ENVIRON, cwd=tmp_path)
     until(lambda: len([*tmp_path.glob("*.ready")]) == WORKERS, lambda: job.outputs)
     end = ["scontrol", "update", f"JobId={job.job}", "EndTime=now+120"]
     unpadded.run(end, check=True)
