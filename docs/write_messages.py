@@ -42,6 +42,7 @@ other nodes wait for the missing node (HPC084, HPC114).
 | other | the exit code that torchrun would return |
 
 This page shows shortened messages. Words in capitals, such as NODE, stand for values.
+On a cluster without internet, `python -m torchrun_hpc.explain HPC125` prints the same.
 """
 
 
