@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count, to_copy
+from torchrun_hpc.options.arguments import variable_of
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.schedulers.job import LaunchContext, Launcher
@@ -58,7 +59,10 @@ def unused(inputs: Inputs, where: str, names: Sequence[str]) -> tuple[Message, .
 
 def unused_on_one_node(inputs: Inputs, where: str) -> tuple[Message, ...]:
     """Return a note on each option that only works on several nodes of a job."""
-    is_useless = inputs.site is not None and not inputs.site.options
+    site = inputs.site
+    # A module sets the variable for all jobs.
+    by_module = variable_of("hpc_site") in inputs.environ
+    is_useless = site is not None and not (site.options or by_module)
     useless = ("hpc_site",) if is_useless else ()
     numbered = inputs.options.hpc_rendezvous == SCHEDULER
     return unused(inputs, where, useless + (("hpc_rendezvous",) if numbered else ()))

@@ -315,3 +315,9 @@ def test_a_typed_site_that_has_no_effect(changes, noted):
     notes = [str(note) for note in planned(**changes).messages.notes]
     expected = f"HPC077 --hpc_site=jsc has no effect {noted}"
     assert notes == ([] if noted is None else [expected])
+
+
+def test_a_module_sets_the_site_also_for_jobs_of_one_node():
+    """Then a note would come with each of them."""
+    environ = {"PET_HPC_SITE": "jsc"}
+    assert planned(job=None, options=TYPED, environ=environ).messages.notes == ()
