@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import run as torch_run
 
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
-from torchrun_hpc.launching import abort, environment, signals
+from torchrun_hpc.launching import abort, environment, signals, version
 from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.launching.agent import AgentStarter
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.launching.starters import prepare_agent
 from torchrun_hpc.options import torchrun_parser, values
-from torchrun_hpc.options.arguments import variable_of
+from torchrun_hpc.options.arguments import VersionWanted, variable_of
 from torchrun_hpc.options.command_line import CommandLine
-from torchrun_hpc.options.options import read
+from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.planning.mode import choose_mode
 from torchrun_hpc.planning.plan import meet
 from torchrun_hpc.preflight import preflight
@@ -73,7 +73,10 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     with _faults_raised():
         torchrun_parser.parser(environ)  # torch reads its variables here
     with abort.faults_reported(LaunchState()):  # argparse ends the program
-        parsed = torchrun_parser.parse(argv, environ)
+        try:
+            parsed = torchrun_parser.parse(argv, environ)
+        except VersionWanted:
+            version.show(Options())
         options = torchrun_parser.explicit(parsed, argv, environ)
     setattr(parsed, _OPTIONS, options)
     return parsed

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import files
-from torchrun_hpc.errors import LaunchError, Message, near
+from torchrun_hpc.errors import LaunchError, near
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
@@ -24,11 +24,8 @@ _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv``, and return the exit code: 2 for an unknown code."""
-    parser = argparse.ArgumentParser(
-        "python -m torchrun_hpc.explain",
-        description="Explain why a message comes, and what to do.",
-    )
-    about = "such as HPC125; without a code, list all"
+    parser = argparse.ArgumentParser("python -m torchrun_hpc.explain")
+    about = "a message to explain, such as HPC125; without a code, list all"
     parser.add_argument("codes", metavar="CODE", nargs="*", help=about)
     codes = parser.parse_args(argv).codes
     known = {k: entry for part in parts().values() for k, entry in part.items()}
@@ -38,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         texts = "\n".join(_explained(code, known) for code in codes)
         console.output(texts or "".join(every))
     except LaunchError as error:
-        console.write(Message(error.code, str(error)), "error")
-        return 2
+        return console.refuse(error)
     return 0
 
 
@@ -49,11 +45,12 @@ def parts() -> dict[str, dict[str, Any]]:
 
 
 def _explained(wanted: str, known: dict[str, dict[str, Any]]) -> str:
-    name = wanted.upper() if wanted[:1].isalpha() else f"HPC{wanted}"
+    number = re.search(r"(?i)(?:^|hpc) *([0-9]+)", wanted)
+    name = f"HPC{number[1]}" if number else wanted
     older = {old: code for code in known for old in known[code].get("aliases", ())}
     code = older.get(name, name)
     if code not in known:
-        text = f"there is no message {wanted}. {near(name, known)}".strip()
+        text = f"there is no message {wanted!r}. {near(name, known)}".strip()
         raise LaunchError("HPC245", f"{text} Without a code, the command lists all")
     entry = {key: _LINK.sub(r"\1", str(text)) for key, text in known[code].items()}
     text, cause, fix = (entry[key].strip() for key in ("text", "cause", "fix"))

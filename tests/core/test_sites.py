@@ -41,7 +41,9 @@ def test_a_site_in_the_users_folder(tmp_path):
     ]
     assert not touched.exists()
     line, warning = lines(done.stderr)
-    skipped = f"{profile}: not taken: NCCL_ALGO (line 3, the value is for a shell)"
+    skipped = (
+        f"{profile}: not taken: NCCL_ALGO (line 3, only a shell can tell its value)"
+    )
     assert f"warning[HPC248]: {skipped}. Export" in warning
     assert "meeting at node9-fast:" in line
     assert line.endswith("; site ours")

@@ -16,7 +16,7 @@ def explain(capsys):
     return run
 
 
-@pytest.mark.parametrize("wanted", ["HPC125", "hpc125", "125"])
+@pytest.mark.parametrize("wanted", ["HPC125", "hpc125 ", "125", "error[HPC125]:"])
 def test_a_code(wanted, explain):
     code, out, err = explain(wanted)
     assert (code, err) == (0, "")
@@ -51,7 +51,7 @@ def test_without_a_code_all_are_listed(explain):
     assert "HPC125  The job has failed\n" in out
 
 
-@pytest.mark.parametrize("wanted", ["HPC999", "", "what", "HPC125\x1b"])
+@pytest.mark.parametrize("wanted", ["HPC999", "", "what\x1b"])
 def test_an_unknown_code(wanted, explain):
     code, out, err = explain("HPC125", wanted)
     assert (code, out) == (2, "")

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from torchrun_hpc import __version__
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import starters
 from torchrun_hpc.options import arguments
 from torchrun_hpc.reporting import console
@@ -18,9 +19,17 @@ if TYPE_CHECKING:
 def show(options: Options) -> NoReturn:
     """Print the versions, with ``--hpc-debug`` also the patches, and end.
 
-    The installed torch states its version without its import. Only the patches need the
-    import; raise `LaunchError` if it fails.
+    No other node has to know if this fails.
     """
+    try:
+        _print(options)
+    except LaunchError as error:
+        sys.exit(console.refuse(error))
+    sys.exit()
+
+
+def _print(options: Options) -> None:
+    """Print them; only the patches need the import of torch."""
     found = arguments.torch_version()
     torch = f"torch {found}" if found else "no torch"
     python = platform.python_version()
@@ -30,6 +39,6 @@ def show(options: Options) -> NoReturn:
         from torchrun_hpc.reporting import tables  # noqa: PLC0415
         from torchrun_hpc.torch_compat.patches import registry  # noqa: PLC0415
 
+        registry.check_names(options)
         outcomes = registry.examine(registry.PATCHES, options.hpc_without_patches)
         console.output(f"\n{tables.of_patches(map(registry.described, outcomes))}\n")
-    sys.exit()

@@ -138,10 +138,11 @@ def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> Non
         )
     group.add_argument(
         "--version",
-        action="store_true",
+        action=_WantVersion,
+        nargs=0,
         default=argparse.SUPPRESS,
         help="Print the versions of torchrun_hpc, torch and Python, and end. With "
-        "--hpc-debug, also list the changes inside PyTorch that fit the release.",
+        "--hpc-debug, also list each change inside PyTorch, and whether it fits.",
     )
 
 
@@ -153,6 +154,17 @@ def torch_version() -> str:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
         return ""
+
+
+class VersionWanted(Exception):  # noqa: N818 - ends no launch
+    """A request for the versions; its argument is the user's word."""
+
+
+class _WantVersion(argparse.Action):
+    """Raises `VersionWanted`, whatever is wrong with the other words."""
+
+    def __call__(self, *arguments: Any) -> NoReturn:
+        raise VersionWanted(arguments[-1])
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

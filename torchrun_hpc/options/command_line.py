@@ -15,6 +15,7 @@ from torchrun_hpc.options.arguments import (
     SCRIPT,
     SCRIPT_ARGS,
     TORCHRUN,
+    VersionWanted,
     add_option,
     by_variable,
     of_setup,
@@ -69,17 +70,15 @@ def parse(
         given = explicit(parser, own, args, environ)
     except _HelpWanted:
         return CommandLine(wants_help=True)
+    except VersionWanted as wanted:
+        others = [word for word in argv if word not in wanted.args]
+        return CommandLine(parse(others, environ).options, wants_version=True)
     except LaunchError as problem:
         return CommandLine(of_setup(environ), problem=problem)
     given = {name: each for name, each in given.items() if each.value is not False}
     unknown = tuple(word for word in others if word != "--")
-    return CommandLine(
-        read(given, has_job=has_job),
-        getattr(args, SCRIPT, ""),
-        tuple(script_args),
-        unknown,
-        wants_version="version" in given,
-    )
+    options = read(given, has_job=has_job)
+    return CommandLine(options, getattr(args, SCRIPT, ""), tuple(script_args), unknown)
 
 
 def explicit(

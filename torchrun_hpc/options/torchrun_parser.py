@@ -33,13 +33,12 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     torchrun = with_ours(torch_run.get_args_parser, environ)
     names, known = names_of("print_completion"), torchrun._option_string_actions
     if names[0] not in known:
-        about = "Print the script with which SHELL, such as bash or zsh, completes the "
         torchrun.add_argument(
             *names,
             default=argparse.SUPPRESS,
             choices=("bash", "zsh", "tcsh"),
             metavar="SHELL",
-            help=f"{about}options of torchrun_hpc, and end. This needs shtab.",
+            help="Print SHELL's completion of all options, and end. Needs shtab.",
         )
     # Torch 2.14 and newer complete the name torchrun.
     shells = known[names[0]].choices
@@ -51,21 +50,17 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 class _PrintCompletion(argparse.Action):
     """Prints a shell's completion of the program ``torchrun_hpc``."""
 
-    def __call__(
-        self, parser: argparse.ArgumentParser, _: Any, shell: Any, __: Any = None
-    ) -> NoReturn:
+    def __call__(self, parser: Any, *arguments: Any) -> NoReturn:
         try:
             import shtab  # noqa: PLC0415 - optional
         except ImportError:
-            text = (
-                "--print-completion needs the package shtab. Install it: pip install "
-            )
-            raise LaunchError("HPC246", f"{text}shtab", everywhere=True) from None
-        for action in parser._actions:
-            if action.dest == SCRIPT:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]
-        parser._print_message(shtab.complete(parser, shell) + "\n", sys.stdout)
-        parser.exit()
+            text = "--print-completion needs shtab. Install it: pip install shtab"
+            raise LaunchError("HPC246", text, everywhere=True) from None
+        for action in (each for each in parser._actions if each.nargs != 0):
+            action.complete = shtab.FILE  # most values without choices are files
+        text = shtab.complete(parser, arguments[1])
+        parser._print_message(f"{text}\n", sys.stdout)
+        sys.exit()
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:

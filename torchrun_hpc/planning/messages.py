@@ -59,11 +59,10 @@ def unused(inputs: Inputs, where: str, names: Sequence[str]) -> tuple[Message, .
 
 def unused_on_one_node(inputs: Inputs, where: str) -> tuple[Message, ...]:
     """Return a note on each option that only works on several nodes of a job."""
-    site = inputs.site
     # A module sets the variable for all jobs.
     by_module = variable_of("hpc_site") in inputs.environ
-    is_useless = site is not None and not (site.options or by_module)
-    useless = ("hpc_site",) if is_useless else ()
+    is_used = inputs.site is None or inputs.site.options or by_module
+    useless = () if is_used else ("hpc_site",)
     numbered = inputs.options.hpc_rendezvous == SCHEDULER
     return unused(inputs, where, useless + (("hpc_rendezvous",) if numbered else ()))
 

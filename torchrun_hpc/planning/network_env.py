@@ -15,7 +15,7 @@ from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torchrun_hpc.host.network import Address, Network
     from torchrun_hpc.planning.inputs import Inputs
@@ -108,17 +108,21 @@ def of_site(inputs: Inputs) -> dict[str, Setting]:
     """Return the variables of the profile and the site, without absent interfaces."""
     return {
         name: setting
-        for name, setting in _all_of_site(inputs).items()
-        if name not in _MATCHES or _MATCHES[name](setting.value, inputs.network)
+        for name, setting in _all_of_site(inputs)
+        if _is_here(name, setting, inputs.network)
     }
 
 
-def _all_of_site(inputs: Inputs) -> dict[str, Setting]:
-    if inputs.site is None:
-        return {}
-    source, own = f"site {inputs.site.name}", inputs.site.variables
-    found = {name: Setting(value, source) for name, value in own.items()}
-    return found | {**inputs.profile.variables}
+def _all_of_site(inputs: Inputs) -> Iterator[tuple[str, Setting]]:
+    """Yield the site's variables, and then the profile's, which replace them."""
+    if inputs.site is not None:
+        for name, value in inputs.site.variables.items():
+            yield name, Setting(value, f"site {inputs.site.name}")
+        yield from inputs.profile.variables.items()
+
+
+def _is_here(name: str, setting: Setting, network: Network) -> bool:
+    return name not in _MATCHES or _MATCHES[name](setting.value, network)
 
 
 def _interfaces(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
@@ -185,14 +189,20 @@ def warnings(inputs: Inputs) -> list[Message]:
         found.append(Message("HPC058", text))
     if site is None:
         return found
-    known = _all_of_site(inputs)
-    left_out = known.keys() - of_site(inputs).keys()
-    for name in sorted(left_out - {k for k, v in inputs.environ.items() if v}):
+    for name, setting in _all_of_site(inputs):
+        if not (inputs.environ.get(name) or _is_here(name, setting, inputs.network)):
+            text = (
+                f"{setting.source} sets {name}={setting.value}, which is not up here. "
+                f"It is left out ({site.file}). There are: {', '.join(names)}"
+            )
+            found.append(Message("HPC076", text))
+    if inputs.profile.problem and _missing(inputs):
         text = (
-            f"{known[name].source} sets {name}={known[name].value}, which is not up "
-            f"here. It is left out ({site.file}). There are: {', '.join(names)}"
+            f"{site.profile} cannot be read: {inputs.profile.problem}. Site "
+            f"{site.name} takes variables of NCCL from it. Mount it on this node, or "
+            f"export them: {', '.join(sorted(_missing(inputs)))}"
         )
-        found.append(Message("HPC076", text))
+        found.append(Message("HPC247", text))
     return found
 
 
@@ -201,24 +211,24 @@ def advice(inputs: Inputs) -> tuple[Message, ...]:
 
     Images are mostly the same on all nodes, so one node reports it.
     """
-    site, profile, found = inputs.site, inputs.profile, []
-    if site is None:
-        return ()
-    if profile.problem:
-        text = f"{site.profile} cannot be read: {profile.problem}. Site {site.name} "
-        text += "takes variables of NCCL from it. Correct that, or export them"
-        found.append(Message("HPC247", text))
-    known = {name for name, value in inputs.environ.items() if value}
-    missing = {*site.profile_names} - known - _all_of_site(inputs).keys()
     skipped = [
         f"{name} ({why})"
-        for name, why in profile.skipped.items()
-        if name in missing or inputs.options.hpc_dry_run
+        for name, why in inputs.profile.skipped.items()
+        if name in _missing(inputs) or inputs.options.hpc_dry_run
     ]
-    if skipped:
-        text = f"{site.profile}: not taken: {', '.join(skipped)}. Export what you need"
-        found.append(Message("HPC248", text))
-    return tuple(found)
+    if inputs.site is None or not skipped:
+        return ()
+    text = (
+        f"{inputs.site.profile}: not taken: {', '.join(skipped)}. Export what you "
+        "need, or remove the names from the site file"
+    )
+    return (Message("HPC248", text),)
+
+
+def _missing(inputs: Inputs) -> set[str]:
+    """Return the names that the profile should set, and nothing else sets."""
+    wanted = inputs.site.profile_names if inputs.site else ()
+    return {n for n in wanted if not inputs.environ.get(n)} - of_site(inputs).keys()
 
 
 def _up(here: Network) -> list[str]:

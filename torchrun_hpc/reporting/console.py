@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, split_copied
+from torchrun_hpc.errors import LaunchError, Message, split_copied
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torchrun_hpc.errors import Message
 
 PREFIX = "torchrun_hpc: "
 DETAIL = f"{PREFIX}    "  # before a line that belongs to the previous one
@@ -23,6 +21,12 @@ _LONGEST = 2**16  # characters of a line: the names of thousands of nodes
 def write(message: Message, kind: str = "note", details: Sequence[str] = ()) -> None:
     """Write an ``error``, ``warning`` or ``note`` to stderr: ``error[HPC125]: ...``."""
     write_text(f"{PREFIX}{kind}[{message.code}]: {message.text}", details)
+
+
+def refuse(error: LaunchError) -> int:
+    """Write the error of a command without a launch, and return the exit code."""
+    write(Message(error.code, str(error)), "error")
+    return 2
 
 
 def write_text(text: str, details: Sequence[str] = ()) -> None:

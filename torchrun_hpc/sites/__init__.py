@@ -30,7 +30,8 @@ ADMINISTRATORS = Path("/etc/torchrun_hpc/sites")
 
 # The order of markers: a centre's own variables, a scheduler's, host names.
 # Host names come last, because several centres may have similar ones.
-_LAST = ("PBS_JOBID", "SLURM_CLUSTER_NAME", "")
+# Files come after them, because nodes can differ in a file.
+_LAST = ("PBS_JOBID", "SLURM_CLUSTER_NAME", "", "file")
 
 
 def find(
@@ -130,7 +131,8 @@ def _recognise(
 
 def _order(markers: Iterable[Marker]) -> int:
     order = {variable: place for place, variable in enumerate(_LAST, 1)}
-    return min((order.get(s.variable, 0) for s in markers), default=len(_LAST) + 1)
+    kinds = ("file" if marker.file else marker.variable for marker in markers)
+    return min((order.get(kind, 0) for kind in kinds), default=len(_LAST) + 1)
 
 
 def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:

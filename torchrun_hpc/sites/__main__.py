@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import sites
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options.arguments import of_setup
 from torchrun_hpc.options.values import BIND_NONE
 from torchrun_hpc.preflight import preflight
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except LaunchError as error:
-        return _wrong(error)
+        return console.refuse(error)
 
 
 def _list(_: argparse.Namespace) -> int:
@@ -82,11 +82,12 @@ def _here(_: argparse.Namespace) -> int:
     if setting is not None:
         _write(sites.NONE, [str(setting)])
         return 1
-    markers = (marker for site in sites.load(environ) for marker in site.markers)
+    markers = [marker for site in sites.load(environ) for marker in site.markers]
     names = dict.fromkeys(marker.variable for marker in markers if marker.variable)
     values = ((name, environ.get(name)) for name in names)
     looked_at = (f"{k}={v}" if v else f"{k} is not set" for k, v in values)
-    _write(sites.NONE, [f"host name {host}", *looked_at])
+    absent = (f"{marker} does not exist" for marker in markers if marker.file)
+    _write(sites.NONE, [f"host name {host}", *looked_at, *absent])
     return 1
 
 
@@ -94,7 +95,7 @@ def _check(file: str) -> int:
     try:
         names = ", ".join(site.name for site in read(Path(file), everywhere=False))
     except LaunchError as error:
-        return _wrong(error)
+        return console.refuse(error)
     console.output(f"{file}: ok: {names}\n")
     return 0
 
@@ -125,11 +126,6 @@ def _write(name: str, lines: Iterable[str]) -> None:
     for line in filter(None, lines):
         console.output(f"{name:{_WIDTH}} {line}\n")
         name = ""
-
-
-def _wrong(error: LaunchError) -> int:
-    console.write(Message(error.code, str(error)), "error")
-    return 2
 
 
 if __name__ == "__main__":

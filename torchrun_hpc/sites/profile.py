@@ -6,8 +6,8 @@ a list in a package becomes wrong with the next image (NVIDIA/aicr#422).
 
 from __future__ import annotations
 
-import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,21 +24,28 @@ _LARGEST = 100_000  # bytes
 # An assignment that a shell takes as it is, and perhaps a comment.
 _PLAIN = re.compile(
     r"""(?:export[ \t]+)?([A-Z_][A-Z0-9_]*)=
-    ("[^"\\$`]*"|'[^'$`]*'|[^ \t"'\\$`;&|<>()*?~]*)(?:[ \t]+\#.*)?""",
+    (?:"([^"\\$`]*)"|'([^'$`]*)'|([^ \t"'\\$`;&|<>(){}*?~]*))(?:[ \t]+\#.*)?""",
     re.VERBOSE,
 )
 
-# A name in any other line that can change it.
-_NAME = re.compile(r"\b([A-Z_][A-Z0-9_]*)\+?=")
+# A name that any other line can change, but not one that it reads.
+_NAME = re.compile(r"(?<![$\w{])[A-Z_][A-Z0-9_]*\b")
 
-# A line that does not continue on the next one: every quote is closed, no \ or <<.
+# A comment at the end of a line.
+_COMMENT = r"((?<![^\s;&|(){}])#.*)?"
+
+# A line that ends a command: no open quote, no <<, \, && or | at its end.
 _WHOLE = re.compile(
-    r"""((?!<<)[^'"\\#]|(?<![ \t])#|\\.|"([^"\\]|\\.)*"|'[^']*')*([ \t]#.*)?"""
+    r"""((?!<<)[^'"\\#]|(?<=[^\s;&|(){}])#|\\.|"([^"\\]|\\.)*"|'[^']*')*"""
+    rf"(?<![&|])(?<![&|]\s){_COMMENT}"
 )
 
-# A shell may skip the lines of a block.
-_BEGIN = re.compile(r"(?!elif\b).*(\b(then|do|in)|[({])([ \t]+#.*)?")
-_END = re.compile(r"(fi|done|esac)\b|[)}]")
+# After these, a shell possibly does not reach the next line.
+_LEAVES = re.compile(r"(^|[\s;&|(){}])(return|exit|exec|break|continue)($|[\s;&|)}])")
+
+# Blocks: what opens each, and what closes it.
+_BLOCKS = {"if": "fi", "do": "done", "case": "esac", "{": "}", "(": ")"}
+_WORD = re.compile(r"[(){}]|[^\s;&|(){}]+")
 
 
 @dataclass(frozen=True)
@@ -71,24 +78,27 @@ def parse(file: str, text: str, allowed: Collection[str]) -> Profile:
     """Parse the text of a profile; of a repeated name, only the last line counts."""
     found: dict[str, Setting] = {}
     skipped: dict[str, str] = {}
-    depth = 0.0
+    open_blocks: Counter[str] = Counter()
+    is_clear = True  # whether each line was understood
     for number, line in enumerate(text.split("\n"), 1):
         words = line.strip(" \t\r")
         if words.startswith("#"):
             continue
-        opens = bool(_BEGIN.fullmatch(words)) if _WHOLE.fullmatch(words) else math.inf
-        if _END.match(words):
-            depth = max(depth - 1, 0)
-        plain = _PLAIN.fullmatch(words)
-        for name in [plain[1]] if plain else _NAME.findall(words):
+        plain = _PLAIN.fullmatch(words) if words.isprintable() else None
+        parts = [] if plain else _WORD.findall(words)
+        for first, last in _BLOCKS.items():
+            still = open_blocks[first] + parts.count(first) - parts.count(last)
+            open_blocks[first] = max(still, 0)
+        names = [plain[1]] if plain else _NAME.findall(words)
+        for name in (n for n in names if n in allowed or f"{n}=" in words):
             found.pop(name, None)
             skipped.pop(name, None)
+            value = plain and (plain[2] or plain[3] or plain[4] or "")
             if name not in allowed:
                 skipped[name] = f"line {number}, the site does not allow it"
-            elif depth or opens or not plain or not plain[2].isprintable():
-                why = "in a block" if depth else "the value is for a shell"
-                skipped[name] = f"line {number}, {why}"
-            elif value := plain[2].strip("\"'"):
+            elif not is_clear or any(open_blocks.values()) or value is None:
+                skipped[name] = f"line {number}, only a shell can tell its value"
+            elif value:
                 found[name] = Setting(value, f"{file}, line {number}")
-        depth += opens
+        is_clear &= bool(_WHOLE.fullmatch(words)) and not _LEAVES.search(words)
     return Profile(found, skipped)

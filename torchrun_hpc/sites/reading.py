@@ -34,7 +34,7 @@ _NAME_FORM = re.compile(rf"(?!{NONE}$)[a-z0-9][a-z0-9_-]*")
 _VARIABLE_FORM = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 # Only a launch or the user sets these.
-_DECIDED = re.compile("PET_.*|MASTER_.*|TORCHELASTIC_.*|OMP_NUM_THREADS")
+_DECIDED = re.compile("(PET|MASTER|TORCHELASTIC|OMP_NUM)_.*|(LOCAL_)?(RANK|WORLD_SIZE)")
 
 # Gloo compares whole names: no prefix, no ^, no =, no blanks.
 _GLOO = "GLOO_SOCKET_IFNAME"
@@ -186,6 +186,7 @@ _WORDS = partial(_text, bool, "is empty")
 _NAME = partial(_text, _NAME_FORM.fullmatch, "is not a name: a-z, 0-9, -, _; not none")
 _VARIABLE = partial(_text, _VARIABLE_FORM.fullmatch, "is not a variable: A-Z, 0-9, _")
 _FILE = partial(_text, lambda v: v.startswith("/"), "is not a path: /path/to/file")
+_KEY = partial(_text, lambda v: v.startswith(("/", "~/")), "is not a path: ~/FILE")
 _VALUE = partial(_text, lambda v: v and v.isprintable(), "is empty or unprintable")
 _GLOO_VALUE = partial(_text, _GLOO_FORM.fullmatch, "is not exact names, as in ib0,ib1")
 _MODULE = partial(_text, is_module, "is not the name of a module")
@@ -203,7 +204,7 @@ _SITE: Keys = {
     "preload": (False, _modules),
     "bind": (False, _BINDING),
     "auth": (False, _AUTH),
-    "key_file": (False, _WORDS),
+    "key_file": (False, _KEY),
 }
 _HOSTS: Keys = {
     "pattern": (True, _pattern),

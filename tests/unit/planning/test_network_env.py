@@ -144,18 +144,23 @@ def test_the_user_then_the_profile_then_the_site():
 
 def test_an_interface_of_the_profile_that_is_not_here():
     inputs = with_profile(Profile({GLOO: Setting("eth7", f"{FILE}, line 1")}))
-    (message,) = network_env.warnings(inputs)
+    assert network_env.network(inputs, IB0)[GLOO] == Setting("ib0", SITE)
+    message = network_env.warnings(inputs)[0]
     assert message.code == "HPC076"
     assert message.text.startswith(f"{FILE}, line 1 sets {GLOO}=eth7, which is not up")
 
 
 def test_a_profile_that_cannot_be_read():
-    (message,) = network_env.advice(with_profile(Profile(problem="Is a directory")))
-    assert message == Message(
-        "HPC247",
-        f"{FILE} cannot be read: Is a directory. Site here takes variables of NCCL "
-        "from it. Correct that, or export them",
-    )
+    unread = Profile(problem="Is a directory")
+    assert network_env.warnings(with_profile(unread)) == [
+        Message(
+            "HPC247",
+            f"{FILE} cannot be read: Is a directory. Site here takes variables of NCCL "
+            "from it. Mount it on this node, or export them: NCCL_PROTO",
+        )
+    ]
+    # Nothing is missing.
+    assert network_env.warnings(with_profile(unread, {"NCCL_PROTO": "LL"})) == []
 
 
 # What is set; the names that are reported in a launch, and in a dry run.
@@ -175,7 +180,8 @@ def test_only_what_is_missing_is_reported(case):
         inputs = with_profile(Profile(skipped=skipped), environ, **options)
         found = network_env.advice(inputs)
         parts = ", ".join(f"{name} ({skipped[name]})" for name in names)
-        text = f"{FILE}: not taken: {parts}. Export what you need"
+        text = f"{FILE}: not taken: {parts}. Export what you need, or remove the names "
+        text += "from the site file"
         assert found == ((Message("HPC248", text),) if names else ())
         assert make_plan(inputs).messages.advice == found
 

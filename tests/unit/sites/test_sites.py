@@ -64,7 +64,7 @@ SHOWN = [
 
 # Clouds: what their images have, and what is also there on other machines.
 FILES = {
-    "aws-parallelcluster": ("/etc/parallelcluster/cfnconfig", "/opt/amazon/efa"),
+    "aws-efa": ("/etc/parallelcluster/cfnconfig", "/opt/amazon/efa"),
     "azure-nd-h100": (
         "/opt/microsoft/ndv5/topo.xml",
         *("/opt/microsoft/ndv4-topo.xml", "/opt/microsoft/ndv5-topo.xml"),
