@@ -72,6 +72,7 @@ SKIPPED = {
     "NCCL_A=a\\ b": SHELL,
     'NCCL_A="a': SHELL,
     'NCCL_A="a""b"': SHELL,
+    'NCCL_A="a\tb"': SHELL,
     "NCCL_A=a\x1b[31m": SHELL,
     "NCCL_A=a\x00": SHELL,
     "NCCL_A=1\ndeclare -x NCCL_A=2": SHELL,

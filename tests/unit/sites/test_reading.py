@@ -308,6 +308,18 @@ BROKEN = {
     "HPC043 mine.variables.OMP_NUM_THREADS: only torchrun": [
         ("NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
     ],
+    "HPC043 mine.variables.RANK: only torchrun or the user sets RANK": [
+        ("NCCL_SOCKET_IFNAME", "RANK")
+    ],
+    "HPC043 mine.variables.LOCAL_WORLD_SIZE: only torchrun or the user sets": [
+        ("NCCL_SOCKET_IFNAME", "LOCAL_WORLD_SIZE")
+    ],
+    "HPC043 mine.key_file: 'keys/mine' is not a path: ~/FILE": [
+        ('"a/page"', '"a/page"\nkey_file = "keys/mine"')
+    ],
+    "HPC043 mine.key_file: '$HOME/mine' is not a path: ~/FILE": [
+        ('"a/page"', '"a/page"\nkey_file = "$HOME/mine"')
+    ],
     "HPC043 mine.profile.file: '~/nccl.sh' is not a path: /path/to/file": [
         ("/etc/nccl.sh", "~/nccl.sh")
     ],
