@@ -28,9 +28,9 @@ __all__ = ["NONE", "Marker", "Site", "find", "load"]
 OURS = Path(__file__).parent
 ADMINISTRATORS = Path("/etc/torchrun_hpc/sites")
 
-# The order of markers: a centre's own variables, a scheduler's, host names.
-# Host names come last, because several centres may have similar ones.
-# Files come after them, because nodes can differ in a file.
+# The order of markers: a centre's own variables, a scheduler's, host names, files.
+# Several centres may have similar host names. Files come last, because nodes can differ
+# in a file.
 _LAST = ("PBS_JOBID", "SLURM_CLUSTER_NAME", "", "file")
 
 
