@@ -16,7 +16,8 @@ def run() -> None:
 
     In a clone, any Python finds the command in the working folder.
     """
-    missing = [name for name in NEEDED if find_spec(name) is None]
+    # The clone's own folder packaging/ is found, too, but has no origin.
+    missing = [n for n in NEEDED if getattr(find_spec(n), "origin", None) is None]
     if missing:
         text = (
             f"on {socket.gethostname()}: {sys.executable} has no {missing[0]}: it is "

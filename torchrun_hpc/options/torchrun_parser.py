@@ -60,7 +60,7 @@ class _PrintCompletion(argparse.Action):
             action.complete = shtab.FILE  # most values without choices are files
         text = shtab.complete(parser, arguments[1])
         parser._print_message(f"{text}\n", sys.stdout)
-        sys.exit()
+        sys.exit(0)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
