@@ -16,7 +16,7 @@ def run() -> None:
 
     In a clone, any Python finds the command in the working folder.
     """
-    # The clone's own folder packaging/ is found, too, but has no origin.
+    # A clone also has a folder packaging/. Python finds it, but it has no origin.
     missing = [n for n in NEEDED if getattr(find_spec(n), "origin", None) is None]
     if missing:
         text = (
