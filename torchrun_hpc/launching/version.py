@@ -29,7 +29,7 @@ def show(options: Options) -> NoReturn:
 
 
 def _print(options: Options) -> None:
-    """Print them; only the patches need the import of torch."""
+    """Print the versions; only the patches need the import of torch."""
     found = arguments.torch_version()
     torch = f"torch {found}" if found else "no torch"
     python = platform.python_version()

@@ -211,10 +211,11 @@ def advice(inputs: Inputs) -> tuple[Message, ...]:
 
     Images are mostly the same on all nodes, so one node reports it.
     """
+    missing = _missing(inputs)
     skipped = [
         f"{name} ({why})"
         for name, why in inputs.profile.skipped.items()
-        if name in _missing(inputs) or inputs.options.hpc_dry_run
+        if name in missing or inputs.options.hpc_dry_run
     ]
     if inputs.site is None or not skipped:
         return ()

@@ -72,15 +72,15 @@ def measure(nodes, turn="0/0", seen=None):
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.5", "::1"])
 def test_figures(address):
     with nodes_at(address) as nodes:
-        for turn in "01":
-            found = measure(nodes, turn)
+        links = [measure(nodes, turn) for turn in "01"]
+        for found in links:
             assert (found.first, found.second, found.problem) == (0, 1, "")
             assert found.latency_s > 0
             assert min(found.forward, found.backward) > 1e6
             assert abs(found.clock_s) <= found.latency_s  # it is the same clock
             assert (found.lost_mtu, found.blocked) == (0, ())
-            # A share: a busy machine sends some again in vain, once more than a tenth.
-            assert 0 <= found.lost <= 1
+        # A busy machine sends some again in vain: once more than a tenth.
+        assert 0 <= min(found.lost for found in links) < 0.1
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.9", nodes[0][0].port), PATIENCE)
 
