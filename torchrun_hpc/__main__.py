@@ -4,6 +4,7 @@ import socket
 import sys
 from importlib.util import find_spec
 
+from torchrun_hpc import read_ahead
 from torchrun_hpc.errors import Message
 from torchrun_hpc.reporting import console
 
@@ -26,6 +27,7 @@ def run() -> None:
         )
         console.write(Message("HPC152", text), "error")
         sys.exit(2)
+    read_ahead.start("torchrun_hpc.main")
     from torchrun_hpc.main import main  # noqa: PLC0415 - it needs them
 
     main()

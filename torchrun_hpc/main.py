@@ -15,13 +15,14 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import wire
+from torchrun_hpc import read_ahead, wire
 from torchrun_hpc.launching import direct, environment, signals, starters, version
 from torchrun_hpc.launching.abort import LaunchState, faults_reported
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.options import arguments, command_line
 from torchrun_hpc.options.options import read
+from torchrun_hpc.options.values import NONE
 from torchrun_hpc.planning.mode import (
     check_started_right,
     choose_mode,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
+
+# The second one imports the rest of the launcher. Torch's libraries take longest.
+_READ_FIRST = ("torch._C", "torchrun_hpc.launching.agent")
 
 
 def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
@@ -68,7 +72,11 @@ def _launch(argv: Sequence[str], job: Job | None, *, may_split_off: bool) -> Non
     known = LaunchState()
     with faults_reported(known):
         environment.drop_empty_options()
-        start(*_planned(argv, known, job, may_split_off=may_split_off))
+        try:
+            planned = _planned(argv, known, job, may_split_off=may_split_off)
+        finally:
+            read_ahead.end()  # in each process: the fork server also comes here
+        start(*planned)
 
 
 def _planned(
@@ -87,6 +95,8 @@ def _planned(
     known.preflight = seen
     line = parse(argv, seen, known)
     known.options = line.options
+    if line.options.hpc_read_ahead != NONE:
+        read_ahead.ask(*_READ_FIRST, *line.options.hpc_preload)
     mode = known.mode = choose_mode(seen, line, starters.count_workers)
     if is_launch and not mode.is_direct:
         starters.prepare_agent(seen, line.options)

@@ -134,6 +134,14 @@ class Options:
         "Default: the site's value, or none.",
         values.modules,
     )
+    hpc_read_ahead: str = _ours(
+        "auto",
+        "auto|none",
+        "On a slow file system, read the files of PyTorch and of preloaded modules "
+        "before their import needs them. 'auto' does so if the file system takes longer "
+        "than a cache or a local disk. Default: auto.",
+        values.read_ahead,
+    )
     hpc_stall_report: int = _ours(
         0,
         "SECONDS",

@@ -196,6 +196,7 @@ modules = reader(
     _modules,
     ". Use names with commas, such as --hpc-preload=torch,numpy, or none",
 )
+read_ahead = reader(lambda word: _word(word, ("auto", NONE)))
 stall = reader(
     lambda seconds: _number(seconds, "[1-9][0-9]{0,6}"),
     ": use whole seconds, more than any pause of the training takes, such as "

@@ -1,0 +1,111 @@
+"""How fast a job starts on a slow file system with an empty cache.
+
+    python benchmarks/cold.py [--record] [MILLISECONDS [ROUNDS]]
+
+On the test cluster (root, see tests/harness). On each host, Python, its packages and
+torchrun_hpc are on a file system of `slow_files.py`, with a cache of its own. Measures
+the time from srun to the first all-reduce, on one node of four workers and on three
+nodes of one: with an empty cache (cold), and once more (warm). Prints the medians, and
+what was asked of the file systems of all nodes until the end of the cold job.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import launch
+from measured import record
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
+from testbed import Cluster, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MILLISECONDS, ROUNDS = 2.0, 3
+SLOW_FILES = Path(__file__).with_name("slow_files.py")
+FOLDERS = (sys.base_prefix, sys.prefix, str(launch.ROOT / "torchrun_hpc"))
+SHAPES = {
+    "1 node of 4 workers": (1, 4),
+    "3 nodes of 1 worker": (3, 1),
+}
+OFF = "without read-ahead"
+PRELOAD_OFF = "preload, without read-ahead"
+NO_READ_AHEAD = "-m torchrun_hpc --hpc-read-ahead=none"
+
+
+@contextmanager
+def slow(
+    cluster: Cluster, nodes: int, milliseconds: float, asked: collections.Counter[str]
+) -> Iterator[None]:
+    """Let the files of these nodes be slow; add to ``asked`` what was asked of them."""
+    with ExitStack() as stack:
+        for host in cluster.names[:nodes]:
+            server = cluster.popen(
+                [sys.executable, SLOW_FILES, str(milliseconds), *FOLDERS],
+                host=host,
+                stderr=subprocess.DEVNULL,
+            )
+            stack.callback(_unmount, cluster, host, server, asked)
+            for folder in FOLDERS:
+                while cluster.run(["mountpoint", "-q", folder], host=host).returncode:
+                    time.sleep(0.05)
+        yield
+
+
+def _unmount(
+    cluster: Cluster,
+    host: str,
+    server: subprocess.Popen[str],
+    asked: collections.Counter[str],
+) -> None:
+    for folder in FOLDERS:
+        while cluster.run(["umount", folder], host=host).returncode:
+            time.sleep(0.05)  # a process still ends
+    told, _ = server.communicate()
+    asked.update(json.loads(told))
+
+
+def main() -> None:
+    """Measure, and report."""
+    reason = missing()
+    if reason is not None:
+        sys.exit(f"this needs the test cluster: {reason}")
+    words = [word for word in sys.argv[1:] if word != "--record"]
+    milliseconds = float(words[0]) if words else MILLISECONDS
+    rounds = int(words[1]) if len(words) > 1 else ROUNDS
+    with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
+        bench = launch.Bench(cluster, Path(folder))
+        (bench.folder / "meets.py").write_text(launch.SCRIPT, encoding="utf-8")
+        for title, (nodes, workers) in SHAPES.items():
+            cold = launch.Measured(f"{title}, {milliseconds:g} ms, cold", {})
+            warm = launch.Measured(f"{title}, {milliseconds:g} ms, warm", {})
+            requests = {}
+            for _ in range(rounds):
+                for name in launch.turns(cold, [*launch.COMMANDS]):
+                    asked = collections.Counter()
+                    with slow(cluster, nodes, milliseconds, asked):
+                        for measured in cold, warm:
+                            begin, printed = bench.start(
+                                name, nodes, workers, "meets.py"
+                            )
+                            met = max(line["met"] for line in printed)
+                            measured.add(name, met - begin)
+                    requests[name] = asked
+            for measured in cold, warm:
+                measured.report()
+            for name, asked in requests.items():
+                print(f"  {name}: {dict(asked)}")
+
+
+if __name__ == "__main__":
+    main()
