@@ -1,6 +1,6 @@
 """How fast a job starts on a slow file system with an empty cache.
 
-    python benchmarks/cold.py [--record] [MILLISECONDS [ROUNDS]]
+    python benchmarks/cold.py [MILLISECONDS [ROUNDS]]
 
 On the test cluster (root, see tests/harness). On each host, Python, its packages and
 torchrun_hpc are on a file system of `slow_files.py`, with a cache of its own. Measures
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import launch
-from measured import record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
 from testbed import Cluster, missing
@@ -38,9 +36,8 @@ SHAPES = {
     "1 node of 4 workers": (1, 4),
     "3 nodes of 1 worker": (3, 1),
 }
-OFF = "without read-ahead"
-PRELOAD_OFF = "preload, without read-ahead"
-NO_READ_AHEAD = "-m torchrun_hpc --hpc-read-ahead=none"
+WITHOUT = "preload, without read-ahead"
+NAMES = (launch.STOCK, launch.BY_HAND, launch.OURS, launch.PRELOAD, WITHOUT)
 
 
 @contextmanager
@@ -80,19 +77,25 @@ def main() -> None:
     reason = missing()
     if reason is not None:
         sys.exit(f"this needs the test cluster: {reason}")
-    words = [word for word in sys.argv[1:] if word != "--record"]
+    words = sys.argv[1:]
     milliseconds = float(words[0]) if words else MILLISECONDS
     rounds = int(words[1]) if len(words) > 1 else ROUNDS
     with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         bench = launch.Bench(cluster, Path(folder))
         (bench.folder / "meets.py").write_text(launch.SCRIPT, encoding="utf-8")
+        preload = launch.COMMANDS[launch.PRELOAD]
+        launch.COMMANDS[WITHOUT] = preload.replace(
+            "--hpc-preload", "--hpc-read-ahead=none --hpc-preload"
+        )
+        for name in NAMES:
+            bench.start(name, 3, 1, "meets.py")  # bytecode
         for title, (nodes, workers) in SHAPES.items():
             cold = launch.Measured(f"{title}, {milliseconds:g} ms, cold", {})
             warm = launch.Measured(f"{title}, {milliseconds:g} ms, warm", {})
             requests = {}
             for _ in range(rounds):
-                for name in launch.turns(cold, [*launch.COMMANDS]):
-                    asked = collections.Counter()
+                for name in launch.turns(cold, [*NAMES]):
+                    asked: collections.Counter[str] = collections.Counter()
                     with slow(cluster, nodes, milliseconds, asked):
                         for measured in cold, warm:
                             begin, printed = bench.start(

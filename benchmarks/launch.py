@@ -10,7 +10,8 @@ On the test cluster (root, see tests/harness), with the management network close
 - a restart: the time from the end of a worker that fails to the script's first line on
   the last of four workers, and to the first one behind the import of torch;
 - of a node of eight workers, the files that are opened below site-packages (strace),
-  and the seconds of CPU time.
+  and the seconds of CPU time;
+- where a start of three nodes of one worker spends its time, on the head node.
 
 Stock torchrun gets every flag and variable by hand, so that it works there. All take
 turns, and the order alternates; what counts are ratios of medians. Fails if one is
@@ -60,6 +61,33 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os._exit(1)
     time.sleep(60)
 print(json.dumps({"first_line": first_line, "imported": time.time()}) + "\\n", end="")
+"""
+
+START = "start"  # of a process
+
+# Notes what a launch on the head node imports, and when it starts processes.
+NOTES = """
+import os, sys, time
+notes = os.open(os.environ["NOTES"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def note(event, arguments):
+    if event in {"import", "os.fork", "subprocess.Popen"}:
+        what = arguments[0] if event == "import" else "start"
+        os.write(notes, f"{time.time()} {os.getpid()} {what}\\n".encode())
+if os.environ.get("SLURM_NODEID") == "0":
+    note("import", ["sitecustomize"])
+    sys.addaudithook(note)
+"""
+SHARES = """
+import time; first_line = time.time()
+import json, torch
+import torch.distributed as dist
+imported = time.time()
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 0:
+    times = {"first_line": first_line, "imported": imported, "met": time.time()}
+    print(json.dumps(times) + "\\n", end="")
+dist.destroy_process_group()
 """
 
 LAUNCHER = "exec python -m torchrun_hpc --nproc_per_node={workers} {options} {script}"
@@ -143,7 +171,13 @@ class Bench:
     folder: Path
 
     def start(
-        self, name: str, nodes: int, workers: int, script: str, options: str = ""
+        self,
+        name: str,
+        nodes: int,
+        workers: int,
+        script: str,
+        options: str = "",
+        **environ: str,
     ) -> tuple[float, list[dict[str, float]]]:
         """Start a command; return when srun was started, and what the workers printed.
 
@@ -153,8 +187,9 @@ class Bench:
             workers: And of workers on each.
             script: Name of the script.
             options: Options of the launcher.
+            **environ: Further variables.
         """
-        environ = {
+        environ = environ | {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "SYSTEMNAME": "juwelsbooster",
         }
@@ -193,6 +228,39 @@ def restart(bench: Bench, to_first_line: Measured, to_import: Measured) -> None:
         again = [line for line in printed if "failed" not in line]
         to_first_line.add(name, max(line["first_line"] for line in again) - failed)
         to_import.add(name, max(line["imported"] for line in again) - failed)
+
+
+def shares(bench: Bench, into: dict[str, Measured]) -> None:
+    """Measure where the head node spends the time of a start."""
+    notes = bench.folder / "notes"
+    for name, measured in into.items():
+        notes.unlink(missing_ok=True)
+        begin, (said,) = bench.start(
+            name, 3, 1, "shares.py", PYTHONPATH=str(bench.folder), NOTES=str(notes)
+        )
+        noted = [line.split(" ") for line in notes.read_text().splitlines()]
+        launcher = noted[0][1]
+        times = [
+            (float(at), what)
+            for at, process, what in noted
+            if float(at) < said["first_line"] and (process == launcher or what == START)
+        ]
+        torch = [at for at, what in times if what == "torch"]
+        starts = [at for at, what in times if what == START]
+        spawned = starts[-1] if starts else said["first_line"]
+        imports = [at for at, what in times if at < spawned and what != START]
+        ends = {
+            "srun, Python": times[0][0],
+            "launcher": torch[0] if torch else times[0][0],
+            "import of torch": imports[-1],
+            "meeting": spawned,
+            "worker's start": said["first_line"],
+            "worker's import": said["imported"],
+            "all-reduce": said["met"],
+        }
+        for stage, end in ends.items():
+            measured.add(stage, end - begin)
+            begin = end
 
 
 def turns(measured: Measured, names: list[str]) -> list[str]:
@@ -257,6 +325,10 @@ def main() -> None:
     first_line = Measured("a restart: to the first line", {})
     imported = Measured("a restart: to the end of the import", {(PRELOAD, STOCK): 0.3})
     cpu = Measured("8 workers: CPU time", {(PRELOAD, STOCK): 1 / 4})
+    stages = {
+        name: Measured(f"3 nodes of 1 worker, {name}: its stages on the head node", {})
+        for name in COMMANDS
+    }
     files = Measured(
         "8 workers: files opened below site-packages",
         {(PRELOAD, STOCK): 1 / 7},
@@ -264,7 +336,13 @@ def main() -> None:
     )
     with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         bench = Bench(cluster, Path(folder))
-        for name, text in {"meets.py": SCRIPT, "fails.py": FAILS}.items():
+        texts = {
+            "meets.py": SCRIPT,
+            "fails.py": FAILS,
+            "shares.py": SHARES,
+            "sitecustomize.py": NOTES,
+        }
+        for name, text in texts.items():
             (bench.folder / name).write_text(text, encoding="utf-8")
         for name in COMMANDS:
             bench.start(name, 3, 1, "meets.py")  # bytecode, the file system's cache
@@ -273,8 +351,9 @@ def main() -> None:
                 first_all_reduce(bench, into, nodes, workers)
             restart(bench, first_line, imported)
             cpu_seconds(cpu, bench.folder / "meets.py")
+            shares(bench, stages)
         files_opened(files, bench.folder / "meets.py")
-    parts = (*measured.values(), first_line, imported, cpu, files)
+    parts = (*measured.values(), first_line, imported, cpu, files, *stages.values())
     found = [part.report() for part in parts]
     if "--record" in sys.argv:
         record("start.json", [part.for_json() for part in parts])

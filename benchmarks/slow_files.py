@@ -2,8 +2,8 @@
 
     python benchmarks/slow_files.py MILLISECONDS FOLDER...
 
-Mounts a pass-through over each FOLDER (root, FUSE). Each request takes so long: a look at a
-name, an open, or 128 KiB of a file. Requests wait at the same time, and the kernel
+Mounts a pass-through over each FOLDER (root, FUSE). Each request takes so long: a look
+at a name, an open, or 128 KiB of a file. Requests wait at the same time, and the kernel
 caches what it has read, as with Lustre or NFS. The cache is empty after each mount. At
 its end (``umount FOLDER``) it prints a JSON object: how many requests of each kind, and
 how many bytes of files.
@@ -21,12 +21,12 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-import mfusepy
+import mfusepy  # type: ignore[import-untyped]
 
 SECONDS = 60  # for which the kernel believes what it knows of names
 
 
-class PassThrough(mfusepy.Operations):
+class PassThrough(mfusepy.Operations):  # type: ignore[misc]
     """Reads of a folder, each with a delay.
 
     Args:
@@ -49,6 +49,7 @@ class PassThrough(mfusepy.Operations):
         time.sleep(self._delay)
 
     def getattr(self, path: str, _fh: int | None = None) -> dict[str, Any]:
+        """Return what is known of a file."""
         self._wait("lookups")
         found = os.stat(f".{path}", dir_fd=self._folder, follow_symlinks=False)
         names = (
@@ -61,27 +62,32 @@ class PassThrough(mfusepy.Operations):
         return {name: getattr(found, name) for name in names} | times
 
     def readlink(self, path: str) -> str:
+        """Return where a link leads."""
         self._wait("links")
         return os.readlink(f".{path}", dir_fd=self._folder)
 
     def readdir(self, path: str, _fh: int) -> list[str]:
+        """Return the names in a folder."""
         self._wait("folders")
         folder = os.open(f".{path}", os.O_RDONLY, dir_fd=self._folder)
         try:
-            return [".", "..", *os.listdir(folder)]
+            return [".", "..", *os.listdir(folder)]  # noqa: PTH208 - a number
         finally:
             os.close(folder)
 
     def open(self, path: str, flags: int) -> int:
+        """Open a file."""
         self._wait("opens")
         return os.open(f".{path}", flags, dir_fd=self._folder)
 
     def read(self, _path: str, size: int, offset: int, fh: int) -> bytes:
+        """Read a part of an open file."""
         found = os.pread(fh, size, offset)
         self._wait("reads", len(found))
         return found
 
     def release(self, _path: str, fh: int) -> int:
+        """Close a file."""
         os.close(fh)
         return 0
 

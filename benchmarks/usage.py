@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 NAME = "SLURMD_NODENAME"  # of each task
-LAUNCHER = ("-m", "torchrun_hpc")
 MIB = 1024  # kB
 
 
@@ -42,20 +42,17 @@ def agents(nodes: Collection[str]) -> Iterator[tuple[str, psutil.Process]]:
     A fork server has the agent's command line, and is a child of it.
     """
     for process in psutil.process_iter():
-        try:
-            if _is_launcher(process) and not _is_launcher(process.parent()):
-                name = process.environ()[NAME]
-                if name in nodes:
+        # It may have ended.
+        with contextlib.suppress(psutil.Error):
+            name = process.environ().get(NAME, "")
+            if name in nodes and _is_launcher(process):
+                parent = process.parent()
+                if parent is None or not _is_launcher(parent):
                     yield name, process
-        except (psutil.Error, KeyError):  # it has ended, or is no task
-            continue
 
 
-def _is_launcher(process: psutil.Process | None) -> bool:
-    words = process.cmdline() if process is not None else []
-    return Path(words[0] if words else "").name.startswith("python") and (
-        LAUNCHER == (*words[1:3],)
-    )
+def _is_launcher(process: psutil.Process) -> bool:
+    return " -m torchrun_hpc " in " ".join(process.cmdline())
 
 
 def usage(agent: psutil.Process) -> Usage:

@@ -4,8 +4,8 @@ import socket
 import sys
 from importlib.util import find_spec
 
-from torchrun_hpc import read_ahead
 from torchrun_hpc.errors import Message
+from torchrun_hpc.launching import read_ahead
 from torchrun_hpc.reporting import console
 
 # Required packages besides torch, which is checked later.

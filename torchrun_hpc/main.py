@@ -15,8 +15,14 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import read_ahead, wire
-from torchrun_hpc.launching import direct, environment, signals, starters, version
+from torchrun_hpc import wire
+from torchrun_hpc.launching import (
+    direct,
+    environment,
+    read_ahead,
+    signals,
+    starters,
+)
 from torchrun_hpc.launching.abort import LaunchState, faults_reported
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start
@@ -123,6 +129,8 @@ def parse(argv: Sequence[str], seen: Preflight, known: LaunchState) -> CommandLi
         may_be_direct = False  # the next word may be the unknown option's value
     is_clear = not (line.unknown or line.problem)
     if line.wants_version:
+        from torchrun_hpc.launching import version  # noqa: PLC0415 - rarely needed
+
         version.show(line.options)
     if not line.wants_help and (may_be_direct or is_clear):
         return line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import time
 from typing import TYPE_CHECKING
 
@@ -64,5 +63,7 @@ def backoff(waited: float) -> float:
 
     It is short at first, when all nodes start together. It is random, to spread them.
     """
+    import random  # noqa: PLC0415 - with many modules, and often not needed
+
     pause = min(max(waited / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE)
     return pause * random.uniform(0.5, 1)  # noqa: S311 - no secret

@@ -7,14 +7,17 @@ prefix.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 from torchrun_hpc import programs
 from torchrun_hpc.launching import environment
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import process
+
+if TYPE_CHECKING:
+    import subprocess
 
 _STDERR = 2
 
@@ -32,7 +35,7 @@ def switch_on(host: str, rank: int | None) -> None:
     prefix = f"{host.partition('.')[0]}{node}: "
     # It ends with the last writer.
     _copier = programs.start(
-        "write_prefix", prefix, stdin=subprocess.PIPE, stdout=_STDERR
+        "write_prefix", prefix, stdin=programs.PIPE, stdout=_STDERR
     )
     if _copier.stdin is not None:
         os.dup2(_copier.stdin.fileno(), _STDERR)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from torchrun_hpc.host import procfs
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterable, Mapping, Sequence
     from types import FrameType
 
@@ -192,6 +192,8 @@ class _Forwarder:
 
 def _start_probe() -> subprocess.Popen[bytes] | None:
     """Start a process as the workers are started, with all signals blocked."""
+    import subprocess  # noqa: PLC0415 - direct mode does without
+
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         # However this process ends, that closes cat's stdin, and cat also ends.

@@ -137,9 +137,8 @@ class Options:
     hpc_read_ahead: str = _ours(
         "auto",
         "auto|none",
-        "On a slow file system, read the files of PyTorch and of preloaded modules "
-        "before their import needs them. 'auto' does so if the file system takes longer "
-        "than a cache or a local disk. Default: auto.",
+        "'auto' reads the files of PyTorch and of preloaded modules before an import "
+        "needs them, if the file system is slow. Default: auto.",
         values.read_ahead,
     )
     hpc_stall_report: int = _ours(

@@ -5,13 +5,16 @@ They start fast: they import few standard modules, and nothing of this package.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 FOLDER = Path(__file__).parent
 
+PIPE = -1  # subprocess.PIPE: direct mode does without that import
 _STREAMS = ("stdin", "stdout", "stderr")
 
 
@@ -20,6 +23,8 @@ def start(name: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]
 
     By default, its standard streams are null. ``options`` are for `subprocess.Popen`.
     """
+    import subprocess  # noqa: PLC0415 - direct mode does without
+
     streams: dict[str, Any] = dict.fromkeys(_STREAMS, subprocess.DEVNULL)
     return subprocess.Popen(  # noqa: S603
         [sys.executable, "-IS", str(FOLDER / f"{name}.py"), *arguments],

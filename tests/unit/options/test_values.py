@@ -36,6 +36,7 @@ GOOD = {
     "hpc_bind": {word: word for word in ("gpu", "even", "none")},
     "hpc_auth": {word: word for word in ("auto", "require", "none")},
     "hpc_key_file": {"~/a b": "~/a b"},
+    "hpc_read_ahead": {word: word for word in ("auto", "none")},
     "hpc_rendezvous": {word: word for word in ("auto", "scheduler", "c10d")},
     "hpc_preload": {
         "none": (),
@@ -91,6 +92,7 @@ BAD = [
     ("hpc_bind", ("GPU", "gpus"), ": Did you mean gpu? There are: gpu, even"),
     ("hpc_bind", ("cores", "0-3"), ": There are: gpu, even, none"),
     ("hpc_auth", ("required",), ": Did you mean require?"),
+    ("hpc_read_ahead", ("off", "torch"), ": There are: auto, none"),
     ("hpc_rendezvous", ("c10",), ": Did you mean c10d?"),
     ("hpc_rendezvous", ("Scheduler",), ": Did you mean scheduler?"),
     ("hpc_rendezvous", ("static", "etcd"), ": There are: auto, scheduler"),

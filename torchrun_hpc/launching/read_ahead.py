@@ -1,0 +1,61 @@
+"""Read-ahead: the files of an import, before the import needs them.
+
+    launcher ──names of modules──► programs/read_ahead.py ──► the kernel's cache
+
+An import asks for one file after the other. On a shared file system, with an empty
+cache, it waits minutes for the answers. The program asks for many files at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from torchrun_hpc import programs
+
+_SLOW = 0.0005  # seconds for a page: it is not cached, and not on a fast local disk
+
+_readers: list[Any] = []  # the process; none if the files are fast
+
+
+def start(module: str) -> None:
+    """Start to read a module, if torch's files are slow."""
+    with contextlib.suppress(OSError):  # no more processes
+        if _is_slow():
+            _readers.append(
+                programs.start("read_ahead", *sys.path, stdin=programs.PIPE)
+            )
+    ask(module)
+
+
+def ask(*modules: str) -> None:
+    """Read more modules."""
+    for reader in _readers:
+        with contextlib.suppress(OSError):  # another launch's program reads them
+            reader.stdin.write("".join(f"{name}\n" for name in modules).encode())
+            reader.stdin.flush()
+
+
+def end() -> None:
+    """End the program. A fork only closes its end of the pipe."""
+    while _readers:
+        with contextlib.suppress(OSError), _readers.pop():
+            pass
+
+
+def _is_slow() -> bool:
+    """Return whether it takes long to read the first page of each library."""
+    torch = PathFinder.find_spec("torch")
+    if torch is None or not torch.origin:
+        return False
+    for name in ("libtorch_cpu.so", "libtorch_python.so"):  # of each release
+        with Path(torch.origin).with_name("lib").joinpath(name).open("rb", 0) as file:
+            begin = time.perf_counter()
+            file.read(1)  # the kernel reads at least a page
+            if time.perf_counter() - begin < _SLOW:
+                return False
+    return True

@@ -1,0 +1,125 @@
+"""Read the files of imports, whose names arrive on standard input, one per line.
+
+    read_ahead.py FOLDER...
+
+The folders are those of ``sys.path``. It runs no module, but follows the imports in
+their bytecode, and looks for files exactly as an import does. What was read stays in
+the kernel's cache. Only one process of a user on a node reads; others end at once.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import marshal
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.machinery import PathFinder
+from importlib.util import MAGIC_NUMBER, resolve_name
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType
+
+_PYC_HEADER = 16  # bytes
+
+_PIECE = 2**17  # bytes of one request; of a longer one, the kernel reads only so many
+
+# See elf(5): e_shoff and e_shnum; then sh_type, sh_flags, sh_offset and sh_size.
+_HEADER, _SECTION = struct.Struct("<40xQ12xH2x"), struct.Struct("<4xIQ8xQQ24x")
+_UNREAD = {8, 0x70000001}  # types: variables that are 0, tables for exceptions
+_IN_MEMORY = 2  # a flag
+
+# Of larger parts, such as libtorch_cpu.so's code and the code for GPUs, loading reads
+# little (measured, torch 2.14 for CUDA 13).
+_LONGEST = 2**26  # bytes
+
+_threads = ThreadPoolExecutor(16)  # more did not help (measured, 2 ms per request)
+
+
+@functools.cache
+def read(module: str) -> Future[list[str] | None]:
+    """Read a module after its package; the result is where its own modules are."""
+    package = module.rpartition(".")[0]
+    return _threads.submit(_read, module, read(package) if package else None)
+
+
+def _read(module: str, package: Future[list[str] | None] | None) -> list[str] | None:
+    folders = package.result() if package else None
+    found = None if package and not folders else PathFinder.find_spec(module, folders)
+    if found is None or not found.origin:
+        return None
+    if found.cached is None:
+        text = subprocess.check_output(["ldd", found.origin], text=True)  # noqa: S603, S607
+        for library in (*re.findall(r" => (\S+) ", text), found.origin):
+            _read_library(library)
+        return None
+    data, inner = Path(found.cached).read_bytes(), found.submodule_search_locations
+    if data.startswith(MAGIC_NUMBER):
+        code = marshal.loads(data[_PYC_HEADER:])  # noqa: S302 - the import trusts it
+        for name in imports(code, module if inner else module.rpartition(".")[0]):
+            read(name)
+    return inner
+
+
+def imports(code: CodeType, package: str) -> Iterator[str]:
+    """Find what a module's code imports when it runs, except for type checkers.
+
+    Some names are those of variables. ``package`` is for relative imports.
+    """
+    constants: list[Any] = []
+    skipped = 0
+    is_for_types = False
+    for step in dis.get_instructions(code):
+        if step.offset < skipped:
+            continue
+        if step.opname in {"LOAD_CONST", "LOAD_SMALL_INT"}:
+            constants.append(step.argval)
+        elif step.opname == "IMPORT_NAME":
+            level, names = constants[-2:]
+            base = resolve_name(level * "." + step.argval, package)
+            yield base
+            yield from (f"{base}.{name}" for name in names or ())
+        elif step.opname == "LOAD_NAME":
+            is_for_types = step.argval == "TYPE_CHECKING"
+        elif is_for_types and "IF_FALSE" in step.opname:
+            skipped = step.argval
+
+
+@functools.cache
+def _read_library(path: str) -> None:
+    with Path(path).open("rb") as file:
+        for start, size in parts(file):
+            for offset in range(start, start + size, _PIECE):
+                os.posix_fadvise(file.fileno(), offset, _PIECE, os.POSIX_FADV_WILLNEED)
+
+
+def parts(library: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Return offset and size of the parts that loading may read."""
+    start, number = _HEADER.unpack(library.read(_HEADER.size))
+    library.seek(start)
+    sections = library.read(number * _SECTION.size)
+    for kind, flags, offset, size in _SECTION.iter_unpack(sections):
+        if flags & _IN_MEMORY and kind not in _UNREAD and size < _LONGEST:
+            yield offset, size
+
+
+def main() -> None:
+    """Read until the launcher closes the pipe."""
+    sys.path[:] = sys.argv[1:]
+    with socket.socket(socket.AF_UNIX) as lock:
+        lock.bind(f"\0torchrun_hpc read-ahead {os.getuid()}")
+        for line in sys.stdin:
+            read(line.strip())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
