@@ -245,7 +245,7 @@ def shares(bench: Bench, into: dict[str, Measured]) -> None:
             for at, process, what in noted
             if float(at) < said["first_line"] and (process == launcher or what == START)
         ]
-        torch = [at for at, what in times if what == "torch"]
+        torch = [at for at, what in times if what.partition(".")[0] == "torch"]
         starts = [at for at, what in times if what == START]
         spawned = starts[-1] if starts else said["first_line"]
         imports = [at for at, what in times if at < spawned and what != START]

@@ -9,7 +9,8 @@ PATH=$PATH:/usr/sbin:/sbin
 absent=
 for pair in slurmctld:slurm-wlm slurmd:slurm-wlm srun:slurm-wlm munged:munge \
     ip:iproute2 nft:nftables nsenter:util-linux unshare:util-linux \
-    faketime:faketime patch:patch mpirun.openmpi:openmpi-bin mpiexec.hydra:mpich; do
+    faketime:faketime patch:patch fusermount3:fuse3 mpirun.openmpi:openmpi-bin \
+    mpiexec.hydra:mpich; do
     command -v "${pair%%:*}" > /dev/null || absent="$absent ${pair#*:}"
 done
 

@@ -1,0 +1,104 @@
+"""When the launcher reads ahead, and what it tells the program that does it."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from torchrun_hpc.launching import read_ahead
+
+FAST, SLOW = 0.0001, 0.001  # seconds for a page
+
+
+class Started(list):
+    """The programs that were started, and how each ended."""
+
+    def __call__(self, *words, stdin):
+        assert stdin == read_ahead.programs.PIPE
+        self.append(Program(words))
+        return self[-1]
+
+
+class Program:
+    def __init__(self, words):
+        self.words = words
+        self.stdin = io.BytesIO()
+        self.ended = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.ended = True
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Let torch be in a folder, and each page take a time of `pages`."""
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    for name in ("libtorch_cpu.so", "libtorch_python.so"):
+        (tmp_path / "torch" / "lib" / name).write_bytes(b"library")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    found = Started()
+    monkeypatch.setattr(read_ahead.programs, "start", found)
+    yield found
+    read_ahead.end()
+
+
+def pages_take(monkeypatch, *seconds):
+    clock = [0.0]
+    for each in seconds:
+        clock += [clock[-1], clock[-1] + each]
+    times = iter(clock[1:])
+    fake = SimpleNamespace(perf_counter=lambda: next(times))
+    monkeypatch.setattr(read_ahead, "time", fake)
+
+
+@pytest.mark.parametrize(
+    ("pages", "is_started"),
+    [
+        ((FAST,), False),
+        ((SLOW, FAST), False),  # this process had to wait for a CPU
+        ((SLOW, SLOW), True),
+    ],
+)
+def test_only_slow_files_are_read_ahead(monkeypatch, started, pages, is_started):
+    pages_take(monkeypatch, *pages)
+    read_ahead.start("module")
+    assert len(started) == is_started
+
+
+def test_the_program_learns_the_modules_and_ends(monkeypatch, started, tmp_path):
+    pages_take(monkeypatch, SLOW, SLOW)
+    read_ahead.start("one")
+    read_ahead.ask("two", "three.four")
+    (program,) = started
+    assert program.words == ("read_ahead", str(tmp_path))
+    assert program.stdin.getvalue() == b"one\ntwo\nthree.four\n"
+    assert not program.ended
+    read_ahead.end()
+    assert program.ended
+    read_ahead.end()
+    read_ahead.ask("five")  # nobody reads
+
+
+@pytest.mark.parametrize("missing", ["torch/__init__.py", "torch/lib/libtorch_cpu.so"])
+def test_without_torch_nothing_is_read(started, tmp_path, missing):
+    (tmp_path / missing).unlink()
+    read_ahead.start("module")
+    assert not started
+
+
+def test_a_launch_goes_on_without_the_program(monkeypatch, started):
+    def fail(*_, **__):
+        raise BlockingIOError
+
+    pages_take(monkeypatch, SLOW, SLOW)
+    monkeypatch.setattr(read_ahead.programs, "start", fail)
+    read_ahead.start("module")
+    read_ahead.ask("other")
+    read_ahead.end()
+    assert not started
