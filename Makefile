@@ -7,7 +7,7 @@ BIN := .venv/bin
 TIER = $(BIN)/python tests/harness/tier.py $@ $(BIN)/python -m pytest -n 3
 
 .PHONY: demo test test-all lint unit core more docs cluster matrix patches-check
-.PHONY: benchmark clean
+.PHONY: benchmark cold scale endurance clean
 
 demo: .venv/installed
 	$(BIN)/python -m torchrun_hpc --nproc_per_node=2 examples/ddp.py
@@ -86,6 +86,21 @@ benchmark: .venv/installed
 	$(BIN)/python benchmarks/plots.py
 	$(BIN)/python benchmarks/stderr.py
 	$(BIN)/python benchmarks/doctor.py
+
+# The start on a slow file system with an empty cache, as ratios: twenty minutes.
+cold: .venv/installed
+	tests/harness/install.sh
+	$(BIN)/python benchmarks/cold.py
+
+# A job on 64 nodes: five minutes, and 16 GiB of memory.
+scale: .venv/installed
+	tests/harness/install.sh
+	$(BIN)/python benchmarks/scale.py
+
+# An hour with a restart every minute.
+endurance: .venv/installed
+	tests/harness/install.sh
+	$(BIN)/python benchmarks/endurance.py
 
 clean:
 	rm -rf .launchers .packaging .venv build .hypothesis .mypy_cache .pytest_cache .ruff_cache
