@@ -6,7 +6,7 @@ On the test cluster (root, see tests/harness). On each host, Python, its package
 torchrun_hpc are on a file system of `slow_files.py`, with a cache of its own. Measures
 the time from srun to the first all-reduce, on one node of four workers and on three
 nodes of one: with an empty cache (cold), and once more (warm). Prints the medians, and
-what was asked of the file systems of all nodes until the end of the cold job.
+of the last round what both jobs have asked of the file systems of all nodes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import collections
 import json
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 MILLISECONDS, ROUNDS = 2.0, 3
 SLOW_FILES = Path(__file__).with_name("slow_files.py")
-FOLDERS = (sys.base_prefix, sys.prefix, str(launch.ROOT / "torchrun_hpc"))
+FOLDERS = (sysconfig.get_path("stdlib"), sys.prefix, str(launch.ROOT / "torchrun_hpc"))
 SHAPES = {
     "1 node of 4 workers": (1, 4),
     "3 nodes of 1 worker": (3, 1),
@@ -55,6 +56,8 @@ def slow(
             stack.callback(_unmount, cluster, host, server, asked)
             for folder in FOLDERS:
                 while cluster.run(["mountpoint", "-q", folder], host=host).returncode:
+                    if server.poll() is not None:
+                        sys.exit(f"{folder} cannot be mounted")
                     time.sleep(0.05)
         yield
 
@@ -66,8 +69,7 @@ def _unmount(
     asked: collections.Counter[str],
 ) -> None:
     for folder in FOLDERS:
-        while cluster.run(["umount", folder], host=host).returncode:
-            time.sleep(0.05)  # a process still ends
+        cluster.run(["umount", "--lazy", folder], host=host)  # a process may still end
     told, _ = server.communicate()
     asked.update(json.loads(told))
 

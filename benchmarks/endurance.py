@@ -54,7 +54,7 @@ def main() -> None:
     reason = missing()
     if reason is not None:
         sys.exit(f"this needs the test cluster: {reason}")
-    minutes = int(sys.argv[1]) if len(sys.argv) > 1 else MINUTES
+    minutes = int(sys.argv[1]) if len(sys.argv) > 1 else MINUTES  # more than ten
     with (
         Cluster(NODES, management="open", fast_names=str) as cluster,
         tempfile.TemporaryDirectory() as folder,
@@ -87,7 +87,7 @@ def main() -> None:
                     f"{taken.threads} threads",
                     flush=True,
                 )
-        print(f"exit code: {job.wait(120)}")
+        print(f"exit code: {job.wait(300)}")
         stderr.seek(0)
         print(stderr.read())
     sys.exit(job.returncode or not _is_steady(rows))

@@ -86,9 +86,10 @@ class Job:
 
     def has(self, name: str) -> float:
         """Wait until the workers have made a file; return for how long."""
+        deadline = time.monotonic() + PATIENCE
         while not (self._folder / name).exists():
-            if self._process.poll() is not None:
-                sys.exit(f"the job has ended early:\n{self.messages()}")
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"the job has ended early, or hangs:\n{self.messages()}")
             time.sleep(0.1)
         return self.seconds()
 
@@ -130,10 +131,12 @@ def _neighbours(number: int) -> Iterator[None]:
     files = [NEIGHBOURS / f"gc_thresh{k}" for k in (3, 2, 1)]
     before = [file.read_text(encoding="ascii") for file in files]
     for file in files:
-        file.write_text(str(number), encoding="ascii")
-    yield
-    for file, text in zip(files[::-1], before[::-1], strict=True):
-        file.write_text(text, encoding="ascii")
+        file.write_text(str(max(number, int(before[0]))), encoding="ascii")
+    try:
+        yield
+    finally:
+        for file, text in zip(files[::-1], before[::-1], strict=True):
+            file.write_text(text, encoding="ascii")
 
 
 def _lives(cluster: Cluster, folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching import read_ahead
-from torchrun_hpc.reporting import console
+from torchrun_hpc.reporting import console, streams
 
 # Required packages besides torch, which is checked later.
 NEEDED = ("packaging", "psutil")
@@ -27,6 +27,7 @@ def run() -> None:
         )
         console.write(Message("HPC152", text), "error")
         sys.exit(2)
+    streams.open_closed()  # the next opened file gets their numbers
     read_ahead.start("torchrun_hpc.main")
     from torchrun_hpc.main import main  # noqa: PLC0415 - it needs them
 

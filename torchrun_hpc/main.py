@@ -65,6 +65,7 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
         _launch(words, job, may_split_off=argv is None)
     except SplitOff as split:
         serve = split.serve
+        read_ahead.end()
     else:
         return
     serve()  # outside, so that a worker's exception has no other as its context
@@ -78,11 +79,7 @@ def _launch(argv: Sequence[str], job: Job | None, *, may_split_off: bool) -> Non
     known = LaunchState()
     with faults_reported(known):
         environment.drop_empty_options()
-        try:
-            planned = _planned(argv, known, job, may_split_off=may_split_off)
-        finally:
-            read_ahead.end()  # in each process: the fork server also comes here
-        start(*planned)
+        start(*_planned(argv, known, job, may_split_off=may_split_off))
 
 
 def _planned(
@@ -101,16 +98,18 @@ def _planned(
     known.preflight = seen
     line = parse(argv, seen, known)
     known.options = line.options
-    if line.options.hpc_read_ahead != NONE:
-        read_ahead.ask(*_READ_FIRST, *line.options.hpc_preload)
     mode = known.mode = choose_mode(seen, line, starters.count_workers)
     if is_launch and not mode.is_direct:
         starters.prepare_agent(seen, line.options)
     script = line.script if may_split_off else ""
     inputs = inputs_of(mode, seen, line.options, script)
+    if inputs.options.hpc_read_ahead == NONE or mode.is_direct:
+        read_ahead.end()
+    read_ahead.ask(*_READ_FIRST, *inputs.options.hpc_preload)
     meeting = known.meeting = meet(inputs)
     starter = starters.starter_of(inputs, line, argv, is_launch=is_launch)
     plan = starter.plan(meeting)
+    read_ahead.end()  # everything is imported
     known.meeting = plan.meeting  # torch can force another way to meet
     return plan, starter
 

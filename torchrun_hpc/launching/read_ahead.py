@@ -18,17 +18,15 @@ from typing import Any
 from torchrun_hpc import programs
 
 _SLOW = 0.0005  # seconds for a page: it is not cached, and not on a fast local disk
-
 _readers: list[Any] = []  # the process; none if the files are fast
 
 
 def start(module: str) -> None:
     """Start to read a module, if torch's files are slow."""
-    with contextlib.suppress(OSError):  # no more processes
+    pipe = {"stdin": programs.PIPE, "bufsize": 0}
+    with contextlib.suppress(Exception):  # there is no torch, or no more processes
         if _is_slow():
-            _readers.append(
-                programs.start("read_ahead", *sys.path, stdin=programs.PIPE)
-            )
+            _readers.append(programs.start("read_ahead", *sys.path, **pipe))
     ask(module)
 
 
@@ -37,21 +35,21 @@ def ask(*modules: str) -> None:
     for reader in _readers:
         with contextlib.suppress(OSError):  # another launch's program reads them
             reader.stdin.write("".join(f"{name}\n" for name in modules).encode())
-            reader.stdin.flush()
 
 
 def end() -> None:
-    """End the program. A fork only closes its end of the pipe."""
+    """End the program. A fork, which is not its parent, only closes the pipe."""
     while _readers:
-        with contextlib.suppress(OSError), _readers.pop():
-            pass
+        with contextlib.suppress(OSError), _readers.pop() as reader:
+            reader.kill()
 
 
 def _is_slow() -> bool:
-    """Return whether it takes long to read the first page of each library."""
-    torch = PathFinder.find_spec("torch")
-    if torch is None or not torch.origin:
-        return False
+    """Return whether it takes long to read the first page of each library.
+
+    Raise something if there is no torch.
+    """
+    torch: Any = PathFinder.find_spec("torch")
     for name in ("libtorch_cpu.so", "libtorch_python.so"):  # of each release
         with Path(torch.origin).with_name("lib").joinpath(name).open("rb", 0) as file:
             begin = time.perf_counter()

@@ -3,8 +3,8 @@
     read_ahead.py FOLDER...
 
 The folders are those of ``sys.path``. It runs no module, but follows the imports in
-their bytecode, and looks for files exactly as an import does. What was read stays in
-the kernel's cache. Only one process of a user on a node reads; others end at once.
+their bytecode. What was read stays in the kernel's cache. Only one process of a user on
+a node reads; others end at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType
 
-_PYC_HEADER = 16  # bytes
+_LDD = ("env", "-u", "BASH_ENV", "ldd")  # it is a script for a shell
 
 _PIECE = 2**17  # bytes of one request; of a longer one, the kernel reads only so many
 
@@ -54,19 +54,28 @@ def read(module: str) -> Future[list[str] | None]:
 def _read(module: str, package: Future[list[str] | None] | None) -> list[str] | None:
     folders = package.result() if package else None
     found = None if package and not folders else PathFinder.find_spec(module, folders)
-    if found is None or not found.origin:
+    if found is None:
         return None
-    if found.cached is None:
-        text = subprocess.check_output(["ldd", found.origin], text=True)  # noqa: S603, S607
-        for library in (*re.findall(r" => (\S+) ", text), found.origin):
-            _read_library(library)
-        return None
-    data, inner = Path(found.cached).read_bytes(), found.submodule_search_locations
-    if data.startswith(MAGIC_NUMBER):
-        code = marshal.loads(data[_PYC_HEADER:])  # noqa: S302 - the import trusts it
-        for name in imports(code, module if inner else module.rpartition(".")[0]):
-            read(name)
+    inner = found.submodule_search_locations
+    if found.cached:
+        _threads.submit(_follow, found.cached, module if inner else found.parent or "")
+    elif found.origin:
+        _threads.submit(_read_libraries, found.origin)
     return inner
+
+
+def _follow(path: str, package: str) -> None:
+    data = Path(path).read_bytes()
+    if data.startswith(MAGIC_NUMBER):
+        code = marshal.loads(data[16:])  # noqa: S302 - the import also trusts it
+        for name in imports(code, package):
+            read(name)
+
+
+def _read_libraries(path: str) -> None:
+    text = subprocess.check_output([*_LDD, path], stdin=subprocess.DEVNULL, text=True)  # noqa: S603
+    for library in (path, *re.findall(r" => (/.+) \(", text)):
+        _read_library(library)
 
 
 def imports(code: CodeType, package: str) -> Iterator[str]:
@@ -75,8 +84,7 @@ def imports(code: CodeType, package: str) -> Iterator[str]:
     Some names are those of variables. ``package`` is for relative imports.
     """
     constants: list[Any] = []
-    skipped = 0
-    is_for_types = False
+    skipped, is_for_types = 0, False
     for step in dis.get_instructions(code):
         if step.offset < skipped:
             continue
@@ -113,6 +121,7 @@ def parts(library: BinaryIO) -> Iterator[tuple[int, int]]:
 
 def main() -> None:
     """Read until the launcher closes the pipe."""
+    os.nice(10)  # the launcher comes first
     sys.path[:] = sys.argv[1:]
     with socket.socket(socket.AF_UNIX) as lock:
         lock.bind(f"\0torchrun_hpc read-ahead {os.getuid()}")

@@ -15,8 +15,8 @@ FAST, SLOW = 0.0001, 0.001  # seconds for a page
 class Started(list):
     """The programs that were started, and how each ended."""
 
-    def __call__(self, *words, stdin):
-        assert stdin == read_ahead.programs.PIPE
+    def __call__(self, *words, stdin, bufsize):
+        assert (stdin, bufsize) == (read_ahead.programs.PIPE, 0)
         self.append(Program(words))
         return self[-1]
 
@@ -26,12 +26,16 @@ class Program:
         self.words = words
         self.stdin = io.BytesIO()
         self.ended = False
+        self.killed = False
+
+    def kill(self):
+        self.killed = True
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.ended = True
+        self.ended = self.killed
 
 
 @pytest.fixture
@@ -92,7 +96,7 @@ def test_without_torch_nothing_is_read(started, tmp_path, missing):
     assert not started
 
 
-def test_a_launch_goes_on_without_the_program(monkeypatch, started):
+def test_a_launch_continues_without_the_program(monkeypatch, started):
     def fail(*_, **__):
         raise BlockingIOError
 

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import PATIENCE
+from waiting import until
 
 from torchrun_hpc.programs import read_ahead
-from torchrun_hpc.waiting import until
 
 MANY = "".join(f"name{number} = {number}.5\n" for number in range(300))
 
@@ -102,12 +101,13 @@ def test_what_an_import_reads_is_read(monkeypatch, tmp_path):
     wrong.write_bytes(b"of another Python")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     sys.addaudithook(note_opened)
+    read_ahead.read.cache_clear()
     read_ahead.read("package")
     expected = {
         importlib.util.cache_from_source(tmp_path / name)
         for name in MODULES.keys() - {"unread.py"}
     }
-    assert until(lambda: expected <= opened, PATIENCE)
+    until(lambda: expected <= opened)
     assert importlib.util.cache_from_source(tmp_path / "unread.py") not in opened
     assert "package" not in sys.modules
 
