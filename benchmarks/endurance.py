@@ -5,8 +5,8 @@
 On the test cluster (root, see tests/harness): four nodes of one worker, each a fork.
 After an all-reduce, the workers wait for the minute's end; then one of them fails, in
 turn. Prints every ten minutes what a node takes; the first row is that of minute 5.
-Fails if a node has more memory, open files or threads at the end than then, or if a
-restart prints more lines.
+Fails if a node has more memory, open files or threads at the end than then, or if
+later restarts print more lines.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _is_steady(rows: list[tuple[int, int, dict[str, Usage]]]) -> bool:
     (first, lines, then), (last, all_lines, now) = rows[0], rows[-1]
     return (all_lines - lines) / (last - first) <= lines / first and all(
         now[name].private <= then[name].private + MORE
-        and now[name].files <= then[name].files
+        and now[name].files <= then[name].files + 1  # one may be open for a moment
         and now[name].threads <= then[name].threads
         for name in NODES
     )
