@@ -16,13 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
-from torchrun_hpc.launching import (
-    direct,
-    environment,
-    read_ahead,
-    signals,
-    starters,
-)
+from torchrun_hpc.launching import direct, environment, read_ahead, signals, starters
 from torchrun_hpc.launching.abort import LaunchState, faults_reported
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start
@@ -49,7 +43,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
 
-# The second one imports the rest of the launcher. Torch's libraries take longest.
+# Torch's libraries take longest. The agent imports all other modules of a launch.
 _READ_FIRST = ("torch._C", "torchrun_hpc.launching.agent")
 
 
@@ -65,7 +59,7 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
         _launch(words, job, may_split_off=argv is None)
     except SplitOff as split:
         serve = split.serve
-        read_ahead.end()
+        read_ahead.end()  # only its end of the pipe: the launcher still uses it
     else:
         return
     serve()  # outside, so that a worker's exception has no other as its context

@@ -1,6 +1,6 @@
 """Small programs that run beside the launcher, each in its own Python process.
 
-They start fast: they import few standard modules, and nothing of this package.
+They import only standard modules, and nothing of this package, so they start fast.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType
 
-_LDD = ("env", "-u", "BASH_ENV", "ldd")  # it is a script for a shell
+_LDD = ("env", "-u", "BASH_ENV", "ldd")  # ldd is a script, and bash runs BASH_ENV first
 
 _PIECE = 2**17  # bytes of one request; of a longer one, the kernel reads only so many
 
