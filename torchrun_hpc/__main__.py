@@ -1,12 +1,10 @@
 """``python -m torchrun_hpc``: torchrun for clusters."""
 
-import socket
 import sys
 from importlib.util import find_spec
 
-from torchrun_hpc.errors import Message
 from torchrun_hpc.launching import read_ahead
-from torchrun_hpc.reporting import console, streams
+from torchrun_hpc.reporting import streams
 
 # Required packages besides torch, which is checked later.
 NEEDED = ("packaging", "psutil")
@@ -20,6 +18,11 @@ def run() -> None:
     # A clone also has a folder packaging/. Python finds it, but it has no origin.
     missing = [n for n in NEEDED if getattr(find_spec(n), "origin", None) is None]
     if missing:
+        import socket  # noqa: PLC0415 - rarely needed
+
+        from torchrun_hpc.errors import Message  # noqa: PLC0415
+        from torchrun_hpc.reporting import console  # noqa: PLC0415
+
         text = (
             f"on {socket.gethostname()}: {sys.executable} has no {missing[0]}: it is "
             "not the Python that torchrun_hpc was installed for. Activate the "

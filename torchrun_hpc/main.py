@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
 
-# Torch's libraries take longest. The agent imports all other modules of a launch.
-_READ_FIRST = ("torch._C", "torchrun_hpc.launching.agent")
+# Libraries take longest, and torch's load numpy's. The agent imports all other modules.
+_READ_FIRST = ("torch._C", "numpy._core.umath", "torchrun_hpc.launching.agent")
 
 
 def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:

@@ -21,6 +21,7 @@ from torchrun_hpc.failures.local import LocalWorld
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.launching import exit_status, outcome, quiet, signals
 from torchrun_hpc.launching.observer import Observer, ask_for_stacks
+from torchrun_hpc.launching.preloading import Preloaded
 from torchrun_hpc.launching.start import FAILED, DryRunReplies, Starter
 from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.options.values import SCHEDULER
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.worker import Worker
     from torchrun_hpc.host.resolver import ResolverCheck
     from torchrun_hpc.launching.exit_status import World
-    from torchrun_hpc.launching.preloading import Preloaded
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.meeting import Meeting
@@ -80,7 +80,7 @@ class AgentStarter(Starter):
     ) -> None:
         super().__init__(inputs)
         self._args = args
-        self._preloaded = preloaded
+        self._preloaded = preloaded or Preloaded()
         self._resolver = resolver
         self._is_command = is_command
         environ = inputs.environ
@@ -126,15 +126,14 @@ class AgentStarter(Starter):
             meets = self._rendezvous(plan) if is_launch else contextlib.nullcontext()
             with meets as ours:
                 is_first = is_reporter(plan.meeting.report_rank)
-                if preloaded:
-                    preloaded.check(environ, is_reporter=is_first)
+                preloaded.check(environ, is_reporter=is_first)
                 observer = self._observer
                 hooks = Hooks(
                     forward=signals.forward,
                     relay=observer.relay,
                     watch=observer.watch,
                     rendezvous=ours,
-                    fork=preloaded.fork if preloaded else Hooks.fork,
+                    fork=preloaded.fork,
                 )
                 self._outcomes = registry.apply_patches(plan, hooks)
                 validation.check_configuration(args, plan.asked, environ)
@@ -221,11 +220,10 @@ class AgentStarter(Starter):
         if is_shared and opens_store and not capabilities.LISTENING_SOCKET.present:
             own.append(capabilities.warning_of_all_interfaces())
         shared = registry.left_out(self._outcomes)
-        problem = self._preloaded.problem if self._preloaded else None
-        if problem is not None:
+        if self._preloaded.problem is not None:
             # A site's option concerns each of its jobs: one node reports it.
             is_explicit = "hpc_preload" in plan.asked
-            (own if is_explicit else shared).append(problem)
+            (own if is_explicit else shared).append(self._preloaded.problem)
         return own, shared
 
     def describe(self, plan: LaunchPlan) -> Description:
@@ -253,8 +251,7 @@ class AgentStarter(Starter):
             names += [number.name for number in signals.FORWARDED]
         signals.leave_to_torch(names)
         is_scheduled = self.inputs.job is not None
-        server = self._preloaded.server if self._preloaded else 0
-        signals.begin(scheduled=is_scheduled, fork_server=server)
+        signals.begin(scheduled=is_scheduled, fork_server=self._preloaded.server)
         has_report = registry.is_applied(self._outcomes, watch_workers)
         try:
             with (
@@ -264,8 +261,7 @@ class AgentStarter(Starter):
             ):
                 record(_run)(self._args)
         finally:
-            if self._preloaded:
-                self._preloaded.end()
+            self._preloaded.end()
 
 
 @contextlib.contextmanager

@@ -21,8 +21,10 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.host.procfs import open_files
 from torchrun_hpc.launching import environment, signals
 from torchrun_hpc.planning.preload import FAULT_HANDLER, READ_AT_START, not_used
+from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
+from torchrun_hpc.setting import Setting
 from torchrun_hpc.worker import SplitOff, imports, requests
 from torchrun_hpc.worker.fork_server import READY, ForkServer
 from torchrun_hpc.worker.imports import ForkError
@@ -31,14 +33,14 @@ from torchrun_hpc.worker.requests import PYTHON, ForkedWorker
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torchrun_hpc.planning.workers import Preload
-
 # OpenMP libraries, MKL and OpenBLAS read these when they are loaded.
 _READ_AT_IMPORT = (*READ_AT_START, "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_")
 
 # Modules that load such libraries.
 _TORCH = "torch"
 _READERS = (_TORCH, "numpy")
+
+_NOTHING = Preload((), Setting("none", "--hpc-preload"))
 
 _END_TIMEOUT = 1.0  # seconds
 _LONGEST = 4096  # bytes of a reason
@@ -50,7 +52,7 @@ class Preloaded:
     `server` is its process number; 0 without one.
     """
 
-    def __init__(self, preload: Preload) -> None:
+    def __init__(self, preload: Preload = _NOTHING) -> None:
         self._preload = preload
         self._connection: socket.socket | None = None
         self._environ: Mapping[str, str] = {}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import marshal
 import os
 import re
 import socket
@@ -19,8 +18,8 @@ import struct
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.machinery import PathFinder
-from importlib.util import MAGIC_NUMBER, resolve_name
+from importlib.machinery import PathFinder, SourcelessFileLoader
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -35,11 +34,11 @@ _PIECE = 2**17  # bytes of one request; of a longer one, the kernel reads only s
 # See elf(5): e_shoff and e_shnum; then sh_type, sh_flags, sh_offset and sh_size.
 _HEADER, _SECTION = struct.Struct("<40xQ12xH2x"), struct.Struct("<4xIQ8xQQ24x")
 _UNREAD = {8, 0x70000001}  # types: variables that are 0, tables for exceptions
-_IN_MEMORY = 2  # a flag
+_LOADED, _CODE = 2, 4  # flags
 
-# Of larger parts, such as libtorch_cpu.so's code and the code for GPUs, loading reads
-# little (measured, torch 2.14 for CUDA 13).
-_LONGEST = 2**26  # bytes
+# Loading a library runs code, most of it in this first part. Of larger data, such as
+# code for GPUs, loading reads little (measured, torch 2.14 for CUDA 13).
+_MOST = 2**26  # bytes
 
 _threads = ThreadPoolExecutor(16)  # more did not help (measured, 2 ms per request)
 
@@ -65,11 +64,9 @@ def _read(module: str, package: Future[list[str] | None] | None) -> list[str] | 
 
 
 def _follow(path: str, package: str) -> None:
-    data = Path(path).read_bytes()
-    if data.startswith(MAGIC_NUMBER):
-        code = marshal.loads(data[16:])  # noqa: S302 - the import also trusts it
-        for name in imports(code, package):
-            read(name)
+    code: Any = SourcelessFileLoader(package, path).get_code(package)
+    for name in imports(code, package):
+        read(name)
 
 
 def _read_libraries(path: str) -> None:
@@ -78,14 +75,22 @@ def _read_libraries(path: str) -> None:
         _read_library(library)
 
 
+def read_entry_points() -> None:
+    """Read what an import of torch asks of each installed package."""
+    for folder in sys.path:
+        for path in Path(folder).glob("*-info/entry_points.txt"):
+            path.read_bytes()
+
+
 def imports(code: CodeType, package: str) -> Iterator[str]:
     """Find what a module's code imports when it runs, except for type checkers.
 
     Some names are those of variables. ``package`` is for relative imports.
     """
-    constants: list[Any] = []
-    skipped, is_for_types = 0, False
-    for step in dis.get_instructions(code):
+    # Disassembling is slow: end after the last import.
+    end = 2 * code.co_code[::2].rfind(dis.opmap["IMPORT_NAME"]) + 2
+    constants, skipped, is_for_types = [], 0, False
+    for step in dis.get_instructions(code.replace(co_code=code.co_code[:end])):
         if step.offset < skipped:
             continue
         if step.opname in {"LOAD_CONST", "LOAD_SMALL_INT"}:
@@ -115,8 +120,8 @@ def parts(library: BinaryIO) -> Iterator[tuple[int, int]]:
     library.seek(start)
     sections = library.read(number * _SECTION.size)
     for kind, flags, offset, size in _SECTION.iter_unpack(sections):
-        if flags & _IN_MEMORY and kind not in _UNREAD and size < _LONGEST:
-            yield offset, size
+        if flags & _LOADED and kind not in _UNREAD and (flags & _CODE or size < _MOST):
+            yield offset, min(size, _MOST)
 
 
 def main() -> None:
@@ -125,6 +130,7 @@ def main() -> None:
     sys.path[:] = sys.argv[1:]
     with socket.socket(socket.AF_UNIX) as lock:
         lock.bind(f"\0torchrun_hpc read-ahead {os.getuid()}")
+        _threads.submit(read_entry_points)
         for line in sys.stdin:
             read(line.strip())
     os._exit(0)

@@ -112,11 +112,26 @@ def test_what_an_import_reads_is_read(monkeypatch, tmp_path):
     assert "package" not in sys.modules
 
 
+def test_entry_points_are_read(monkeypatch, tmp_path):
+    names = ("one-1.0.dist-info", "two.egg-info", "three-3.dist-info", "other")
+    for name in names:
+        (tmp_path / name).mkdir()
+    for name in names[1:]:
+        (tmp_path / name / "entry_points.txt").touch()
+    monkeypatch.setattr("sys.path", ["missing", str(tmp_path)])
+    sys.addaudithook(note_opened)
+    opened.clear()
+    read_ahead.read_entry_points()
+    found = {path for path in opened if path.startswith(str(tmp_path))}
+    assert found == {f"{tmp_path}/{name}/entry_points.txt" for name in names[1:3]}
+
+
 LIBRARY = [  # kind, flags, offset, size
     (0, 0, 0, 0),
     (1, 2, 64, 10),  # constants
     (1, 6, 80, 2**25),  # code
-    (1, 6, 99, 2**27),  # code for GPUs
+    (1, 6, 90, 2**28),  # code, more than loading reads
+    (1, 2, 99, 2**27),  # code for GPUs
     (11, 2, 200, 30),  # names
     (0x70000001, 2, 250, 40),  # for exceptions
     (8, 3, 300, 40),  # variables that are 0: not in the file
@@ -128,4 +143,4 @@ def test_the_parts_of_a_library():
     sections = b"".join(struct.pack("<4xIQ8xQQ24x", *section) for section in LIBRARY)
     header = struct.pack("<40xQ12xH2x", 64, len(LIBRARY))
     found = read_ahead.parts(io.BytesIO(header + sections))
-    assert [*found] == [(64, 10), (80, 2**25), (200, 30)]
+    assert [*found] == [(64, 10), (80, 2**25), (90, 2**26), (200, 30)]
