@@ -24,6 +24,9 @@ from typing import Any
 import mfusepy  # type: ignore[import-untyped]
 
 SECONDS = 60  # for which the kernel believes what it knows of names
+VERSION = (mfusepy.fuse_version_major, mfusepy.fuse_version_minor)
+# Since libfuse 3.12, only ten requests wait at the same time by default.
+THREADS = {"max_threads": 64} if VERSION >= (3, 12) else {}
 
 
 class PassThrough(mfusepy.Operations):  # type: ignore[misc]
@@ -102,6 +105,7 @@ def serve(folder: str, delay: float) -> collections.Counter[str]:
     mfusepy.FUSE(
         files, folder, foreground=True, auto_cache=True, allow_other=True, ro=True,
         attr_timeout=SECONDS, entry_timeout=SECONDS, negative_timeout=SECONDS,
+        **THREADS,
     )  # fmt: skip
     return files.counts
 

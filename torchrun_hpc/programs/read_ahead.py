@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 _LDD = ("env", "-u", "BASH_ENV", "ldd")  # ldd is a script, and bash runs BASH_ENV first
 
-_PIECE = 2**17  # bytes of one request; of a longer one, the kernel reads only so many
+_PIECE = 2**17  # bytes of one request
 
 # See elf(5): e_shoff and e_shnum; then sh_type, sh_flags, sh_offset and sh_size.
 _HEADER, _SECTION = struct.Struct("<40xQ12xH2x"), struct.Struct("<4xIQ8xQQ24x")
 _UNREAD = {8, 0x70000001}  # types: variables that are 0, tables for exceptions
 _LOADED, _CODE = 2, 4  # flags
 
-# Loading a library runs code, most of it in this first part. Of larger data, such as
-# code for GPUs, loading reads little (measured, torch 2.14 for CUDA 13).
-_MOST = 2**26  # bytes
+# Loading a library runs mostly code in the first bytes of its code section. It reads
+# little of large other sections, such as those for GPUs (torch 2.14 for CUDA 13).
+_MOST = 2**26  # bytes of a section
 
 _threads = ThreadPoolExecutor(16)  # more did not help (measured, 2 ms per request)
 
@@ -76,10 +76,10 @@ def _read_libraries(path: str) -> None:
 
 
 def read_entry_points() -> None:
-    """Read what an import of torch asks of each installed package."""
-    for folder in sys.path:
-        for path in Path(folder).glob("*-info/entry_points.txt"):
-            path.read_bytes()
+    """Read those of all installed packages, as an import of torch does."""
+    from importlib import metadata  # noqa: PLC0415 - slow
+
+    metadata.entry_points()
 
 
 def imports(code: CodeType, package: str) -> Iterator[str]:
@@ -100,7 +100,7 @@ def imports(code: CodeType, package: str) -> Iterator[str]:
             base = resolve_name(level * "." + step.argval, package)
             yield base
             yield from (f"{base}.{name}" for name in names or ())
-        elif step.opname == "LOAD_NAME":
+        elif step.opname in {"LOAD_NAME", "LOAD_ATTR"}:
             is_for_types = step.argval == "TYPE_CHECKING"
         elif is_for_types and "IF_FALSE" in step.opname:
             skipped = step.argval
@@ -108,10 +108,11 @@ def imports(code: CodeType, package: str) -> Iterator[str]:
 
 @functools.cache
 def _read_library(path: str) -> None:
-    with Path(path).open("rb") as file:
-        for start, size in parts(file):
-            for offset in range(start, start + size, _PIECE):
-                os.posix_fadvise(file.fileno(), offset, _PIECE, os.POSIX_FADV_WILLNEED)
+    file = Path(path).open("rb")  # noqa: SIM115 - the threads read it later
+    for start, size in parts(file):
+        for offset in range(start, start + size, _PIECE):
+            # Lustre and squashfs ignore posix_fadvise: their ra_pages are 0.
+            _threads.submit(lambda at: os.pread(file.fileno(), _PIECE, at), offset)
 
 
 def parts(library: BinaryIO) -> Iterator[tuple[int, int]]:

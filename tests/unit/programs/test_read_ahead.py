@@ -37,6 +37,7 @@ MANY = "".join(f"name{number} = {number}.5\n" for number in range(300))
         ("def f():\n import x", []),  # not when the module runs
         ("if TYPE_CHECKING:\n import x\nimport y", ["y"]),
         ("if TYPE_CHECKING:\n import x\nelse:\n import y", ["y"]),
+        ("if typing.TYPE_CHECKING:\n import x\nimport y", ["y"]),
         ("TYPE_CHECKING\nif x:\n import y", ["y"]),
         (f"{MANY}import x\nfrom ..y import z", ["x", "a.y", "a.y.z"]),
         (
@@ -83,15 +84,22 @@ MODULES = {
     "package/deep/name.py": "",
     "unread.py": "",
 }
-opened: set[str] = set()
 
 
-def note_opened(event, arguments):
-    if event == "open":
-        opened.add(str(arguments[0]))
+@pytest.fixture(scope="module")
+def opened():
+    """Return the files that were opened: it grows."""
+    files: set[str] = set()
+
+    def note(event, arguments):
+        if event == "open":
+            files.add(str(arguments[0]))
+
+    sys.addaudithook(note)  # forever
+    return files
 
 
-def test_what_an_import_reads_is_read(monkeypatch, tmp_path):
+def test_what_an_import_reads_is_read(opened, monkeypatch, tmp_path):
     for name, source in MODULES.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -100,8 +108,8 @@ def test_what_an_import_reads_is_read(monkeypatch, tmp_path):
     wrong = Path(importlib.util.cache_from_source(tmp_path / "package/wrong.py"))
     wrong.write_bytes(b"of another Python")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    sys.addaudithook(note_opened)
     read_ahead.read.cache_clear()
+    opened.clear()
     read_ahead.read("package")
     expected = {
         importlib.util.cache_from_source(tmp_path / name)
@@ -112,18 +120,14 @@ def test_what_an_import_reads_is_read(monkeypatch, tmp_path):
     assert "package" not in sys.modules
 
 
-def test_entry_points_are_read(monkeypatch, tmp_path):
-    names = ("one-1.0.dist-info", "two.egg-info", "three-3.dist-info", "other")
-    for name in names:
+def test_entry_points_are_read(opened, monkeypatch, tmp_path):
+    packages = ("one-1.0.dist-info", "two.egg-info", "three")
+    for name in packages:
         (tmp_path / name).mkdir()
-    for name in names[1:]:
-        (tmp_path / name / "entry_points.txt").touch()
     monkeypatch.setattr("sys.path", ["missing", str(tmp_path)])
-    sys.addaudithook(note_opened)
-    opened.clear()
     read_ahead.read_entry_points()
     found = {path for path in opened if path.startswith(str(tmp_path))}
-    assert found == {f"{tmp_path}/{name}/entry_points.txt" for name in names[1:3]}
+    assert found == {f"{tmp_path}/{name}/entry_points.txt" for name in packages[:2]}
 
 
 LIBRARY = [  # kind, flags, offset, size
