@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
 
-# Libraries take longest. No bytecode shows that torch's imports numpy's.
+# Libraries take longest. Torch's also imports numpy's, which no bytecode shows.
 _READ_FIRST = ("torch._C", "numpy._core.umath", "torchrun_hpc.launching.agent")
 
 

@@ -36,8 +36,8 @@ _HEADER, _SECTION = struct.Struct("<40xQ12xH2x"), struct.Struct("<4xIQ8xQQ24x")
 _UNREAD = {8, 0x70000001}  # types: variables that are 0, tables for exceptions
 _LOADED, _CODE = 2, 4  # flags
 
-# Loading a library runs mostly code in the first bytes of its code section. It reads
-# little of large other sections, such as those for GPUs (torch 2.14 for CUDA 13).
+# Loading a library mostly runs the first part of its code. It reads little of other
+# large sections, such as those for GPUs (measured, torch 2.14 for CUDA 13).
 _MOST = 2**26  # bytes of a section
 
 _threads = ThreadPoolExecutor(16)  # more did not help (measured, 2 ms per request)
@@ -76,7 +76,7 @@ def _read_libraries(path: str) -> None:
 
 
 def read_entry_points() -> None:
-    """Read those of all installed packages, as an import of torch does."""
+    """Read the entry points of all packages, as an import of torch does."""
     from importlib import metadata  # noqa: PLC0415 - slow
 
     metadata.entry_points()
