@@ -67,8 +67,8 @@ class Observer:
         """Kill the workers of this node at once, which counts as no failure."""
         workers = self.watch.workers
         self.watch.stopping(look=False)
-        for worker, runs in workers:
-            if runs:
+        for worker, _ in workers:
+            if worker.exit_code() is None:  # now: torch may have reaped it meanwhile
                 with contextlib.suppress(OSError):  # each leads a session
                     os.killpg(worker.pid, signal.SIGKILL)
 

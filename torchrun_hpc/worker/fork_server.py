@@ -18,6 +18,7 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc.failures.worker import exit_code_of
 from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
 from torchrun_hpc.worker import imports, process, recorder, requests, script
@@ -55,7 +56,8 @@ class ForkServer:
         self._files = files
         self._changed: dict[str, str] = {}  # variables that modules have set
         self._agent = 0
-        self._answers: dict[int, socket.socket] = {}  # by the workers' process numbers
+        self._running: dict[int, socket.socket] = {}  # by the workers' process numbers
+        self._ended: dict[socket.socket, int] = {}  # until the agent has the exit code
 
     def serve(self, connection: socket.socket, agent: int) -> None:
         """Fork workers until the agent ends; in a worker, run its script.
@@ -107,10 +109,12 @@ class ForkServer:
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         while True:
-            ready, _, _ = select.select([connection, ended], [], [])
+            ready, _, _ = select.select([connection, ended, *self._ended], [], [])
             if ended in ready:
                 ended.recv(_WAKEUPS)
-                self._collect()
+                self._tell_ends()
+            for answers in self._ended.keys() & {*ready}:
+                self._reap(answers)
             if connection not in ready:
                 continue
             received = requests.receive(connection)
@@ -121,7 +125,8 @@ class ForkServer:
             if self._fork(files):
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, before)
-                for opened in (connection, ended, wakes, *self._answers.values()):
+                answers = (*self._running.values(), *self._ended)
+                for opened in (connection, ended, wakes, *answers):
                     opened.close()
                 environ = {**request.environ, **self._changed}
                 request = replace(request, environ=environ)
@@ -148,13 +153,23 @@ class ForkServer:
         for number in files:
             os.close(number)
         if pid is not None:
-            self._answers[pid] = answers
+            self._running[pid] = answers
         return False
 
-    def _collect(self) -> None:
-        while self._answers:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            with self._answers.pop(pid) as answers, contextlib.suppress(OSError):
-                answers.send(b"%d" % os.waitstatus_to_exitcode(status))
+    def _tell_ends(self) -> None:
+        """Tell the agent the exit codes of workers that have ended."""
+        for pid in [*self._running]:
+            code = exit_code_of(pid)
+            if code is not None:
+                answers = self._running.pop(pid)
+                self._ended[answers] = pid
+                with contextlib.suppress(OSError):
+                    answers.send(b"%d" % code)
+
+    def _reap(self, answers: socket.socket) -> None:
+        """Free a worker's process number: the agent has closed its end.
+
+        Until then the agent may signal the number, so no other process may get it.
+        """
+        os.waitpid(self._ended.pop(answers), 0)
+        answers.close()

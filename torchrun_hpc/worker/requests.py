@@ -2,8 +2,10 @@
 
 The agent sends a `Request` for each worker, with five open files: standard input,
 output, error, and two sockets. The first one brings the process number, or the error of
-the fork; then the exit code. If it is closed early, the fork server and all its workers
-have ended. The second one is for questions to the worker, see `recorder`.
+the fork; then the exit code. The agent closes its end when torch has the code: until
+then the process number stays this worker's. If the other end is closed early, the fork
+server and all its workers have ended. The second socket is for questions to the worker,
+see `recorder`.
 """
 
 from __future__ import annotations
@@ -129,11 +131,13 @@ class ForkedWorker:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, the negative signal if killed; ``None`` while it runs."""
+        """Its exit code, the negative signal if killed; ``None`` while it runs.
+
+        A look changes nothing: its process number may still be signalled.
+        """
         with self._lock:
             if self._code is None and select.select([self._answers], [], [], 0)[0]:
                 number = self._answers.recv(_ANSWER)
-                self._answers.close()
                 self._code = int(number) if number else -signal.SIGKILL
                 self._receive(0)  # its last words
                 self._questions.close()
@@ -142,14 +146,17 @@ class ForkedWorker:
             return self._code
 
     def poll(self) -> int | None:
-        """Return its exit code; ``None`` while it runs."""
-        return self.returncode
+        """Return its exit code, and free its number; ``None`` while it runs."""
+        code = self.returncode
+        if code is not None:
+            self._answers.close()
+        return code
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, and return its exit code; or raise `TimeoutExpired`."""
         limit = math.inf if timeout is None else timeout
         waiting.until(lambda: self.returncode is not None, limit, pause=_PAUSE)
-        if (code := self.returncode) is None:
+        if (code := self.poll()) is None:
             raise subprocess.TimeoutExpired(self.args, limit)
         return code
 

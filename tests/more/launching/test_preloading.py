@@ -357,3 +357,26 @@ def test_many_workers_and_restarts(run):
         script="import os, sys\nsys.exit(int(os.environ['CODE']))",
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_number_stays_a_worker_s_until_torch_has_its_code(run):
+    """Torch signals a worker's group after a poll; the watch reads its code, too."""
+    done = run(
+        """
+        preloaded = start("json")
+        workers = [worker(preloaded) for _ in range(3)]
+        for one in workers:
+            while one.returncode is None:
+                time.sleep(0.01)
+            os.killpg(one.pid, signal.SIGTERM)
+        first, second, third = (one.pid for one in workers)
+        print(workers[0].poll(), workers[1].wait())
+        del workers, one  # nobody will ask the third one
+        for pid in first, second, third:
+            while os.path.exists(f"/proc/{pid}"):
+                time.sleep(0.01)
+        preloaded.end()
+        """,
+        script="raise SystemExit(3)",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3 3\n", "")
