@@ -62,6 +62,7 @@ EXPECTED = {
     (LocalElasticAgent, "_get_fq_hostname"): _INFO,
     (agent_api, "_get_fq_hostname"): _INFO,
     (multiprocessing_api.PContext, "close"): _EVERY,
+    (multiprocessing_api, "_terminate_process_handler"): _EVERY,
     (Starting, POPEN): _EVERY,
     (SubprocessHandler, "_popen"): _EVERY,
     (torch_run, "config_from_args"): capabilities.WARNS_OF_DEFAULT,

@@ -37,6 +37,7 @@ from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.reporting.start_line import joined_line
 from torchrun_hpc.torch_compat import capabilities, cpp_log
+from torchrun_hpc.torch_compat.death_signals import DeathSignals
 from torchrun_hpc.torch_compat.patches import (
     forward_signals,
     registry,
@@ -87,6 +88,7 @@ class AgentStarter(Starter):
         has_logs = environ.get("TORCH_LOGS") or environ.get("LOGLEVEL")
         self._is_quiet = is_command and not (has_logs or inputs.options.hpc_debug)
         self._observer = Observer()
+        self._death_signals = DeathSignals()
         self._outcomes: Sequence[registry.Outcome] = ()
         self._begins: float | None = time.monotonic()
 
@@ -132,6 +134,7 @@ class AgentStarter(Starter):
                     forward=signals.forward,
                     relay=observer.relay,
                     watch=observer.watch,
+                    death_signals=self._death_signals,
                     rendezvous=ours,
                     fork=preloaded.fork,
                 )
@@ -163,7 +166,9 @@ class AgentStarter(Starter):
         if meeting.is_ours:
             args.rdzv_backend = SCHEDULER
         try:
-            with exit_status.together(plan, world, is_command=self._is_command):
+            with exit_status.together(
+                plan, world, self._death_signals, is_command=self._is_command
+            ):
                 ours = None if isinstance(world, LocalWorld) else world
                 if ours is not None and meeting.in_process:
                     ours.connect()  # also reports failures before torch's rendezvous

@@ -15,21 +15,23 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Kind
-from torchrun_hpc.launching import abort, outcome
+from torchrun_hpc.launching import abort, outcome, signals
 from torchrun_hpc.launching.start import FAILED
 from torchrun_hpc.names import nodes
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
 from torchrun_hpc.rendezvous.messages import bad_nodes
 from torchrun_hpc.reporting import console
+from torchrun_hpc.torch_compat.death_signals import LIMIT, DeathSignals, die
 from torchrun_hpc.torch_compat.errors import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torchrun_hpc.failures.local import LocalWorld
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
+    from torchrun_hpc.torch_compat.death_signals import Handler
 
     World = SchedulerRendezvous | LocalWorld
 
@@ -48,20 +50,24 @@ class _EarlySignal(SignalException):
 
 @contextlib.contextmanager
 def together(
-    plan: LaunchPlan, world: World, *, is_command: bool = True
+    plan: LaunchPlan,
+    world: World,
+    death_signals: DeathSignals,
+    *,
+    is_command: bool = True,
 ) -> Iterator[None]:
     """End a launch in the same way as all other nodes, if they can be told.
 
     Raise `SystemExit` if the job failed, with its reason as ``__cause__``, or
     `ChildFailedError` if workers of this node failed.
     """
-    before = _handle(plan, _raise)
+    handlers = _handle(plan, death_signals.handler(_raise))
     problem: BaseException | None = None
     try:
         yield
+        death_signals.end()
     except BaseException as error:  # noqa: BLE001 - raised again below
-        # Ignore repeated signals during the report: the job is already ending.
-        _handle(plan, lambda *_: None)
+        death_signals.end()
         problem = error
     try:
         if problem is not None and not isinstance(problem, JobFailedError):
@@ -70,7 +76,10 @@ def together(
         if world.took_part:
             _report(plan, world, is_command=is_command)
     finally:
-        for number, handler in before.items():
+        if is_command and handlers:  # the process still writes its last lines
+            handlers = dict.fromkeys(handlers, DeathSignals(LIMIT).handler(die))
+            handlers.update(dict.fromkeys(signals.FORWARDED, signal.SIG_IGN))
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     if isinstance(problem, _EarlySignal):
         raise SystemExit(_KILLED + problem.sigval)  # this also ends a program
@@ -88,20 +97,21 @@ def together(
         raise problem
 
 
-def _handle(plan: LaunchPlan, handler: Callable[..., None]) -> dict[int, Any]:
+def _handle(plan: LaunchPlan, handler: Handler) -> dict[int, Any]:
     """Handle ``--signals-to-handle``; return the earlier handlers.
 
     Without a rendezvous of ours, torch alone handles them.
     """
     before: dict[int, Any] = {}
-    is_main = threading.current_thread() is threading.main_thread()
-    if not (is_main and plan.meeting.is_ours):
+    if threading.current_thread() is not threading.main_thread():
         return before
     for name in plan.asked.signals_to_handle:
         # Torch itself reports a name that is no signal, or cannot be caught.
         with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
             number = getattr(signal, name)
-            before[number] = signal.signal(number, handler)
+            present = signal.getsignal(number)
+            signal.signal(number, handler if plan.meeting.is_ours else present)
+            before[number] = present
     return before
 
 

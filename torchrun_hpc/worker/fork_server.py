@@ -125,8 +125,8 @@ class ForkServer:
             if self._fork(files):
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, before)
-                answers = (*self._running.values(), *self._ended)
-                for opened in (connection, ended, wakes, *answers):
+                workers = (*self._running.values(), *self._ended)
+                for opened in (connection, ended, wakes, *workers):
                     opened.close()
                 environ = {**request.environ, **self._changed}
                 request = replace(request, environ=environ)

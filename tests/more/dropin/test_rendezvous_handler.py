@@ -58,6 +58,7 @@ from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.death_signals import DeathSignals
 from torchrun_hpc.torch_compat.patches import agent, replacing
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
@@ -697,7 +698,7 @@ def finds(job: Job) -> Iterator[Callable[..., Any]]:
         ours = job.handler(0, backend=backend, **changes)
         replacing.restore()
         nothing: Any = None
-        agent.apply(None, Hooks(nothing, nothing, nothing, rendezvous=ours))
+        agent.apply(None, Hooks(nothing, nothing, nothing, nothing, rendezvous=ours))
         kinds: tuple[Any, ...] = ("static", "c10d", "scheduler", "c10d")
         conf = {"is_host": "1", "store_type": "file"}
         found = []
@@ -876,7 +877,7 @@ def test_an_end(
     ends: Any = contextlib.nullcontext()
     if ending is not None:
         ends = pytest.raises(SystemExit if ending == 1 else ending)
-    with ends as caught, exit_status.together(job.plan(0), handler):
+    with ends as caught, exit_status.together(job.plan(0), handler, DeathSignals()):
         if raised is not None:
             raise raised
     if ending == 1:
@@ -899,7 +900,7 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
         handler = Recording(job.plan(rank), failure)
         with (
             pytest.raises(SystemExit) as caught,
-            exit_status.together(job.plan(rank), handler),
+            exit_status.together(job.plan(rank), handler, DeathSignals()),
         ):
             pass  # its own workers have done well
         assert isinstance(caught.value.__cause__, RendezvousError)
@@ -931,7 +932,9 @@ def test_a_failure_that_node_0_does_not_report(
     handler = made[1]
     with (
         pytest.raises(ChildFailedError),
-        exit_status.together(job.plan(1), handler, is_command=is_command),
+        exit_status.together(
+            job.plan(1), handler, DeathSignals(), is_command=is_command
+        ),
     ):
         raise _child_failed()
     goes_on.set()
@@ -950,7 +953,7 @@ def test_signals_before_there_are_workers(job: Job) -> None:
     plan = replace(job.plan(1), asked=Options(signals_to_handle=names))
 
     def launch() -> None:
-        with exit_status.together(plan, handler):
+        with exit_status.together(plan, handler, DeathSignals()):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(PATIENCE)
 
@@ -994,7 +997,8 @@ def test_a_launch_from_a_thread_leaves_signals_alone(job: Job) -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def launch() -> None:
-        with exit_status.together(job.plan(0), Recording(job.plan(0))):
+        plan = job.plan(0)
+        with exit_status.together(plan, Recording(plan), DeathSignals()):
             pass
 
     thread = threading.Thread(target=launch)

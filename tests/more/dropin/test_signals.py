@@ -306,6 +306,57 @@ def test_sigterm_while_workers_are_stopped_for_a_restart(
     assert "death signal, shutting down" not in ours.stderr()
 
 
+# Python calls it before it forks a worker, and ignores its exceptions.
+AT_FORK = """
+import os, signal
+
+def strike():
+    if not os.path.exists("signalled"):
+        open("signalled", "x").close()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+if "RANK" not in os.environ:
+    os.register_at_fork(before=strike)
+"""
+
+
+@pytest.mark.parametrize("meets", ["", "c10d"])
+def test_sigterm_while_a_worker_is_started(
+    meets: str, tmp_path: Path, launch: Callable[..., Launch]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AT_FORK)
+    path = os.pathsep.join([str(tmp_path), clean_environ()["PYTHONPATH"]])
+    options = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"] if meets else []
+    ours = launch(OURS, *options, PYTHONPATH=path)
+    assert ours.process.wait(PATIENCE) == 1, ours.stderr()
+    assert (ours.folder / "signalled").exists()
+    assert "Exception ignored" not in ours.stderr()
+    assert ours.alive() == []
+
+
+# The job has ended well, and the process ends.
+AT_EXIT = """
+import atexit, os, signal
+
+if "RANK" not in os.environ:
+    atexit.register(os.kill, os.getpid(), signal.{name})
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("meets", ["", "c10d"])
+def test_a_signal_after_the_job(
+    meets: str, name: str, tmp_path: Path, launch: Callable[..., Launch]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AT_EXIT.format(name=name))
+    path = os.pathsep.join([str(tmp_path), clean_environ()["PYTHONPATH"]])
+    options = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"] if meets else []
+    ours = launch(OURS, *options, PYTHONPATH=path)
+    ours.until("ready")
+    assert ours.end() == 0, ours.stderr()
+    assert "Traceback" not in ours.stderr()
+
+
 # --- SIGKILL --------------------------------------------------------------------------
 
 

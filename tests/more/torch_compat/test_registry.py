@@ -44,11 +44,12 @@ from torch.distributed.launcher import api as launcher_api
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.torch_compat.death_signals import DeathSignals
 from torchrun_hpc.torch_compat.patches import (
     agent,
     bind_store,
     bind_workers,
-    defer_signals_on_close,
+    defer_signals,
     fork_workers,
     forward_signals,
     fresh_store,
@@ -240,17 +241,17 @@ CHANGES: list[tuple[Any, str, Any, list[Any]]] = [
     (Local, "__init__", _other, [keep_open_on_restart, forward_signals, watch_workers]),
     (Local, "_monitor_workers", _other, [agent, forward_signals, watch_workers]),
     (Local, "_monitor_workers", None, [agent, forward_signals, watch_workers]),
-    (Local, "_shutdown", None, [agent, watch_workers]),
-    (Local, "_start_workers", _other, [watch_workers]),
-    (Local, "_start_workers", None, [watch_workers]),
+    (Local, "_shutdown", None, [agent, defer_signals, watch_workers]),
+    (Local, "_start_workers", _other, [defer_signals, watch_workers]),
+    (Local, "_start_workers", None, [defer_signals, watch_workers]),
     (Local, "_stop_workers", None, [keep_open_on_restart]),
     (Multiprocessing.MultiprocessContext, "pids", None, [forward_signals]),
     (Multiprocessing.SubprocessContext, "pids", None, [forward_signals]),
     (Multiprocessing.PContext, "__init__", _other, [watch_workers]),
-    (Multiprocessing.PContext, "close", _other, [defer_signals_on_close]),
-    (Multiprocessing.PContext, "close", None, [defer_signals_on_close]),
-    (Multiprocessing.PContext, "start", _other, [defer_signals_on_close]),
-    (Multiprocessing, "_terminate_process_handler", None, [defer_signals_on_close]),
+    (Multiprocessing.PContext, "close", _other, [defer_signals]),
+    (Multiprocessing.PContext, "close", None, [defer_signals]),
+    (Multiprocessing.PContext, "start", _other, [defer_signals]),
+    (Multiprocessing, "_terminate_process_handler", None, [defer_signals]),
     (Multiprocessing, "SubprocessHandler", None, START_WORKERS),
     (SubprocessHandler, "_popen", _other, START_WORKERS),
     (SubprocessHandler, "_popen", None, START_WORKERS),
@@ -395,8 +396,9 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Multiprocessing.PContext, "close", close)
     forwarded: list[Any] = []
     nothing: Any = None
-    forward_signals.apply(nothing, Hooks(forwarded.append, nothing, nothing))
-    defer_signals_on_close.apply()
+    hooks = Hooks(forwarded.append, nothing, nothing, DeathSignals())
+    forward_signals.apply(nothing, hooks)
+    defer_signals.apply(nothing, hooks)
 
     one = object.__new__(launcher_api.LocalElasticAgent)
     one._pcontext = None

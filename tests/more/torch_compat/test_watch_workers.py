@@ -22,6 +22,7 @@ from torch.distributed.launcher import api as launcher_api
 from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.failures.relay import Relay
+from torchrun_hpc.torch_compat.death_signals import DeathSignals
 from torchrun_hpc.torch_compat.patches import (
     fork_workers,
     parent_death_signal,
@@ -82,7 +83,7 @@ def hooks(
     watch: Mock,
     relay: Relay,
 ) -> Hooks:
-    return Hooks(lambda _: None, relay, watch)
+    return Hooks(lambda _: None, relay, watch, DeathSignals())
 
 
 @pytest.fixture
@@ -293,7 +294,7 @@ def test_a_fork_writes_to_the_relay_too(
 
     forks: list[Any] = []
     monkeypatch.setenv("IN", "the environment")
-    more = Hooks(hooks.forward, relay, hooks.watch, fork)
+    more = Hooks(hooks.forward, relay, hooks.watch, DeathSignals(), fork)
     fork_workers.apply(None, more)
     watch_workers.apply(None, more)
     handler = start_worker(sys.executable, "-S", "-c", program)

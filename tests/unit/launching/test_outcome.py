@@ -23,6 +23,7 @@ from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.failures.local import LocalWorld
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.launching import exit_status, outcome
+from torchrun_hpc.torch_compat.death_signals import DeathSignals
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
 
@@ -46,7 +47,7 @@ def plan(file="", node_rank=0, **changes):
 def end(plan, error=None):
     """End a launch that torch's own rendezvous serves."""
     local = LocalWorld(plan.meeting)
-    with exit_status.together(plan, local, is_command=False):
+    with exit_status.together(plan, local, DeathSignals(), is_command=False):
         if error:
             raise error
 

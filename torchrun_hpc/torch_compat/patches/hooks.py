@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.relay import Relay
     from torchrun_hpc.failures.watch import Watch
     from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
+    from torchrun_hpc.torch_compat.death_signals import DeathSignals
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Hooks:
         forward: Delivers signals to the workers, by local rank and process number.
         relay: Passes on the workers' stderr.
         watch: Finds out which workers fail.
+        death_signals: Holds signals while workers are started or ended.
         fork: Forks a worker, from command line, environment, stdout and stderr; returns
             ``None`` if it cannot.
         rendezvous: What torch finds instead of its own; ``None`` to keep its own.
@@ -29,5 +31,6 @@ class Hooks:
     forward: Callable[[Mapping[int, int]], None]
     relay: Relay
     watch: Watch
+    death_signals: DeathSignals
     fork: Callable[..., Any] = lambda *_: None
     rendezvous: SchedulerRendezvous | None = None

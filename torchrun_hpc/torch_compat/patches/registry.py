@@ -18,7 +18,7 @@ from torchrun_hpc.torch_compat.patches import (
     agent,
     bind_store,
     bind_workers,
-    defer_signals_on_close,
+    defer_signals,
     fork_workers,
     forward_signals,
     fresh_store,
@@ -71,7 +71,7 @@ PATCHES: tuple[Patch, ...] = (
     *ALWAYS,
     *(node_order, local_addr, bind_store, report_missing_nodes, host_exits_last),
     *(agent, keep_open_on_restart, forward_signals),
-    *(defer_signals_on_close, parent_death_signal, host_name, master_addr),
+    *(defer_signals, parent_death_signal, host_name, master_addr),
     *(fork_workers, bind_workers, watch_workers),
 )
 
