@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install what the test cluster needs (Debian, Ubuntu): Slurm, what makes hosts, Open
-# MPI 4 and MPICH 4. With "all", also the other launchers of launchers.py, and LLVM's OpenMP
-# library (2 MB, Apache License 2.0 with LLVM exceptions) for openmp.py, from PyPI.
+# MPI 4 and MPICH 4. With "all", also the other launchers of launchers.py, and LLVM's
+# OpenMP library (2 MB) for openmp.py, from PyPI.
 # Silent when all is there.
 set -eu
 cd "$(dirname "$0")/../.."

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from bound import ALL, needs_two_cpus
+from commands import require
 from openmp import CASES, SCRIPT, is_installed, launch
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def script(tmp_path: Path) -> str:
 
 
 def known(name: str) -> Case:
-    if CASES[name].library and not is_installed():
-        pytest.skip("tests/harness/install.sh all installs LLVM's library")
+    is_missing = CASES[name].library and not is_installed()
+    require("tests/harness/install.sh all: LLVM's OpenMP" if is_missing else None)
     return CASES[name]
 
 
