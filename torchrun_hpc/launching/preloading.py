@@ -75,9 +75,7 @@ class Preloaded:
                     imports.import_all([_TORCH])
                 self._environ = dict(process.environment())
             imports.check_threads()
-            server = ForkServer(
-                words, self._preload.modules, variables, open_files() - before
-            )
+            server = ForkServer(words, self._preload, open_files() - before)
             self._connection, self.server = _split_off(server)
         except ForkError as reason:
             self._give_up(str(reason))

@@ -12,6 +12,7 @@ from torchrun_hpc.launching import debug
 from torchrun_hpc.launching.direct import DirectStarter
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
+from torchrun_hpc.worker import affinity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +100,8 @@ def count_workers(options: Options) -> int:
 def import_torch() -> None:
     """Import torch, which takes a second or more, and check its release."""
     try:
-        import torch  # noqa: F401, PLC0415
+        with affinity.restored_after_import():
+            import torch  # noqa: F401, PLC0415
     except Exception as error:  # noqa: BLE001 - a library of its own may be missing
         raise LaunchError(
             "HPC018",

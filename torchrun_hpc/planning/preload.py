@@ -36,10 +36,12 @@ def plan(inputs: Inputs, script: str) -> Preload | None:
         for name, setting in site.items()
         if not (inputs.environ.get(name) or name.startswith(READ_AT_START))
     }
-    threads = resources.worker_threads(inputs, binding.plan(inputs))
+    bound = binding.plan(inputs)
+    threads = resources.worker_threads(inputs, bound)
     variables |= {name: str(value.value) for name, value in threads.items()}
     setting = inputs.options["hpc_preload"]
-    return Preload(modules, setting, variables, _problem(inputs, script))
+    is_bound = bound is not None and bound.fewest > 0
+    return Preload(modules, setting, variables, _problem(inputs, script), is_bound)
 
 
 def _problem(inputs: Inputs, script: str) -> str:

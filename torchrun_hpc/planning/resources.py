@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message, count, to_copy
+from torchrun_hpc.names import ranges
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
 
@@ -32,6 +33,13 @@ VISIBLE = (
     "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
 )
+
+# The list of a process's CPUs, which libgomp uses even if the process has others.
+CPU_LIST = "GOMP_CPU_AFFINITY"
+
+# OpenMP libraries read these, and bind threads. Sources: the OpenMP specification, the
+# manual of GCC's libgomp, Intel's "Thread Affinity Interface".
+_OPENMP = ("OMP_PROC_BIND", "OMP_PLACES", CPU_LIST, "KMP_AFFINITY")
 
 
 def likely_workers(
@@ -171,6 +179,20 @@ def _about_cpus(inputs: Inputs, workers: Workers, nodes: int) -> Iterator[Messag
             f"{number} workers share {cpus}, the whole affinity mask of this process. "
             f"{bind}{fix}",
         )
+
+
+def of_imports(inputs: Inputs, workers: Workers, cpus: set[int]) -> Iterator[Message]:
+    """Yield a warning if the import of torch binds all workers to the same ``cpus``."""
+    if not cpus or workers.number == 1 or (workers.binding and workers.binding.shares):
+        return
+    given = [f"{n}={inputs.environ[n]}" for n in _OPENMP if inputs.environ.get(n)]
+    yield Message(
+        "HPC227",
+        f"OpenMP binds the main threads of all {workers.number} workers to "
+        f"{count(len(cpus), 'CPU')} ({ranges(cpus)}) when they import torch "
+        f"({', '.join(given) or 'none of its usual variables is set'}). To give each "
+        "worker its own CPUs, pass --hpc-bind=gpu, or --hpc-bind=even without GPUs",
+    )
 
 
 def _about_threads(inputs: Inputs, workers: Workers) -> Iterator[Message]:

@@ -15,6 +15,24 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.planning.workers import Share
 
+# The CPUs to which an import has bound a thread of this process; empty if none has.
+chosen_by_import: set[int] = set()
+
+
+@contextlib.contextmanager
+def restored_after_import() -> Iterator[None]:
+    """Give this thread its CPUs again after an import, unless that fails.
+
+    OpenMP libraries can bind the thread that loads them: see ``gomp_init_affinity`` in
+    GCC's ``libgomp/config/linux/affinity.c``.
+    """
+    before = os.sched_getaffinity(0)
+    yield
+    if (after := os.sched_getaffinity(0)) != before:
+        chosen_by_import.update(after)
+        with contextlib.suppress(OSError):  # the kernel has chosen other CPUs meanwhile
+            os.sched_setaffinity(0, before)
+
 
 @contextlib.contextmanager
 def bound(share: Share, worker: str) -> Iterator[None]:

@@ -27,8 +27,9 @@ from torchrun_hpc.worker.parent import end_with_parent
 from torchrun_hpc.worker.requests import PYTHON
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from torchrun_hpc.planning.workers import Preload
     from torchrun_hpc.worker.requests import Request
 
 READY = b"ready"  # the answer after all imports; any other answer is a reason
@@ -37,22 +38,15 @@ _WAKEUPS = 4096  # bytes, one for each signal
 
 
 class ForkServer:
-    """Imports `modules`, and forks a worker for each request.
+    """Imports what `preload` says, and forks a worker for each request.
 
-    `words` are the script, or ``-m`` and a module, and its arguments. `variables` are
-    set before the imports. Workers keep the open `files`.
+    `words` are the script, or ``-m`` and a module, and its arguments. Workers keep the
+    open `files`.
     """
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        modules: Sequence[str],
-        variables: Mapping[str, str],
-        files: set[int],
-    ) -> None:
+    def __init__(self, words: Sequence[str], preload: Preload, files: set[int]) -> None:
         self._words = words
-        self._modules = modules
-        self._variables = variables
+        self._preload = preload
         self._files = files
         self._changed: dict[str, str] = {}  # variables that modules have set
         self._agent = 0
@@ -89,15 +83,15 @@ class ForkServer:
         script.prepare(self._words)
         before = procfs.open_files()
         gc.disable()
-        process.set_variables(self._variables)
+        process.set_variables(self._preload.variables)
         environ = dict(environment())
-        imports.import_all(self._modules)
+        imports.import_all(self._preload.modules)
         now = environment().items()
         self._changed = {k: v for k, v in now if environ.get(k) != v}
         gc.freeze()  # so that the workers' collectors do not copy these pages
         self._files |= procfs.open_files() - before
         imports.check_gpus(self._files)
-        imports.check_threads()
+        imports.check_threads(is_bound=self._preload.is_bound)
 
     def _wait_for_worker(
         self, connection: socket.socket
@@ -130,9 +124,9 @@ class ForkServer:
                     opened.close()
                 environ = {**request.environ, **self._changed}
                 request = replace(request, environ=environ)
-                recorder.start(questions)
                 kept = {*self._files, questions.fileno()}
                 process.take_over(request, files, kept)
+                recorder.start(questions)  # on this worker's CPUs
                 return request, questions
             questions.close()
 

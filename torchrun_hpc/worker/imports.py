@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torchrun_hpc.errors import count
 from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
+from torchrun_hpc.worker import affinity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +29,8 @@ _OF_A_WORKER = frozenset(
 
 # Device files of NVIDIA's, AMD's and Intel's drivers.
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+
+_TRIAL_TIMEOUT = 5  # seconds
 
 
 class ForkError(Exception):
@@ -65,7 +69,8 @@ def import_all(names: Iterable[str]) -> None:
 
 def _import(name: str) -> None:
     try:
-        importlib.import_module(name)
+        with affinity.restored_after_import():
+            importlib.import_module(name)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may do anything
         first = str(error).partition("\n")[0]
         text = f"{name} cannot be imported ({type(error).__name__}: {first})"
@@ -86,22 +91,42 @@ def check_gpus(files: Iterable[int]) -> None:
         raise ForkError(f"the import initialised a GPU ({found[0]})")
 
 
-def check_threads() -> None:
+def check_threads(*, is_bound: bool = False) -> None:
     """Raise `ForkError` if there are threads, which a fork would not have.
 
-    OpenBLAS and others end their threads before a fork.
+    OpenBLAS and others end their threads before a fork. If forks will be bound, also
+    check that their threads stay on their CPUs.
     """
-    if _other_threads():
+    if is_bound or _other_threads():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of threads
             child = os.fork()
         if child == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
+            try:
+                leaves_cpus = is_bound and _leaves_cpus()
+            except BaseException:  # noqa: BLE001 - this process must not continue
+                leaves_cpus = True
+            os._exit(leaves_cpus)
+        if os.waitpid(child, 0)[1] or (is_bound and affinity.chosen_by_import):
+            raise ForkError("in a fork, OpenMP hangs or leaves the fork's CPUs")
     if _other_threads():
         names = ", ".join(thread.name for thread in threading.enumerate()[1:])
         text = f"the import leaves {count(_other_threads(), 'thread')} behind"
         raise ForkError(f"{text} ({names})" if names else text)
+
+
+def _leaves_cpus() -> bool:
+    """Return whether OpenMP has chosen CPUs for this fork's threads; it can hang."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    signal.alarm(_TRIAL_TIMEOUT)
+    cpu = {min(os.sched_getaffinity(0))}
+    os.sched_setaffinity(0, cpu)
+    if "torch" in sys.modules:
+        import torch  # noqa: PLC0415 - only if an import has loaded it
+
+        torch.set_num_threads(2)
+        torch.ones(2**16, device="cpu").add_(1)  # GRAIN_SIZE (2**15) for each thread
+    return any(os.sched_getaffinity(thread) != cpu for thread in procfs.threads())
 
 
 def _other_threads() -> int:

@@ -5,6 +5,7 @@ The agent can also read its stack on systems where Linux allows this only to anc
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -21,13 +22,16 @@ def end_with_parent(parent: int, agent: int = 0) -> Callable[[], None]:
     """Return a function that lets the calling process end with its parent.
 
     It loads no library, so it can be called between fork and exec. ``agent`` is 0 if it
-    is the parent.
+    is the parent. The process gets the CPUs of this thread again: in a fork, OpenMP
+    libraries of Intel and LLVM have changed them (``__kmp_atfork_child``).
     """
-    prctl = ctypes.CDLL(None).prctl
+    prctl, cpus = ctypes.CDLL(None).prctl, os.sched_getaffinity(0)
 
     def end_with_it() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         prctl(_PR_SET_PTRACER, agent or parent, 0, 0, 0)
+        with contextlib.suppress(OSError):  # they went offline just now
+            os.sched_setaffinity(0, cpus)
         if os.getppid() != parent:  # it has ended before this
             os._exit(1)
 

@@ -8,6 +8,7 @@ import sys
 
 import psutil
 import pytest
+from bound import ALL, needs_two_cpus
 from jobs import ended
 from programs import ROOT
 from waiting import NEVER_S, PATIENCE, until
@@ -65,6 +66,14 @@ def test_it_ends_well(start):
     assert {(row.scope, row.wrong) for row in end.rows} == {("", 0)}
     assert (end.backend, bool(end.torch.version)) == ("gloo", True)
     assert psutil.Process().num_fds() == files
+
+
+@needs_two_cpus
+def test_its_import_takes_no_cpus_from_the_workers(start):
+    script = f"import os; assert sorted(os.sched_getaffinity(0)) == {ALL}"
+    end = start(*TWO, script=script, OMP_PROC_BIND="close").run(NEVER_S)
+    assert (end.code, end.cause) == (0, "")
+    assert [code for code, *_ in end.said] == ["HPC227"]
 
 
 def test_its_limit(start, workers, monkeypatch):

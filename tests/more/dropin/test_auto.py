@@ -7,7 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from side_by_side import OURS, STOCK, run, words_of
+from bound import ALL, needs_two_cpus
+from side_by_side import OURS, STOCK, clean_environ, run, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,3 +154,11 @@ def test_a_torch_that_is_too_old_cannot_be_imported(tmp_path: Path) -> None:
     result = run([sys.executable, "-c", program], cwd=tmp_path)
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("HPC086 torch 1.13.1 is too old")
+
+
+@needs_two_cpus
+def test_its_import_leaves_the_program_its_cpus() -> None:
+    program = "import os, torchrun_hpc.auto; print(sorted(os.sched_getaffinity(0)))"
+    environ = clean_environ() | {"OMP_PROC_BIND": "close"}
+    done = run([sys.executable, "-c", program], env=environ)
+    assert (done.code, done.out, done.err) == (0, f"{ALL}\n", "")

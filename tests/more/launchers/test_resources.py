@@ -124,6 +124,16 @@ def test_workers_divide_what_slurm_gives(bound):
     assert warnings(done.stderr) == []
 
 
+def test_openmp_that_binds_all_workers_of_a_node(bound):
+    """Node 0 says so, and no worker starts with fewer CPUs than its node has."""
+    environ = {"OMP_PROC_BIND": "close"}
+    done = launch(bound, "--nproc_per_node=2", srun=["-c2"], environ=environ)
+    assert cpus(done) == 4 * [sorted(os.sched_getaffinity(0))]
+    (seen,) = warnings(done.stderr)
+    assert seen.startswith("HPC227]: OpenMP binds the main threads of all 2 workers to")
+    assert "(OMP_PROC_BIND=close)" in seen
+
+
 def assert_refused(ended, line):
     """See that a launch says once how its tasks are bound."""
     (own,) = warnings(ended.stderr)

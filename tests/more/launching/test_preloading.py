@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
+from bound import ALL, needs_two_cpus
 from forks import Forks
 from programs import run_python
 from waiting import NEVER_S
@@ -16,9 +17,10 @@ from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.worker import SplitOff, imports
 
-def start(*modules, words=("script.py",), variables={}, later={}):
+def start(*modules, words=("script.py",), variables={}, later={}, is_bound=False):
     setting = Setting(",".join(modules), "--hpc-preload")
-    preloaded = preloading.Preloaded(Preload(modules, setting, variables))
+    preload = Preload(modules, setting, variables, is_bound=is_bound)
+    preloaded = preloading.Preloaded(preload)
     try:
         preloaded.start(words)
         preloaded.check({**os.environ, **variables, **later}, is_reporter=True)
@@ -41,6 +43,7 @@ def ended(pid):
             return True
         time.sleep(0.01)
 """
+LEAVES = "in a fork, OpenMP hangs or leaves the fork's CPUs"
 PREFIX = "HPC169 --hpc-preload={} is not used, so each worker imports by itself: "
 
 
@@ -117,6 +120,36 @@ def test_what_cannot_be_preloaded(run, tmp_path, name):
     done = run(program, **({name: text} if text else {}))
     reason = reason.format(folder=tmp_path)
     assert (done.stdout, done.stderr) == (f"{PREFIX.format(name)}{reason} 0\n", "")
+
+
+@needs_two_cpus
+def test_a_module_that_binds_the_process(run):
+    """As OpenMP libraries do: forks get their CPUs, but its later threads may not."""
+    done = run(
+        """
+        preloaded = start("binds")
+        print(preloaded.problem, worker(preloaded).wait())
+        print(start("binds", is_bound=True).problem)
+        """,
+        binds="import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})",
+        script="import os; print(sorted(os.sched_getaffinity(0)))",
+    )
+    reason = f"{PREFIX.format('binds')}{LEAVES}"
+    expected = [str(ALL), "None 0", reason]
+    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
+
+
+@needs_two_cpus
+def test_openmp_that_hangs_in_a_fork(run):
+    """GCC's library does, if its process has already computed with several threads."""
+    program = """
+        imports._TRIAL_TIMEOUT = 1
+        print(start("computes", is_bound=True).problem)
+        """
+    computes = "import torch; torch.set_num_threads(2); torch.ones(2**16).add_(1)"
+    done = run(program, computes=computes)
+    expected = f"{PREFIX.format('computes')}{LEAVES}\n"
+    assert (done.stdout, done.stderr) == (expected, "")
 
 
 def test_what_modules_do_is_not_for_the_agent(run):

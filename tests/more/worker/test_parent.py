@@ -22,6 +22,28 @@ def test_a_parent_that_has_ended_before_the_process_could_ask(parent, code):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
 
 
+MOVED_BY_A_HOOK = """\
+import os, subprocess, sys
+from torchrun_hpc.worker.parent import end_with_parent
+every = os.sched_getaffinity(0)
+os.register_at_fork(after_in_child=lambda: os.sched_setaffinity(0, {min(every)}))
+cpus = {max(every)}
+os.sched_setaffinity(0, cpus)
+end_with_it = end_with_parent(os.getpid())
+os.sched_setaffinity(0, every)
+code = "import os; print(os.sched_getaffinity(0))"
+options = {"preexec_fn": end_with_it, "stdout": subprocess.PIPE, "text": True}
+child = subprocess.run([sys.executable, "-S", "-c", code], check=True, **options)
+print(eval(child.stdout) == cpus)
+"""
+
+
+def test_a_program_has_the_cpus_that_it_was_given(tmp_path):
+    """OpenMP libraries have hooks for forks that give a child other CPUs."""
+    done = run_python("-c", MOVED_BY_A_HOOK, cwd=tmp_path)
+    assert done.stdout == "True\n", done.stderr
+
+
 FORKS = """\
 import os, sys
 from torchrun_hpc.worker.parent import end_with_parent

@@ -8,6 +8,7 @@ import pytest
 from nodes import JSC, explicit, make_inputs
 from plans import BLOCK, make_plan, planned_at
 
+from torchrun_hpc.host.topology import Core, Topology
 from torchrun_hpc.options.options import read
 from torchrun_hpc.planning import preload
 from torchrun_hpc.planning.resources import likely_workers
@@ -60,6 +61,16 @@ def test_variables_that_are_read_at_import():
     assert planned(
         site=site, workers=1, environ={"OMP_NUM_THREADS": "8"}
     ).variables == {"TORCH_X": "1", "UCX_Y": "2"}
+
+
+@pytest.mark.parametrize(
+    ("bind", "cpus", "is_bound"),
+    [("even", 2, True), ("even", 1, False), ("none", 2, False)],
+)
+def test_whether_forks_must_stay_on_their_cpus(bind, cpus, is_bound):
+    topology = Topology(tuple(Core((cpu,)) for cpu in range(cpus)))
+    found = planned(options=TORCH | {"hpc_bind": bind}, topology=topology)
+    assert found.is_bound == is_bound
 
 
 IMPOSSIBLE = {

@@ -11,7 +11,7 @@ from nodes import BATCH, COMMAND, INTERACTIVE, make_inputs, outside_a_step, step
 from plans import make_plan, refused
 
 from torchrun_hpc.planning import resources
-from torchrun_hpc.planning.workers import Workers
+from torchrun_hpc.planning.workers import Binding, Share, Workers
 from torchrun_hpc.schedulers import flux, hydra, jsrun, pals, slurm
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.openmpi import MPIRUN
@@ -381,6 +381,40 @@ NOTHING_SAID = {
 @pytest.mark.parametrize("case", NOTHING_SAID)
 def test_nothing_is_said(case):
     assert said(**NOTHING_SAID[case]) == []
+
+
+EVEN = Setting("even", "--hpc_bind")
+BOUND = Binding(EVEN, tuple(Share((cpu,), "", "") for cpu in (0, 1)))
+NOT_BOUND = Binding(EVEN, problem="2 agents of this node share the same CPUs")
+CLOSE = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores", "KMP_AFFINITY": ""}
+
+
+@pytest.mark.parametrize("binding", [None, NOT_BOUND])
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        (CLOSE, "OMP_PROC_BIND=close, OMP_PLACES=cores"),
+        ({"GOMP_CPU_AFFINITY": "0-7"}, "GOMP_CPU_AFFINITY=0-7"),
+        ({}, "none of its usual variables is set"),
+    ],
+)
+def test_imports_that_bind_all_workers_to_the_same_cpus(environ, named, binding):
+    workers = Workers(2, binding=binding)
+    (found,) = resources.of_imports(make_inputs(environ=environ), workers, {0, 1, 4})
+    assert f"{found.code} {found.text}" == (
+        "HPC227 OpenMP binds the main threads of all 2 workers to 3 CPUs (0-1,4) when "
+        f"they import torch ({named}). To give each worker its own CPUs, pass "
+        "--hpc-bind=gpu, or --hpc-bind=even without GPUs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus"),
+    [(Workers(2), set()), (Workers(1), {0}), (Workers(2, binding=BOUND), {0})],
+)
+def test_imports_that_nobody_has_to_know_of(workers, cpus):
+    inputs = make_inputs(environ=CLOSE)
+    assert not [*resources.of_imports(inputs, workers, cpus)]
 
 
 def test_everything_is_said_at_once():

@@ -50,6 +50,28 @@ def test_an_error_meanwhile():
     assert os.sched_getaffinity(0) == ALL
 
 
+@pytest.fixture
+def _no_import(monkeypatch):
+    monkeypatch.setattr(affinity, "chosen_by_import", set())
+
+
+@pytest.mark.usefixtures("_no_import")
+def test_an_import_that_binds_its_thread():
+    with affinity.restored_after_import():
+        os.sched_setaffinity(0, LAST.cpus)
+    assert os.sched_getaffinity(0) == ALL
+    assert affinity.chosen_by_import == (set(LAST.cpus) if len(ALL) > 1 else set())
+
+
+@pytest.mark.usefixtures("_no_import")
+def test_an_import_that_binds_nothing():
+    os.sched_setaffinity(0, LAST.cpus)
+    with affinity.restored_after_import():
+        pass
+    assert os.sched_getaffinity(0) == set(LAST.cpus)
+    assert not affinity.chosen_by_import
+
+
 def test_cpus_that_are_offline(capsys):
     with affinity.bound(OFFLINE, "the worker of local rank 1"):
         assert of_what_is_started() == ALL

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import api
 
-from torchrun_hpc.planning.resources import OMP
+from torchrun_hpc.planning.resources import CPU_LIST, OMP
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.patches.replacing import takes, wrap
 from torchrun_hpc.worker import affinity
@@ -39,9 +39,9 @@ def apply(plan: LaunchPlan, _hooks: object) -> None:
         rank = getattr(handler, "local_rank_id", None)
         rank = int(env["LOCAL_RANK"]) if rank is None else rank
         share = binding.shares[rank]
-        if binding.sets_threads:
-            env = {**env, OMP: str(len(share.cpus))}
+        threads = {OMP: str(len(share.cpus))} if binding.sets_threads else {}
+        cpus = {CPU_LIST: share.cpu_list} if env.get(CPU_LIST) else {}
         with affinity.bound(share, f"the worker of local rank {rank}"):
-            return original(handler, args, env)
+            return original(handler, args, {**env, **threads, **cpus})
 
     wrap(_torch.SubprocessHandler, "_popen", popen)
