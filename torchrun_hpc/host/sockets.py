@@ -11,15 +11,13 @@ from contextlib import suppress
 
 from torchrun_hpc import waiting
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
 _LIMIT = 0.2  # seconds for another process, which binds first, to listen
 
 
 def user_of(connection: socket.socket) -> int:
     """Return the user of the process at the other end."""
-    size = _CREDENTIALS.size
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    return int(_CREDENTIALS.unpack(packed)[1])
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4)
+    return int(struct.unpack("3i", packed)[1])  # pid, uid, gid: unix(7)
 
 
 def hold(what: str) -> socket.socket:
