@@ -162,13 +162,9 @@ class Connection:
 
     def _load_key(self) -> None:
         if not self.key.load() and self._own_failure is None:
-            text = (
-                f"on {self._request.host or socket.gethostname()}: anybody who knows "
-            )
-            text += (
-                "this job's number can join it, or pretend to be its head node. Key "
-            )
-            text += f"here: {self.key.name}. {REMEDY}"
+            host = self._request.host or socket.gethostname()
+            text = f"on {host}: anybody who knows this job's number can join it, or "
+            text += f"pretend to be its head node. Key here: {self.key.name}. {REMEDY}"
             console.write(Message("HPC236", text), "warning")
 
     def _refusal(self, refused: RefusedError) -> LaunchError:
