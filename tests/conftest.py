@@ -5,10 +5,12 @@ A cluster is started by the first test that asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import launchers
 import pytest
@@ -130,3 +132,28 @@ def as_nobody() -> Callable[..., object]:
         return json.loads(text)
 
     return call
+
+
+@pytest.fixture
+def beside_nobody(as_nobody: Callable[..., object]) -> Callable[..., Any]:
+    """Let a function run as another user; it says when it is ready, and waits."""
+
+    @contextlib.contextmanager
+    def beside(function: Callable[..., object]) -> Iterator[None]:
+        (has_begun, begin), (may_end, end) = os.pipe(), os.pipe()
+
+        def run() -> None:
+            function(lambda: os.write(begin, b"."), lambda: os.read(may_end, 1))
+
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(as_nobody, run)
+            assert os.read(has_begun, 1) == b"."
+            try:
+                yield
+            finally:
+                os.write(end, b".")
+            running.result(PATIENCE)
+        for file in (has_begun, begin, may_end, end):
+            os.close(file)
+
+    return beside

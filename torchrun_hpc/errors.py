@@ -51,7 +51,8 @@ class LaunchError(Exception):
         code: ``HPC`` and three digits.
         message: What is wrong, with values and their source, and what to do.
         everywhere: Whether all tasks find the same fault; then only one reports it.
-        others_know: Whether the other nodes already know about the fault.
+        others_know: Whether the other nodes already know about the fault, or cannot be
+            told.
     """
 
     def __init__(

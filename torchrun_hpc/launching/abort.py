@@ -8,9 +8,6 @@ torch, which may be missing.
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
-import os
 import socket
 import sys
 import threading
@@ -20,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import schedulers, wire
 from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.host import sockets
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import Options
@@ -124,12 +122,10 @@ def _is_said(text: str) -> bool:
     pbsdsh gives all tasks of a node the same number. The first one keeps a socket name
     for two seconds, until the others have tried.
     """
-    name = hashlib.sha256(f"{os.getuid()} {text}".encode(errors="replace")).hexdigest()
-    said = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        said.bind(f"\0torchrun_hpc.{name}")
-    except OSError as error:
-        return error.errno == errno.EADDRINUSE
+        said = sockets.hold(text)
+    except BlockingIOError:
+        return True
     threading.Timer(_HEAD_START, said.close).start()
     return False
 

@@ -3,7 +3,8 @@
     launcher ──names of modules──► programs/read_ahead.py ──► the kernel's cache
 
 An import asks for one file after the other. On a shared file system, with an empty
-cache, it waits minutes for the answers. The program asks for many files at a time.
+cache, it waits minutes for the answers. The program asks for many files at a time. On a
+node, one program of a user does so.
 """
 
 from __future__ import annotations
@@ -23,17 +24,22 @@ _readers: list[Any] = []  # the process; none if the files are fast
 
 def start(module: str) -> None:
     """Start to read a module, if torch's files are slow."""
-    pipe = {"stdin": programs.PIPE, "bufsize": 0}
-    with contextlib.suppress(Exception):  # there is no torch, or no more processes
+    pipe: dict[str, Any] = {"stdin": programs.PIPE, "bufsize": 0}
+    # There is no torch, or another launch reads, or there are no more processes.
+    with contextlib.suppress(Exception):
         if _is_slow():
-            _readers.append(programs.start("read_ahead", *sys.path, **pipe))
+            from torchrun_hpc.host import sockets  # noqa: PLC0415 - slow to import
+
+            with sockets.hold("read-ahead") as lock:  # soon, only the program holds it
+                pipe["pass_fds"] = [lock.fileno()]
+                _readers.append(programs.start("read_ahead", *sys.path, **pipe))
     ask(module)
 
 
 def ask(*modules: str) -> None:
     """Read more modules."""
     for reader in _readers:
-        with contextlib.suppress(OSError):  # another launch's program reads them
+        with contextlib.suppress(OSError):  # it has ended
             reader.stdin.write("".join(f"{name}\n" for name in modules).encode())
 
 

@@ -35,7 +35,7 @@ class KeyFile:
     """The file with the user's key, which proves that a node belongs to the job."""
 
     path: str = ""  # ``~`` is the user's home; empty without a key
-    is_explicit: bool = False  # the user has set it: it can be created anywhere
+    source: str = ""  # the option that sets the path; empty for the default path
     required: str = ""  # the option that requires a key; empty without it
 
 

@@ -24,7 +24,8 @@ def key_file(inputs: Inputs) -> KeyFile:
     default = f"{folder if folder.startswith('/') else '~/.config'}/torchrun_hpc/key"
     required = str(options["hpc_auth"]) if options.hpc_auth == REQUIRE else ""
     path = options.hpc_key_file
-    return KeyFile(path or default, bool(path), required)
+    source = str(options["hpc_key_file"]) if path else ""
+    return KeyFile(path or default, source, required)
 
 
 def check(inputs: Inputs, meeting: Meeting) -> None:

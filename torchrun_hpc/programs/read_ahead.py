@@ -3,8 +3,7 @@
     read_ahead.py FOLDER...
 
 The folders are those of ``sys.path``. It runs no module, but follows the imports in
-their bytecode. What was read stays in the kernel's cache. Only one process of a user on
-a node reads; others end at once.
+their bytecode. What was read stays in the kernel's cache.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import dis
 import functools
 import os
 import re
-import socket
 import struct
 import subprocess
 import sys
@@ -129,11 +127,9 @@ def main() -> None:
     """Read until the launcher closes the pipe."""
     os.nice(10)  # the launcher comes first
     sys.path[:] = sys.argv[1:]
-    with socket.socket(socket.AF_UNIX) as lock:
-        lock.bind(f"\0torchrun_hpc read-ahead {os.getuid()}")
-        _threads.submit(read_entry_points)
-        for line in sys.stdin:
-            read(line.strip())
+    _threads.submit(read_entry_points)
+    for line in sys.stdin:
+        read(line.strip())
     os._exit(0)
 
 

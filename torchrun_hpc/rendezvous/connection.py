@@ -23,7 +23,7 @@ from torchrun_hpc.rendezvous.errors import (
     JobFailedError,
     RefusedError,
 )
-from torchrun_hpc.rendezvous.key import Key
+from torchrun_hpc.rendezvous.key import REMEDY, Key
 from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.peers import Peers
@@ -161,16 +161,10 @@ class Connection:
         self.client.send(reply)
 
     def _load_key(self) -> None:
-        wanted, key = self._meeting.key, self.key
-        key.load()
-        if key.secret.key or not wanted.path:
-            return
-        why = f"Key here: {key.name}. Pass --hpc-key-file=FILE on a shared file system"
-        if wanted.required:
-            why = f"{wanted.required} needs a key. {why}"
-            raise LaunchError("HPC238", why, others_know=True)  # no way to inform them
-        if self._meeting.node_rank == 0:
-            text = f"anybody who knows this job's number can join it. {why}"
+        if not self.key.load() and self._own_failure is None:
+            host = self._request.host or socket.gethostname()
+            text = f"on {host}: anybody who knows this job's number can join it, or "
+            text += f"pretend to be its head node. Key here: {self.key.name}. {REMEDY}"
             console.write(Message("HPC236", text), "warning")
 
     def _refusal(self, refused: RefusedError) -> LaunchError:

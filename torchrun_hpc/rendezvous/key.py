@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import files, waiting
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import mounts, procfs
 from torchrun_hpc.rendezvous.proof import Secret
 
@@ -19,51 +20,85 @@ if TYPE_CHECKING:
 
 _SIZE = 32  # bytes
 
-# Seconds until this node sees another node's new file: NFS caches its absence.
+# Seconds until a file server recovers, or until another node's new file can be seen,
+# because NFS caches its absence. Lustre reports ESHUTDOWN to an evicted client.
 LATE = 10.0
+_OF_SERVER = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ESHUTDOWN}
+_PASSING = _OF_SERVER | {errno.ENOENT, errno.EEXIST}
+
+REMEDY = "Pass --hpc-key-file=FILE on a shared file system"
 
 
 class Key:
-    """This node's key. `name` is its file and fingerprint, or why there is none."""
+    """This node's key. `name` is its file and fingerprint, or why there is none.
+
+    A known key stays, whatever happens to the file.
+    """
 
     def __init__(self, file: KeyFile, launch: str) -> None:
         self._file = file
         self.secret = Secret(launch)
         self.name = "none (--hpc-auth=none)"
 
-    def load(self) -> None:
+    def load(self) -> bool:
         """Read the file, or make it: nodes that start together get the same key.
 
-        A known key stays, whatever happens to the file.
+        Return whether that was possible. If it was not, there is no file at the default
+        path, and nobody requires a key. In all other cases, raise `LaunchError`.
+        """
+        waiting.until(lambda: getattr(self.attempt(), "errno", 0) not in _PASSING, LATE)
+        problem, file = self.attempt(), self._file
+        is_absent = isinstance(problem, RuntimeError)
+        asked = file.source or file.required
+        if problem is None or (is_absent and not asked):
+            return problem is None
+        how = REMEDY if is_absent else f"{REMEDY}, or remove this file"
+        if file.source:
+            how = "Set a file that only you can read, or that this node can create"
+        by = f" ({asked})" if asked else ""
+        text = f"this node needs a usable key{by}. Key here: {self.name}. {how}"
+        # Without a proof, nobody can be told.
+        raise LaunchError("HPC238", text, others_know=True)
+
+    def attempt(self) -> Exception | None:
+        """Read the file, or make it, unless this was done; return what prevents that.
+
+        A `RuntimeError` means that there is no key, and that this node cannot make one.
         """
         path = Path(self._file.path)
         if self.secret.key or not self._file.path:
-            return
+            return None
         try:
-            path = path.expanduser()
-            key = _read_or_make(path, anywhere=self._file.is_explicit)
-        except (OSError, ValueError, RuntimeError) as error:  # or no home
-            reason = getattr(error, "strerror", None) or error
-            self.name = f"none ({path}: {reason})"
-        else:
-            fingerprint = hashlib.sha256(b"fingerprint" + key).hexdigest()
-            self.name = f"{path} ({fingerprint[:8]})"
-            self.secret = Secret(self.secret.launch, key)
+            path = path.expanduser()  # RuntimeError: there is no home
+            key = _read_or_make(path, anywhere=bool(self._file.source))
+        except (OSError, ValueError, RuntimeError) as error:
+            kind = "none" if isinstance(error, RuntimeError) else "unusable"
+            self.name = f"{kind} ({path}: {getattr(error, 'strerror', None) or error})"
+            return error
+        fingerprint = hashlib.sha256(b"fingerprint" + key).hexdigest()
+        self.name = f"{path} ({fingerprint[:8]})"
+        self.secret = Secret(self.secret.launch, key)
+        return None
 
 
 def _read_or_make(path: Path, *, anywhere: bool) -> bytes:
-    with suppress(FileNotFoundError):
+    try:
         return _read(path)
-    folder = Path(os.path.realpath(path.parent))
-    if not anywhere:
-        kind = mounts.file_system(folder, procfs.read("/proc/self/mountinfo") or "")
-        if kind.removeprefix("fuse.") not in mounts.SHARED:
-            raise ValueError(f"nodes do not share its file system ({kind})")
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        return _make(path)
-    waiting.until(path.is_file, LATE)
-    return _read(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        if os.path.lexists(path):  # not if its folder cannot be searched
+            raise
+    folder = path.parent
+    try:
+        return _make(path, anywhere=anywhere)
+    except OSError as error:
+        if error.errno in _PASSING:
+            raise
+        reason = error.strerror or str(error)
+        state = None if anywhere or not files.exists(str(folder)) else folder.stat()
+        if state and (state.st_uid not in (0, os.geteuid()) or state.st_mode & 0o022):
+            # One of the others may have removed the key.
+            raise OSError(f"{reason}; others can write to its folder") from None
+        raise RuntimeError(reason) from None
 
 
 def _read(path: Path) -> bytes:
@@ -74,16 +109,21 @@ def _read(path: Path) -> bytes:
         state = os.fstat(file.fileno())
         key: bytes = file.read(_SIZE + 1)
     if state.st_uid != os.geteuid():
-        raise ValueError(f"it belongs to user {state.st_uid}")
+        raise OSError(f"it belongs to user {state.st_uid}")
     if state.st_mode & 0o077:
-        raise ValueError(f"its mode is {state.st_mode & 0o777:o}, not 600")
+        raise OSError(f"its mode is {state.st_mode & 0o777:o}, not 600")
     if len(key) != _SIZE or not any(key):  # zeros after a crash are no key
-        raise ValueError(f"it does not have {_SIZE} random bytes; delete it")
+        raise OSError(f"it does not have {_SIZE} random bytes")
     return key
 
 
-def _make(path: Path) -> bytes:
+def _make(path: Path, *, anywhere: bool) -> bytes:
     """Make a key. Raise `FileExistsError` if another node was faster."""
+    folder = Path(os.path.realpath(path.parent))
+    kind = mounts.file_system(folder, procfs.read("/proc/self/mountinfo") or "")
+    if not anywhere and kind.removeprefix("fuse.") not in mounts.SHARED:
+        raise OSError(f"nodes do not share its file system ({kind})")
+    folder.mkdir(0o700, parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(new, "xb", 0, opener=partial(os.open, mode=0o600)) as file:

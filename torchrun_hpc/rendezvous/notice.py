@@ -44,7 +44,8 @@ def inform(
         is_fixed=True,
     )
     if meeting.is_coordinator:
-        _serve(meeting, settings, failure, limit)
+        with suppress(LaunchError):  # with an unusable key, anybody could read it
+            _serve(meeting, settings, failure, limit)
         return None
     agent = Connection(meeting, settings, {}, on_event, own_failure=failure)
     with (
@@ -62,8 +63,6 @@ def _serve(
     """Accept the other nodes only to inform them, on the first free port."""
     key = Key(meeting.key, meeting.launch_id)
     key.load()
-    if meeting.key.required and not key.secret.key:
-        return  # otherwise, anybody could read the failure
     address = meeting.listen[0] if meeting.listen else None
     for port in (*meeting.ports, *meeting.notice_ports):
         with suppress(OSError):

@@ -254,7 +254,7 @@ class Search:
             self._unproved[port] = since
             if now - since > LATE and port in self._address.ports:
                 raise RefusedError(Refusal.UNPROVED, port) from None
-            await asyncio.to_thread(self.key.load)  # it may exist now
+            await asyncio.to_thread(self.key.attempt)  # it may exist now
             found = str(error)
         except asyncio.TimeoutError:
             found = _SILENT if channel.transport else "no answer to the connection"

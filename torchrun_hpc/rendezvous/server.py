@@ -189,7 +189,7 @@ class CoordinatorServer:
             if since <= expired:
                 connection.abort()
         if self.coordinator.members.unproved and not self.key.secret.key:
-            self._loop.call_aside(self.key.load)  # the caller may have made the key
+            self._loop.call_aside(self.key.attempt)  # the caller may have made it
         self.catch_up(1)
         self.flush()
 

@@ -10,13 +10,13 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.host import procfs
+from torchrun_hpc.host.sockets import user_of
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _PREFIX = "torchrun_hpc.stacks"
 _LONGEST_ID = 60  # characters of a launch id: a name has 107 bytes
 _SOCKETS = "/proc/net/unix"
 _LISTENS = "00010000"  # among its flags: __SO_ACCEPTCON, linux/net.h
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
 _PAUSE = 0.1  # seconds after an error, for example too many open files
 _TIMEOUT = 10.0  # seconds for a command to read its answer
 
@@ -66,7 +65,7 @@ class Service:
                 asking, _ = listening.accept()
                 with asking:
                     asking.settimeout(_TIMEOUT)
-                    if _user_of(asking) in (os.getuid(), 0):
+                    if user_of(asking) in (os.getuid(), 0):
                         asking.sendall(wire.to_line(self._collect()))
             except Exception:  # noqa: BLE001, PERF203
                 time.sleep(_PAUSE)
@@ -90,7 +89,7 @@ def ask(name: str, timeout: float) -> Mapping[str, Any]:
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(timeout)
         asking.connect(name)
-        if _user_of(asking) != os.getuid():
+        if user_of(asking) != os.getuid():
             raise PermissionError(errno.EPERM, "the socket belongs to another user")
         answer = b"".join(iter(lambda: asking.recv(2**16), b""))
     try:
@@ -98,9 +97,3 @@ def ask(name: str, timeout: float) -> Mapping[str, Any]:
     except WireError:
         raise ConnectionError("no answer") from None
     return found
-
-
-def _user_of(connection: socket.socket) -> int:
-    size = _CREDENTIALS.size
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    return int(_CREDENTIALS.unpack(packed)[1])

@@ -469,7 +469,7 @@ def test_nodes_with_a_key(
     job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is made if it is not there; both sides have the same."""
-    job.meet(key=KeyFile(str(tmp_path / "new" / "key"), is_explicit=True))
+    job.meet(key=KeyFile(str(tmp_path / "new" / "key"), source="--hpc_key_file=FILE"))
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["key"]
     assert capfd.readouterr().err == ""
 
@@ -483,7 +483,7 @@ def test_nodes_with_two_keys(
     """Each names its own; the job waits as for a node that is missing."""
     monkeypatch.setattr(search, "LATE", 0)
     files = [tmp_path / name for name in ("first", "second")]
-    keys = [KeyFile(str(file), is_explicit=True) for file in files]
+    keys = [KeyFile(str(file), source="--hpc_key_file=FILE") for file in files]
     job.handler(0, key=keys[0]).connect()
     with pytest.raises(LaunchError) as caught:
         job.handler(1, key=keys[1]).connect()
@@ -503,21 +503,23 @@ def test_nodes_with_two_keys(
 def test_nodes_without_a_key(
     job: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Node 0 says so, once; nothing starts if there has to be one."""
-    (tmp_path / "key").mkdir()
+    """Each says so; nothing starts if there has to be one."""
     key = KeyFile(str(tmp_path / "key"))
     job.meet(key=key)
-    why = f"none ({tmp_path}/key: Is a directory)"
-    assert capfd.readouterr().err == (
-        "torchrun_hpc: warning[HPC236]: anybody who knows this job's number can join "
-        f"it. Key here: {why}. Pass --hpc-key-file=FILE on a shared file system\n"
-    )
+    why = rf"none \({tmp_path}/key: nodes do not share its file system \(\w+\)\)\. "
+    why += "Pass --hpc-key-file=FILE on a shared file system"
+    text = "anybody who knows this job's number can join it, or pretend to be its head "
+    text += "node"
+    lines = sorted(capfd.readouterr().err.splitlines())
+    for line, host in zip(lines, HOSTS, strict=True):
+        begin = rf"torchrun_hpc: warning\[HPC236\]: on {host}: {text}"
+        assert re.fullmatch(rf"{begin}\. Key here: {why}", line)
     for rank in 0, 1:
         with pytest.raises(LaunchError) as caught:
             job.handler(rank, key=replace(key, required="--hpc_auth=require")).connect()
-        text = f"--hpc_auth=require needs a key. Key here: {why}. Pass "
+        text = r"this node needs a usable key \(--hpc_auth=require\)"
         assert caught.value.code == "HPC238"
-        assert str(caught.value).startswith(text)
+        assert re.fullmatch(rf"{text}\. Key here: {why}", str(caught.value))
 
 
 def test_a_launch_inside_a_worker(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

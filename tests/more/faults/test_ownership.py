@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from commands import HPC, LINE, SCRIPTS, launch, refused
+from commands import HOSTS, HPC, LINE, SCRIPTS, launch, read_workers, refused
 from steps import Step
 
+from torchrun_hpc.host.mounts import file_system
+
 STEADY = str(SCRIPTS / "steady.py")
+MOUNTS = Path("/proc/self/mountinfo")
 
 
 def own(name):
@@ -33,15 +38,77 @@ def test_nodes_with_different_keys(unpadded, tmp_path):
     assert "Traceback" not in job.output
 
 
-def test_a_key_that_is_required(unpadded, tmp_path):
-    options = ("--hpc-auth=require", f"--hpc-key-file={tmp_path}")
-    said = refused(launch(unpadded, *options, srun=["--kill-on-bad-exit=0"]))
-    assert sorted(line for line in said if "error" in line) == [
-        f"torchrun_hpc: error[HPC238]: on {host}: --hpc_auth=require needs a key. Key "
-        f"here: none ({tmp_path}: Is a directory). Pass --hpc-key-file=FILE on a "
-        "shared file system"
-        for host in ("n10", "n9")
+FOLDER = "HERE/torchrun_hpc/key"
+SET = "Set a file that only you can read, or that this node can create"
+OTHER = "Pass --hpc-key-file=FILE on a shared file system"
+# Options, who asks for a key, and the rest of the message.
+UNUSABLE = {
+    "a folder instead of the key": (
+        f"--hpc_key_file={FOLDER}",
+        f"unusable ({FOLDER}: Is a directory). {SET}",
+    ),
+    "a folder instead of the default key": (
+        "",
+        f"unusable ({FOLDER}: Is a directory). {OTHER}, or remove this file",
+    ),
+    "an explicit key that cannot be made": (
+        "--hpc_key_file=/sys/key",
+        f"none (/sys/key: Permission denied). {SET}",
+    ),
+    "a key that is required": (
+        "--hpc_auth=require",
+        f"none ({FOLDER}: nodes do not share its file system (KIND)). {OTHER}",
+    ),
+}
+UNSET = "unset PET_HPC_KEY_FILE"  # of the cluster
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_a_launch_that_is_refused_because_of_its_key(unpadded, tmp_path, case):
+    """Each node says so itself, because it cannot tell the others."""
+    (asked, rest), kind = UNUSABLE[case], file_system(tmp_path, MOUNTS.read_text())
+    if "a folder" in case:
+        (tmp_path / "torchrun_hpc" / "key").mkdir(parents=True)
+    said = launch(
+        unpadded,
+        *filter(None, [asked.replace("HERE", str(tmp_path))]),
+        srun=["--kill-on-bad-exit=0"],
+        first=f"{UNSET}; export XDG_CONFIG_HOME={tmp_path}",
+    )
+    by = f" ({asked})" if asked else ""
+    text = f"this node needs a usable key{by}. Key here: {rest}"
+    text = text.replace("HERE", str(tmp_path)).replace("KIND", kind)
+    assert sorted(line for line in refused(said) if "torchrun_hpc:" in line) == [
+        f"torchrun_hpc: error[HPC238]: on {host}: {text}" for host in ("n10", "n9")
     ]
+
+
+def test_nodes_where_no_key_is_possible(unpadded, tmp_path):
+    """Each of them says so."""
+    first = f"{UNSET}; export XDG_CONFIG_HOME={tmp_path}"
+    done = launch(unpadded, first=first)
+    assert len(read_workers(done)) == 2
+    name = f"none ({tmp_path}/torchrun_hpc/key: nodes do not share its file system "
+    for host in HOSTS:
+        begin = f"warning[HPC236]: on {host}: anybody who knows this job's number can "
+        begin += "join it, or pretend to be its head node. Key here: "
+        assert done.stderr.count(f"{begin}{name}") == 1, done.stderr
+    assert done.stderr.count("HPC236") == 2, done.stderr
+
+
+def test_a_node_whose_key_cannot_be_used(unpadded, tmp_path):
+    """It does not join, and says so at once; the others wait for it."""
+    key = tmp_path / "key.1"
+    key.mkdir()
+    first = f"export PET_HPC_KEY_FILE={tmp_path}/key.$SLURM_NODEID; exec "
+    with Step(unpadded, "sh", "-c", first + LINE, nodes=2) as job:
+        job.says(
+            r"HPC238]: on n10: this node needs a usable key \(PET_HPC_KEY_FILE="
+            rf"{key}\)\. Key here: unusable \({key}: Is a directory\)\. Set a file "
+        )
+        job.says(r"HPC114]: 1 of 2 nodes .* n10 \(node 1\)")
+        job.send("n9", "SIGINT")
+    assert "HPC237" not in job.output, job.output  # it has not even called
 
 
 def test_a_job_keeps_its_key(unpadded, tmp_path):

@@ -11,6 +11,9 @@ from programs import load
 from testbed import Cluster, missing
 from waiting import without_waits
 
+from torchrun_hpc.host import sockets
+from torchrun_hpc.launching import read_ahead
+
 HOST = "n1"
 LATENCY = 1  # milliseconds
 
@@ -42,3 +45,18 @@ def test_files_are_read_ahead(slow, tmp_path):
     assert not running.stdout
     # Two processes opened the files that torch's import reads.
     assert asked["opens"] - asked["files"] > 500
+
+
+def test_the_program_holds_the_lock_until_its_end(monkeypatch, tmp_path):
+    """Not its launcher, whose forks run on."""
+    hold = sockets.hold
+    monkeypatch.setattr(sockets, "hold", lambda what: hold(f"{what} {tmp_path}"))
+    monkeypatch.setattr(read_ahead, "_is_slow", lambda: True)
+    for _ in range(2):
+        read_ahead.start("torch")
+    (program,) = read_ahead._readers
+    with pytest.raises(BlockingIOError):
+        sockets.hold("read-ahead")
+    assert program.poll() is None
+    read_ahead.end()
+    sockets.hold("read-ahead").close()

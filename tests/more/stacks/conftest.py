@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import inspected
 import pytest
@@ -70,31 +69,6 @@ def processes(tmp_path):
 
 
 # --- another user ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def beside_nobody(as_nobody):
-    """Let a function run as another user; it says when it is ready, and waits."""
-
-    @contextlib.contextmanager
-    def beside(function):
-        (has_begun, begin), (may_end, end) = os.pipe(), os.pipe()
-
-        def run():
-            function(lambda: os.write(begin, b"."), lambda: os.read(may_end, 1))
-
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(as_nobody, run)
-            assert os.read(has_begun, 1) == b"."
-            try:
-                yield
-            finally:
-                os.write(end, b".")
-            running.result(PATIENCE)
-        for file in (has_begun, begin, may_end, end):
-            os.close(file)
-
-    return beside
 
 
 @pytest.fixture

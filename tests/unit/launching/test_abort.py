@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 from plans import make_launch_plan
 from waiting import NEVER_S, PATIENCE
 
+from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import network
 from torchrun_hpc.host.network import Interface
@@ -35,6 +37,27 @@ def test_tasks_that_pbs_numbers_alike_say_the_same_once(capfd):
         list(pool.map(lambda _: abort.give_up(fault, LaunchState(seen)), range(3)))
     expected = f"torchrun_hpc: error[HPC036]: by process {os.getpid()}\n"
     assert capfd.readouterr().err == expected
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_another_user_cannot_hide_a_message(capfd, beside_nobody, kind):
+    """The name with which tasks of a node agree can be computed by everybody."""
+    said = f"by process {os.getpid()} beside a {kind.name}"
+    fault = LaunchError("HPC036", said, everywhere=True)
+    seen = Preflight(None, fault, {"PBS_JOBID": "77"}, "dec0001", "", 0)
+    text = f"{os.getuid()} {schedulers.job_number(seen.environ)} {fault}"
+
+    def squat(ready, wait):
+        with socket.socket(socket.AF_UNIX, kind) as taken:
+            taken.bind(f"\0torchrun_hpc.{hashlib.sha256(text.encode()).hexdigest()}")
+            if kind is socket.SOCK_STREAM:
+                taken.listen()
+            ready()
+            wait()
+
+    with beside_nobody(squat):
+        abort.give_up(fault, LaunchState(seen))
+    assert capfd.readouterr().err == f"torchrun_hpc: error[HPC036]: {said}\n"
 
 
 def place(rank, port):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
+import socket
 from types import SimpleNamespace
 
 import pytest
 
+from torchrun_hpc.host import sockets
 from torchrun_hpc.launching import read_ahead
 
 FAST, SLOW = 0.0001, 0.001  # seconds for a page
@@ -15,15 +18,17 @@ FAST, SLOW = 0.0001, 0.001  # seconds for a page
 class Started(list):
     """The programs that were started, and how each ended."""
 
-    def __call__(self, *words, stdin, bufsize):
+    def __call__(self, *words, stdin, bufsize, pass_fds):
         assert (stdin, bufsize) == (read_ahead.programs.PIPE, 0)
-        self.append(Program(words))
+        (number,) = pass_fds
+        self.append(Program(words, socket.socket(fileno=os.dup(number))))
         return self[-1]
 
 
 class Program:
-    def __init__(self, words):
+    def __init__(self, words, lock):
         self.words = words
+        self.lock = lock  # a program has its own copy
         self.stdin = io.BytesIO()
         self.ended = False
         self.killed = False
@@ -38,6 +43,9 @@ class Program:
         self.ended = self.killed
 
 
+hold = sockets.hold
+
+
 @pytest.fixture
 def started(monkeypatch, tmp_path):
     """Let torch be in a folder, and each page take a time of `pages`."""
@@ -48,8 +56,12 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     found = Started()
     monkeypatch.setattr(read_ahead.programs, "start", found)
+    # Other tests of the same user may run meanwhile.
+    monkeypatch.setattr(sockets, "hold", lambda what: hold(f"{what} {tmp_path}"))
     yield found
     read_ahead.end()
+    for program in found:
+        program.lock.close()
 
 
 def pages_take(monkeypatch, *seconds):
@@ -87,6 +99,17 @@ def test_the_program_learns_the_modules_and_ends(monkeypatch, started, tmp_path)
     assert program.ended
     read_ahead.end()
     read_ahead.ask("five")  # nobody reads
+
+
+def test_one_program_of_a_user_reads(monkeypatch, started):
+    """Its launcher does not hold the lock: its workers are forks, and run on."""
+    pages_take(monkeypatch, *[SLOW] * 6)
+    for _ in range(2):
+        read_ahead.start("module")
+        assert len(started) == 1
+    started[0].lock.close()  # as at its end
+    read_ahead.start("module")
+    assert len(started) == 2
 
 
 @pytest.mark.parametrize("missing", ["torch/__init__.py", "torch/lib/libtorch_cpu.so"])

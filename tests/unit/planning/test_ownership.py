@@ -20,8 +20,8 @@ FILES = [
     ({}, {"XDG_CONFIG_HOME": "/x"}, KeyFile("/x/torchrun_hpc/key")),
     ({}, {"XDG_CONFIG_HOME": "x"}, KeyFile(HOME)),  # a relative path does not count
     ({}, {"XDG_CONFIG_HOME": ""}, KeyFile(HOME)),
-    ({FILE: "/k"}, {"XDG_CONFIG_HOME": "/x"}, KeyFile("/k", is_explicit=True)),
-    ({FILE: "~/k"}, {}, KeyFile("~/k", is_explicit=True)),
+    ({FILE: "/k"}, {"XDG_CONFIG_HOME": "/x"}, KeyFile("/k", "--hpc_key_file=/k")),
+    ({FILE: "~/k"}, {}, KeyFile("~/k", source="--hpc_key_file=~/k")),
     ({AUTH: "require"}, {}, KeyFile(HOME, required="--hpc_auth=require")),
     ({AUTH: "none", FILE: "/k"}, {}, KeyFile()),
 ]
@@ -38,10 +38,10 @@ def test_a_site_has_the_file_for_all_users():
     site = Site(
         "mine", centre="Mine", file="x", title="x", source="x", options=defaults
     )
-    file = KeyFile("~/k", is_explicit=True, required="site mine: auth=require")
+    file = KeyFile("~/k", "site mine: key_file=~/k", "site mine: auth=require")
     assert planned(site=site).meeting.key == file
     typed = {FILE: "/k", AUTH: "auto"}
-    file = KeyFile("/k", is_explicit=True)
+    file = KeyFile("/k", source="--hpc_key_file=/k")
     assert planned(site=site, options=typed).meeting.key == file
 
 

@@ -130,7 +130,7 @@ def test_strangers_who_come_and_go(job):
 
 def test_a_key_that_the_head_node_sees_late(job, tmp_path):
     """It cannot make one where it is, but the next node can: at the first launch."""
-    file = KeyFile(str(tmp_path / "key"), is_explicit=True)
+    file = KeyFile(str(tmp_path / "key"), source="--hpc_key_file=FILE")
     head, own = (Key(file, JOB) for _ in "ab")
     job.start_server(key=head)
     job.client(0, key=head).connect()
@@ -144,7 +144,7 @@ def test_a_key_that_the_head_node_sees_late(job, tmp_path):
 
 def test_a_key_that_is_seen_late(job, tmp_path):
     file = tmp_path / "folder" / "key"
-    key = Key(KeyFile(str(file), is_explicit=False), JOB)
+    key = Key(KeyFile(str(file), source=""), JOB)
     key.load()
     job.start_server(key=key_of(b"k" * 32))
     client = job.client(1, key=key, where={"timeout": FOREVER})
@@ -159,7 +159,10 @@ def test_a_key_that_is_seen_late(job, tmp_path):
 
 def test_a_key_of_the_agent_that_has_just_been_made(job, tmp_path):
     """Both have one: nobody else can join."""
-    keys = [Key(KeyFile(str(tmp_path / "key"), is_explicit=True), JOB) for _ in "ab"]
+    keys = [
+        Key(KeyFile(str(tmp_path / "key"), source="--hpc_key_file=FILE"), JOB)
+        for _ in "ab"
+    ]
     for key in keys:
         key.load()
     job.start_server(key=keys[0])

@@ -116,7 +116,9 @@ def test_who_has_no_key_that_is_required_tells_nobody_the_failure():
     """Its port would be open to anybody who knows the launch id."""
     with listening() as held:
         port = held.getsockname()[1]
-    key = KeyFile("/dev/null", is_explicit=True, required="--hpc_auth=require")
+    key = KeyFile(
+        "/dev/null", source="--hpc_key_file=FILE", required="--hpc_auth=require"
+    )
     meeting = make_launch_plan(
         nodes=3, node_rank=0, workers=1, ports=(port,), listen=(HERE, 1),
         is_coordinator=True, key=key,

@@ -176,7 +176,7 @@ def test_an_agent_that_does_not_answer(run, monkeypatch, serve):
 
 def test_an_agent_of_another_user(run, serve, monkeypatch):
     serve("", lambda: ONE_NODE)
-    monkeypatch.setattr(service, "_user_of", lambda _: NOBODY)
+    monkeypatch.setattr(service, "user_of", lambda _: NOBODY)
     assert run() == (1, "", [f"{NO_ANSWER}the socket belongs to another user"])
 
 

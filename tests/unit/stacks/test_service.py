@@ -205,7 +205,7 @@ def test_another_user_gets_no_answer_and_is_not_asked(serve, monkeypatch):
     collected = []
     serve("19.0", lambda: collected.append(1))
     (name,) = names_of("19.0")
-    monkeypatch.setattr(service, "_user_of", lambda _: NOBODY)
+    monkeypatch.setattr(service, "user_of", lambda _: NOBODY)
     with connect(name) as asking:
         assert asking.recv(1) == b""
     with pytest.raises(PermissionError):

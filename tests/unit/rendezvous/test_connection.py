@@ -1,0 +1,77 @@
+"""What a node does before it connects to anybody, and before it answers."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from loopback import HERE, JOB, SETTINGS, listening
+from plans import make_launch_plan
+from waiting import NEVER_S, PATIENCE
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.planning.meeting import KeyFile
+from torchrun_hpc.rendezvous import notice
+from torchrun_hpc.rendezvous.connection import Connection
+
+WHY = Failure(Kind.AGENT, (1,), text="why", by=1)
+
+
+@pytest.fixture
+def stranger():
+    """Listen where the head node is expected, as somebody who knows the launch id."""
+    with listening() as opened:
+        opened.settimeout(0)
+        yield opened
+
+
+@pytest.fixture(params=["", "--hpc_key_file=FILE"], ids=["default", "explicit"])
+def key(request, tmp_path):
+    """A key that cannot be used: somebody has put a folder in its place."""
+    (tmp_path / "key").mkdir()
+    return KeyFile(str(tmp_path / "key"), source=request.param)
+
+
+def meeting(rank, key, port, spares):
+    return make_launch_plan(
+        nodes=3, node_rank=rank, workers=1, launch_id=JOB, backend="scheduler",
+        hosts=("n0", "n1", "n2"), fast_hosts=(HERE,) * 3, connect_host=HERE,
+        local_address=HERE, listen=(HERE, port) if rank == 0 else None, ports=(port,),
+        coordinator=0, is_coordinator=rank == 0, spares=spares, key=key,
+    ).meeting  # fmt: skip
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_node_whose_key_cannot_be_used_calls_nobody(stranger, key, spares):
+    where = meeting(1, key, stranger.getsockname()[1], spares)
+    made = Connection(where, SETTINGS, {}, print)
+    with pytest.raises(LaunchError, match="needs a usable key") as caught:
+        made.open(NEVER_S)
+    made.close()
+    assert caught.value.code == "HPC238"
+    # To tell others why it gives up would be as bad.
+    assert notice.inform(where, WHY, NEVER_S, print) is None
+    with pytest.raises(BlockingIOError):
+        stranger.accept()
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_head_node_whose_key_cannot_be_used_answers_nobody(key, spares, monkeypatch):
+    ports = []
+    monkeypatch.setattr(socket.socket, "listen", lambda *_: ports.append(1))
+    where = meeting(0, key, 1, spares)
+    made = Connection(where, SETTINGS, {}, print)
+    with pytest.raises(LaunchError, match="needs a usable key"):
+        made.open(PATIENCE)
+    made.close()
+    assert notice.inform(where, WHY, NEVER_S, print) is None
+    assert ports == []
+
+
+def test_who_gives_up_without_a_key_does_not_warn(stranger, tmp_path, capfd):
+    """Its own failure ends the launch, whoever joins."""
+    where = meeting(1, KeyFile(str(tmp_path / "key")), stranger.getsockname()[1], 0)
+    stranger.close()
+    assert notice.inform(where, WHY, 0, lambda _: None) is None
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,48 @@
+"""Unix sockets with abstract names, which every user of this node can take."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+import struct
+from contextlib import suppress
+
+from torchrun_hpc import waiting
+
+_LIMIT = 0.2  # seconds for another process, which binds first, to listen
+
+
+def user_of(connection: socket.socket) -> int:
+    """Return the user of the process at the other end."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4)
+    return int(struct.unpack("3i", packed)[1])  # pid, uid, gid: unix(7)
+
+
+def hold(what: str) -> socket.socket:
+    """Let only one process of this user on this node do something.
+
+    That process gets a socket, and holds its name until it closes the socket. Others
+    get a `BlockingIOError`. If another user has the name, everybody gets a socket.
+    """
+    digest = hashlib.sha256(f"{os.getuid()} {what}".encode(errors="replace"))
+    holder, name = socket.socket(socket.AF_UNIX), f"\0torchrun_hpc.{digest.hexdigest()}"
+    users: list[int] = []
+
+    def is_decided() -> bool:
+        with suppress(OSError):
+            holder.bind(name)
+            holder.listen(4096)  # nobody accepts them
+            return True
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(0)  # another user may never accept
+            asking.connect(name)
+            users.append(user_of(asking))
+        return bool(users)
+
+    waiting.until(is_decided, _LIMIT)
+    if os.getuid() in users:
+        holder.close()
+        raise BlockingIOError(errno.EAGAIN, f"another process does it: {what}")
+    return holder
