@@ -122,18 +122,17 @@ def strike(moment: Moment, cluster: Cluster | None) -> End:
 
 def wrong(moment: Moment, end: End) -> str:
     """Return what is wrong with an end; nothing if it is as it should be."""
-    has_begun = START in end.stderr
     if end.left:
         return f"left behind: {end.left}"
-    if "Exception ignored" in end.stderr or (has_begun and "Traceback" in end.stderr):
-        return "a traceback"
+    if "ignored in" in end.stderr or (end.code == 0 and "Traceback" in end.stderr):
+        return "an exception without effect"
     if end.code == 0:
         return _wrong_success(moment, end)
     number = signal.Signals[moment.name]
     may_be = {-number, 128 + number}  # before Python has a handler, or after the job
     if number != signal.SIGUSR1:
-        may_be.add(1)
-    elif has_begun:
+        may_be |= {1} if moment.nodes == 1 else {1, 128 + signal.SIGTERM}  # of Slurm
+    elif START in end.stderr:
         may_be.clear()
     return "" if end.sent and end.code in may_be else f"exit code {end.code}"
 
