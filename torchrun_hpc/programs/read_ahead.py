@@ -2,9 +2,9 @@
 
     read_ahead.py FOLDER...
 
-The folders are those of ``sys.path``. It runs no module, but follows the imports in
-their bytecode. What was read stays in the kernel's cache. Only one process of a user on
-a node reads; others end at once.
+The folders are those of the launcher's ``sys.path``. It runs no module of theirs, but
+follows the imports in their bytecode. What was read stays in the kernel's cache. Only
+one process of a user on a node reads; others end at once.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ _LOADED, _CODE = 2, 4  # flags
 # large sections, such as those for GPUs (measured, torch 2.14 for CUDA 13).
 _MOST = 2**26  # bytes of a section
 
+# Not in this program's `sys.path`, because libraries import modules at any time.
+FOLDERS: list[str] = []
+
 _threads = ThreadPoolExecutor(16)  # more did not help (measured, 2 ms per request)
 
 
@@ -51,8 +54,8 @@ def read(module: str) -> Future[list[str] | None]:
 
 
 def _read(module: str, package: Future[list[str] | None] | None) -> list[str] | None:
-    folders = package.result() if package else None
-    found = None if package and not folders else PathFinder.find_spec(module, folders)
+    folders = package.result() if package else FOLDERS
+    found = PathFinder.find_spec(module, folders) if folders else None
     if found is None:
         return None
     inner = found.submodule_search_locations
@@ -79,7 +82,8 @@ def read_entry_points() -> None:
     """Read the entry points of all packages, as an import of torch does."""
     from importlib import metadata  # noqa: PLC0415 - slow
 
-    metadata.entry_points()
+    for package in metadata.distributions(path=FOLDERS):
+        package.read_text("entry_points.txt")
 
 
 def imports(code: CodeType, package: str) -> Iterator[str]:
@@ -128,7 +132,7 @@ def parts(library: BinaryIO) -> Iterator[tuple[int, int]]:
 def main() -> None:
     """Read until the launcher closes the pipe."""
     os.nice(10)  # the launcher comes first
-    sys.path[:] = sys.argv[1:]
+    FOLDERS[:] = sys.argv[1:]
     with socket.socket(socket.AF_UNIX) as lock:
         lock.bind(f"\0torchrun_hpc read-ahead {os.getuid()}")
         _threads.submit(read_entry_points)
