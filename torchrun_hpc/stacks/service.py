@@ -7,7 +7,6 @@ the other.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import struct
@@ -29,6 +28,10 @@ _LISTENS = "00010000"  # among its flags: __SO_ACCEPTCON, linux/net.h
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7)
 _PAUSE = 0.1  # seconds after an error, for example too many open files
 _TIMEOUT = 10.0  # seconds for a command to read its answer
+
+
+class OtherUserError(Exception):
+    """A socket belongs to another user: anybody can take a name."""
 
 
 class Service:
@@ -85,13 +88,13 @@ def launches() -> Iterator[tuple[str, str]]:
 def ask(name: str, timeout: float) -> Mapping[str, Any]:
     """Ask the agent with this socket for up to ``timeout`` seconds.
 
-    Raise `OSError` if it does not answer, or belongs to another user.
+    Raise `OSError` if it does not answer, `OtherUserError` if it is another user's.
     """
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(timeout)
         asking.connect(name)
         if _user_of(asking) != os.getuid():
-            raise PermissionError(errno.EPERM, "the socket belongs to another user")
+            raise OtherUserError
         answer = b"".join(iter(lambda: asking.recv(2**16), b""))
     try:
         found: Mapping[str, Any] = wire.from_json(answer)
