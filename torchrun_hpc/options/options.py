@@ -64,7 +64,7 @@ class Options:
     endpoint: HostPort | None = None
     rdzv_conf: RdzvConf = field(default_factory=RdzvConf)
 
-    nnodes: NodeRange = _torchruns(NodeRange(1, 1), values.node_range, equal=True)
+    nnodes: NodeRange = _torchruns(NodeRange(1, 1), values.node_range, equal=True)  # noqa: RUF009
     nproc_per_node: int | str = _torchruns(1, values.workers, equal=True)
     rdzv_backend: str = _torchruns("", values.backend, equal=True)
     rdzv_endpoint: str = _torchruns("")

@@ -14,7 +14,7 @@ from torchrun_hpc.stacks import collectives, service, tree
 from torchrun_hpc.stacks.sampling import received
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 COMMAND = "python -m torchrun_hpc.stacks"
 _TIMEOUT = 30.0  # seconds for the agent to answer; it waits five for other nodes
@@ -42,13 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     seen = preflight(COMMAND)
     if seen.task_rank:  # all tasks of a step would print the same
         return 0
-    asked = [*_ask(_of_job(seen.job.launch_id if seen.job else ""))]
+    names = _of_job(seen.job.launch_id if seen.job else "")
+    asked = [answer for name in names if (answer := _ask(name)) is not None]
     if not asked:
         text = f"no running torchrun_hpc job of yours on {seen.hostname}. On a cluster:"
         text += to_copy(f"srun --overlap --jobid=JOBID {COMMAND}")
         console.write(Message("HPC172", text), "error")
         return NOT_FOUND
-    answers = [answer for answer in asked if answer is not None]
+    answers = [*filter(None, asked)]
     if args.json:
         console.output(json.dumps(answers, indent=2) + "\n")
     else:
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             lines = _lines(answer, with_collectives=args.collectives)
             console.output("\n".join(lines) + "\n")
     stacks = [stack for answer in answers for stack in received(answer["workers"])]
-    is_found = None not in asked and not all(stack.problem for stack in stacks)
+    is_found = all(asked) and not all(stack.problem for stack in stacks)
     return 0 if is_found else NOT_FOUND
 
 
@@ -69,17 +70,14 @@ def _of_job(launch_id: str) -> list[str]:
     return own if job and own else [name for _, name in found]
 
 
-def _ask(names: Iterable[str]) -> Iterator[Mapping[str, Any] | None]:
-    """Yield the answer of each agent of this user, or ``None`` if it does not answer."""
-    for name in names:
-        try:
-            yield service.ask(name, _TIMEOUT)
-        except service.OtherUserError:
-            continue
-        except OSError as error:
-            text = f"the agent did not answer: {error.strerror or error}"
-            console.write(Message("HPC173", text), "error")
-            yield None
+def _ask(name: str) -> Mapping[str, Any] | None:
+    """Return an agent's answer, empty without one; ``None`` if it is another user's."""
+    try:
+        return service.ask(name, _TIMEOUT)
+    except OSError as error:
+        text = f"the agent did not answer: {error.strerror or error}"
+        console.write(Message("HPC173", text), "error")
+        return {}
 
 
 def _lines(answer: Mapping[str, Any], *, with_collectives: bool) -> list[str]:

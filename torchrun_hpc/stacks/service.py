@@ -30,10 +30,6 @@ _PAUSE = 0.1  # seconds after an error, for example too many open files
 _TIMEOUT = 10.0  # seconds for a command to read its answer
 
 
-class OtherUserError(Exception):
-    """A socket belongs to another user: anybody can take a name."""
-
-
 class Service:
     """Answers the command in its own thread; one node may have no launch id."""
 
@@ -85,16 +81,17 @@ def launches() -> Iterator[tuple[str, str]]:
             yield launch_id, "\0" + (wanted + rest)[1:]
 
 
-def ask(name: str, timeout: float) -> Mapping[str, Any]:
+def ask(name: str, timeout: float) -> Mapping[str, Any] | None:
     """Ask the agent with this socket for up to ``timeout`` seconds.
 
-    Raise `OSError` if it does not answer, `OtherUserError` if it is another user's.
+    Return ``None`` if another user has taken the name. Raise `OSError` if the agent
+    does not answer.
     """
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(timeout)
         asking.connect(name)
         if _user_of(asking) != os.getuid():
-            raise OtherUserError
+            return None
         answer = b"".join(iter(lambda: asking.recv(2**16), b""))
     try:
         found: Mapping[str, Any] = wire.from_json(answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import subprocess
@@ -23,11 +24,10 @@ raise ValueError("bad batch 17")
 def read(terminal):
     """Return what was written to a terminal that nobody has open any more."""
     written = b""
-    while True:
-        try:
-            written += os.read(terminal, 2**16)
-        except OSError:
-            return written.decode()
+    with contextlib.suppress(OSError):
+        while piece := os.read(terminal, 2**16):
+            written += piece
+    return written.decode()
 
 
 @pytest.mark.parametrize(

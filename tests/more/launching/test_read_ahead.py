@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import os
 import shutil
 import subprocess
@@ -74,15 +73,13 @@ class Program:
 
     def reads(self, fifo):
         """Return whether it is just reading this file, and end the file."""
-        try:
+        if self._running.poll() is not None:
+            self.end()
+            self._start()
+        with contextlib.suppress(OSError):  # nobody has it open
             os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-        except OSError as error:
-            assert error.errno == errno.ENXIO
-            if self._running.poll() is not None:
-                self.end()
-                self._start()
-            return False
-        return True
+            return True
+        return False
 
     def end(self):
         self._running.stdin.close()

@@ -203,7 +203,9 @@ def test_a_name_that_another_user_has_taken(run, serve, monkeypatch, launch):
     monkeypatch.setattr(
         service,
         "_user_of",
-        lambda asking: NOBODY if asking.getpeername() == others.encode() else user_of(asking),
+        lambda asking: (
+            NOBODY if asking.getpeername() == others.encode() else user_of(asking)
+        ),
     )
     assert run() == alone
     serve("", lambda: ONE_NODE)
