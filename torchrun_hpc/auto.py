@@ -96,7 +96,8 @@ def _run(args: argparse.Namespace) -> None:
         given = getattr(args, _OPTIONS, None)
         if given is None:
             given = torchrun_parser.changed(args, seen.environ)
-        options = known.options = read(given, has_job=seen.job is not None)
+        words = args.training_script, *args.training_script_args
+        options = known.options = read(given, words, has_job=seen.job is not None)
         line = CommandLine(options)
         mode = known.mode = choose_mode(seen, line, has_agent=True)
         prepare_agent(seen, options)

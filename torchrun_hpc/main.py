@@ -135,7 +135,8 @@ def parse(argv: Sequence[str], seen: Preflight, known: LaunchState) -> CommandLi
 
     args = torchrun_parser.parse(argv, seen.environ)
     given = torchrun_parser.explicit(args, argv, seen.environ)
-    return replace(line, options=read(given, has_job=has_job), problem=None)
+    words = args.training_script, *args.training_script_args
+    return replace(line, options=read(given, words, has_job=has_job), problem=None)
 
 
 def describe(argv: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import files, wire
-from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart, signal_of
 from torchrun_hpc.failures.last_words import KEPT, LastWords, last_words
 
 if TYPE_CHECKING:
@@ -52,10 +52,11 @@ def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
             # A fork has told its exception; other workers tell nothing.
             told = wire.from_json(worker.told(b"", 0))["error"]
             tail = told.encode(errors="backslashreplace")
-            unread = "" if told else unread
         words = last_words(tail, code)
     with contextlib.suppress(Exception):
-        words, unread = _recorded(worker.error_file), ""
+        words = _recorded(worker.error_file)
+    if words.lines and not signal_of(code):  # an exception explains no abort by C++
+        unread = ""
     rank, size, local_rank = worker.rank, worker.size, worker.local_rank
     return Failure(
         Kind.WORKER,

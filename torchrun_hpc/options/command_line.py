@@ -77,8 +77,9 @@ def parse(
         return CommandLine(of_setup(environ), problem=problem)
     given = {name: each for name, each in given.items() if each.value is not False}
     unknown = tuple(word for word in others if word != "--")
-    options = read(given, has_job=has_job)
-    return CommandLine(options, getattr(args, SCRIPT, ""), tuple(script_args), unknown)
+    script = getattr(args, SCRIPT, "")
+    options = read(given, (script, *script_args), has_job=has_job)
+    return CommandLine(options, script, tuple(script_args), unknown)
 
 
 def explicit(

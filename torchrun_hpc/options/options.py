@@ -25,14 +25,19 @@ if TYPE_CHECKING:
 OF_STATIC = ("node_rank", "master_addr", "master_port")
 
 
-def _torchruns(default: Any, read: Reader | None = None) -> Any:
-    """Declare an option of torchrun; without a reader, argparse returns its type."""
-    return field(default=default, metadata={"read": read})
+def _torchruns(default: Any, read: Reader | None = None, **more: Any) -> Any:
+    """Declare an option of torchrun; without a reader, argparse returns its type.
+
+    With ``equal=True``, all nodes of a launch must have the same value.
+    """
+    return field(default=default, metadata={"read": read, **more})
 
 
-def _ours(default: Any, metavar: str, text: str, read: Reader | None = None) -> Any:
+def _ours(
+    default: Any, metavar: str, text: str, read: Reader | None = None, **more: bool
+) -> Any:
     about = {"metavar": metavar, "help": text}
-    return field(default=default, metadata={"read": read, "about": about})
+    return _torchruns(default, read, about=about, **more)
 
 
 def _our_flag(text: str) -> Any:
@@ -47,28 +52,28 @@ class Options:
     is written as the user did: ``--nnodes=4``.
 
     ``given``, ``of_site`` and ``wrong`` have torchrun's names; ``given`` also has
-    options without a field. A ``wrong`` option has its default here.
+    options without a field. A ``wrong`` option has its default here. ``words`` are the
+    script and its arguments; empty if they are unknown.
     """
 
     given: Mapping[str, Setting] = field(default_factory=dict)
     of_site: Mapping[str, Setting] = field(default_factory=dict)
     wrong: Mapping[str, LaunchError] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
     backend: str = C10D
     endpoint: HostPort | None = None
     rdzv_conf: RdzvConf = field(default_factory=RdzvConf)
 
-    nnodes: NodeRange = field(
-        default=NodeRange(1, 1), metadata={"read": values.node_range}
-    )
-    nproc_per_node: int | str = _torchruns(1, values.workers)
-    rdzv_backend: str = _torchruns("", values.backend)
+    nnodes: NodeRange = _torchruns(NodeRange(1, 1), values.node_range, equal=True)  # noqa: RUF009
+    nproc_per_node: int | str = _torchruns(1, values.workers, equal=True)
+    rdzv_backend: str = _torchruns("", values.backend, equal=True)
     rdzv_endpoint: str = _torchruns("")
     rdzv_id: str = _torchruns("")
     standalone: bool = _torchruns(default=False)
-    module: bool = _torchruns(default=False)
-    no_python: bool = _torchruns(default=False)
-    run_path: bool = _torchruns(default=False)
-    max_restarts: int = _torchruns(0, values.max_restarts)
+    module: bool = _torchruns(default=False, equal=True)
+    no_python: bool = _torchruns(default=False, equal=True)
+    run_path: bool = _torchruns(default=False, equal=True)
+    max_restarts: int = _torchruns(0, values.max_restarts, equal=True)
     monitor_interval: float = _torchruns(0.1, values.monitor_interval)
     node_rank: int = _torchruns(0)
     master_port: int | None = _torchruns(None, values.master_port)
@@ -109,6 +114,7 @@ class Options:
         "through PyTorch's rendezvous ('c10d'). Default: auto, which means 'scheduler' "
         "if the number of nodes is fixed.",
         values.rendezvous,
+        equal=True,
     )
     hpc_auth: str = _ours(
         "auto",
@@ -188,13 +194,14 @@ class Options:
         "Leave out these changes inside PyTorch. docs/internals.md lists their names. "
         "Pass the same names on all nodes. Default: none.",
         values.names,
+        equal=True,
     )
     hpc_debug: bool = _our_flag(
         "Log what PyTorch and the launcher do, on every node. Each line begins with "
         "the host name and the rank. Default: off."
     )
     # Two flags. One flag with a value would take the script as its value.
-    hpc_dry_run: str = _torchruns("", values.dry_run)
+    hpc_dry_run: str = _torchruns("", values.dry_run, equal=True)
 
     def __contains__(self, name: str) -> bool:
         """Return whether the user has set an option."""
@@ -233,8 +240,12 @@ class Options:
         return self.standalone or (is_explicit and self.nnodes == (1, 1))
 
     def without(self, *names: str) -> Options:
-        """Return the options as read in a job without some of the user's values."""
-        return read({k: v for k, v in self.given.items() if k not in names})
+        """Return the options as read in a job without some of the user's values.
+
+        Without a wrong one, they do not describe the launch, so there are no words.
+        """
+        words = self.words if self.wrong.keys().isdisjoint(names) else ()
+        return read({k: v for k, v in self.given.items() if k not in names}, words)
 
     def with_site(self, site: str, defaults: Mapping[str, str]) -> Options:
         """Return the options with a site's defaults, which are text by option name."""
@@ -254,9 +265,12 @@ READERS: dict[str, Reader] = {
     if each.metadata.get("read")
 }
 _FIELDS = frozenset(each.name for each in fields(Options) if each.metadata)
+EQUAL = tuple(each.name for each in fields(Options) if each.metadata.get("equal"))
 
 
-def read(given: Mapping[str, Setting], *, has_job: bool = True) -> Options:
+def read(
+    given: Mapping[str, Setting], words: tuple[str, ...] = (), *, has_job: bool = True
+) -> Options:
     """Read what the user has set, as text or with the type of torchrun's parser.
 
     Without a job, torchrun's default for several nodes is the static rendezvous.
@@ -287,7 +301,7 @@ def read(given: Mapping[str, Setting], *, has_job: bool = True) -> Options:
             "CPUs. Remove one of them",
             everywhere=True,
         )
-    return Options(given, wrong=problems, backend=backend, **found)
+    return Options(given, wrong=problems, words=words, backend=backend, **found)
 
 
 def _backend(

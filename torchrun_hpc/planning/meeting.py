@@ -46,8 +46,8 @@ class Meeting:
     Attributes:
         report_rank: Rank that decides who reports: the node's, or the task's in direct
             mode.
-        started: The end of the command, with a digest of all of it; empty if
-            ``launch_id`` identifies a launch.
+        started: The end of what must be equal in the command, with a digest of all of
+            it; empty if ``launch_id`` identifies a launch.
         fast_hosts: Their names on the fast network, by the site's rule, unresolved.
         site: Name of the site, with the variable that identifies it.
         ports: Ports of the coordinator, in the order in which it tries them.

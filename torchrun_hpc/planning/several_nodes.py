@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import re
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.host.network import join_endpoint
-from torchrun_hpc.options.options import OF_STATIC
+from torchrun_hpc.options.options import EQUAL, OF_STATIC
 from torchrun_hpc.options.values import C10D, SCHEDULER, STATIC
 from torchrun_hpc.planning import (
     endpoints,
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 # Seconds. Torch's 60 is too short for a busy file system on hundreds of nodes.
 READ_TIMEOUT = 600
 
-# Options that the coordinator compares separately, or that can differ between nodes.
-_NOT_IN_DIGEST = r" --(rdzv|hpc|node|local)[-_](id|spares|rank|addr)[= ]\S+"
-_SHORT = 48  # characters of a command: its end has the script and its arguments
+_SHORT = 160  # characters of a command: its end has the script and its arguments
 
 
 def meet(inputs: Inputs) -> Meeting:
@@ -80,7 +78,7 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         report_rank=node_rank,
         launch_id=job.launch_id,
         started_by=job.started_by,
-        started="" if job.names_instance else _started(inputs.command),
+        started="" if job.names_instance else _started(inputs),
         hosts=hosts,
         fast_hosts=tuple(map(inputs.rewrite, hosts)),
         fewest=options.nnodes.low if "nnodes" in options else 0,
@@ -119,8 +117,12 @@ def meets_by_ours(inputs: Inputs) -> bool:
     return options.is_c10d and len({*options.nnodes}) == 1 and is_wanted
 
 
-def _started(command: str) -> str:
-    command = re.sub(_NOT_IN_DIGEST, "", command)
+def _started(inputs: Inputs) -> str:
+    """Return what must be equal on all nodes: options, script and arguments."""
+    options, command = inputs.options, inputs.command
+    if options.words:  # otherwise, the line cannot be parsed
+        equal = (f"--{name}={options[name].value}" for name in EQUAL if name in options)
+        command = shlex.join([*equal, *options.words])
     digest = hashlib.sha256(command.encode(errors="replace")).hexdigest()
     return f"{command[-_SHORT:]} [{digest[:8]}]" if command else ""
 

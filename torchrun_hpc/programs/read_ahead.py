@@ -2,8 +2,8 @@
 
     read_ahead.py FOLDER...
 
-The folders are those of ``sys.path``. It runs no module, but follows the imports in
-their bytecode. What was read stays in the kernel's cache.
+The folders are those of the launcher's ``sys.path``. It runs no module of theirs, but
+follows the imports in their bytecode. What was read stays in the kernel's cache.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ _LOADED, _CODE = 2, 4  # flags
 # large sections, such as those for GPUs (measured, torch 2.14 for CUDA 13).
 _MOST = 2**26  # bytes of a section
 
+# Not in this program's `sys.path`, because libraries import modules at any time.
+FOLDERS: list[str] = []
+
 _threads = ThreadPoolExecutor(16)  # more did not help (measured, 2 ms per request)
 
 
@@ -49,8 +52,8 @@ def read(module: str) -> Future[list[str] | None]:
 
 
 def _read(module: str, package: Future[list[str] | None] | None) -> list[str] | None:
-    folders = package.result() if package else None
-    found = None if package and not folders else PathFinder.find_spec(module, folders)
+    folders = package.result() if package else FOLDERS
+    found = PathFinder.find_spec(module, folders) if folders else None
     if found is None:
         return None
     inner = found.submodule_search_locations
@@ -77,7 +80,8 @@ def read_entry_points() -> None:
     """Read the entry points of all packages, as an import of torch does."""
     from importlib import metadata  # noqa: PLC0415 - slow
 
-    metadata.entry_points()
+    for package in metadata.distributions(path=FOLDERS):
+        package.read_text("entry_points.txt")
 
 
 def imports(code: CodeType, package: str) -> Iterator[str]:
@@ -126,7 +130,7 @@ def parts(library: BinaryIO) -> Iterator[tuple[int, int]]:
 def main() -> None:
     """Read until the launcher closes the pipe."""
     os.nice(10)  # the launcher comes first
-    sys.path[:] = sys.argv[1:]
+    FOLDERS[:] = sys.argv[1:]
     _threads.submit(read_entry_points)
     for line in sys.stdin:
         read(line.strip())

@@ -21,7 +21,7 @@ HEARTBEAT_INTERVAL = 5
 CANDIDATE_TIMEOUT = 10  # for the first of two agents of a node rank to answer
 SILENCE_REPORT = 30  # until a silent agent is reported
 
-_SHORT = 60  # characters of a refused agent's values
+_SHORT = 200  # characters of a refused agent's values
 _COMPARED = (Refusal.STARTED, Refusal.NODES, Refusal.RUN_ID, Refusal.SPARES)
 _DIFFERENT = {
     Refusal.VERSION: "torchrun_hpc {} instead of {}",

@@ -147,8 +147,8 @@ class JoinRequest:
         agent: A random number in hexadecimal, and the process id. The coordinator sends
             it to nobody.
         site: The name of its site; empty without.
-        started: The end of the command, and a digest of all of it, if the launch id
-            does not distinguish two launches; otherwise empty.
+        started: The end of what must be equal in the command, and a digest of all of
+            it, if the launch id does not distinguish two launches; otherwise empty.
     """
 
     run_id: AnyText

@@ -22,7 +22,7 @@ _TIMEOUT = 30.0  # seconds for the agent to answer; it waits five for other node
 _EQUAL = "all ranks have called the same collectives"
 _UNKNOWN = "no collectives are known: start the job with --hpc-preload=torch"
 
-NOT_FOUND = 1  # exit code
+NOT_FOUND = 1  # exit code: no job, no stack, or a launch without an answer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,20 +42,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     seen = preflight(COMMAND)
     if seen.task_rank:  # all tasks of a step would print the same
         return 0
-    launches = _of_job(seen.job.launch_id if seen.job else "")
-    if not launches:
+    names = _of_job(seen.job.launch_id if seen.job else "")
+    asked = [answer for name in names if (answer := _ask(name)) is not None]
+    if not asked:
         text = f"no running torchrun_hpc job of yours on {seen.hostname}. On a cluster:"
         text += to_copy(f"srun --overlap --jobid=JOBID {COMMAND}")
         console.write(Message("HPC172", text), "error")
         return NOT_FOUND
-    answers = [answer for name in launches if (answer := _ask(name)) is not None]
+    answers = [*filter(None, asked)]
     if args.json:
         console.output(json.dumps(answers, indent=2) + "\n")
     else:
         for answer in answers:
             lines = _lines(answer, with_collectives=args.collectives)
             console.output("\n".join(lines) + "\n")
-    return 0 if len(answers) == len(launches) else NOT_FOUND
+    stacks = [stack for answer in answers for stack in received(answer["workers"])]
+    is_found = all(asked) and not all(stack.problem for stack in stacks)
+    return 0 if is_found else NOT_FOUND
 
 
 def _of_job(launch_id: str) -> list[str]:
@@ -68,12 +71,13 @@ def _of_job(launch_id: str) -> list[str]:
 
 
 def _ask(name: str) -> Mapping[str, Any] | None:
+    """Return an agent's answer, empty without one; ``None`` if it is another user's."""
     try:
         return service.ask(name, _TIMEOUT)
     except OSError as error:
         text = f"the agent did not answer: {error.strerror or error}"
         console.write(Message("HPC173", text), "error")
-        return None
+        return {}
 
 
 def _lines(answer: Mapping[str, Any], *, with_collectives: bool) -> list[str]:

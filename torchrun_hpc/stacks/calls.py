@@ -76,10 +76,13 @@ class Record:
     error: wire.AnyText = ""
 
 
+# A dump can have any values: format only texts (s) and numbers (d).
+
+
 def title(name: str, description: str) -> str:
     """Return how to call a group: its name, and what it is for if that is known."""
     is_usual = description in ("", "undefined", "default_pg")
-    return name if is_usual else f"{name} {description}"
+    return name if is_usual else f"{name:s} {description:s}"
 
 
 def groups_of(trace: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[Group, ...]:
@@ -104,7 +107,7 @@ def _call(entry: Mapping[str, Any]) -> Call:
     operation = entry["profiling_name"].rpartition(":")[2]
     pairs = zip(entry["input_dtypes"], entry["input_sizes"], strict=False)
     shapes = [
-        f"{_TORCH_TYPES.get(kind, kind.lower())}[{','.join(map(str, size))}]"
+        f"{_TORCH_TYPES.get(kind, kind.lower())}[{','.join(f'{n:d}' for n in size)}]"
         for kind, size in pairs
     ]
     return Call(entry["collective_seq_id"], operation, ", ".join(shapes))

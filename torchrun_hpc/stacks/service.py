@@ -7,7 +7,6 @@ the other.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import threading
@@ -81,16 +80,17 @@ def launches() -> Iterator[tuple[str, str]]:
             yield launch_id, "\0" + (wanted + rest)[1:]
 
 
-def ask(name: str, timeout: float) -> Mapping[str, Any]:
+def ask(name: str, timeout: float) -> Mapping[str, Any] | None:
     """Ask the agent with this socket for up to ``timeout`` seconds.
 
-    Raise `OSError` if it does not answer, or belongs to another user.
+    Return ``None`` if another user has taken the name. Raise `OSError` if the agent
+    does not answer.
     """
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(timeout)
         asking.connect(name)
         if user_of(asking) != os.getuid():
-            raise PermissionError(errno.EPERM, "the socket belongs to another user")
+            return None
         answer = b"".join(iter(lambda: asking.recv(2**16), b""))
     try:
         found: Mapping[str, Any] = wire.from_json(answer)

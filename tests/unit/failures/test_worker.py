@@ -104,13 +104,23 @@ def test_it_says_why_nothing_is_read(relay):
     assert describe_failure(worker(), 3, relay).worker.unread == "it is a terminal"
 
 
-@pytest.mark.parametrize("code", [1, -6, -15])
-def test_a_fork_tells_what_is_not_read(relay, code):
+@pytest.mark.parametrize(("code", "is_explained"), [(1, True), (-6, False)])
+def test_a_fork_tells_what_is_not_read(relay, code, is_explained):
+    """An exception does not explain a crash, as of C++: only stderr has that text."""
     told = json.dumps({"error": f"{RAISED}\udcff"}).encode()
     failed = describe_failure(worker(told=lambda *_: told), code, relay)
     assert failed.text == rf"{CAUSE}\udcff"
     assert failed.worker.lines[0].startswith("Traceback ")
-    assert failed.worker.unread == ""
+    assert (failed.worker.unread == "") == is_explained
+
+
+@pytest.mark.parametrize(("code", "is_explained"), [(1, True), (134, False)])
+def test_record_has_written_what_is_not_read(relay, tmp_path, code, is_explained):
+    (tmp_path / "error.json").write_text(RECORDED)
+    failed = worker(error_file=str(tmp_path / "error.json"))
+    part = describe_failure(failed, code, relay).worker
+    assert part.lines[-1] == "KeyError: 1"
+    assert (part.unread == "") == is_explained
 
 
 @pytest.mark.parametrize("told", [b'{"error": ""}', b'{"error": 1}', b"[]", b"", b"{"])

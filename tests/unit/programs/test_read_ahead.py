@@ -107,7 +107,7 @@ def test_what_an_import_reads_is_read(opened, monkeypatch, tmp_path):
     compileall.compile_dir(tmp_path, quiet=1)
     wrong = Path(importlib.util.cache_from_source(tmp_path / "package/wrong.py"))
     wrong.write_bytes(b"of another Python")
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.setattr(read_ahead, "FOLDERS", [str(tmp_path)])
     read_ahead.read.cache_clear()
     opened.clear()
     read_ahead.read("package")
@@ -124,7 +124,7 @@ def test_entry_points_are_read(opened, monkeypatch, tmp_path):
     packages = ("one-1.0.dist-info", "two.egg-info", "three")
     for name in packages:
         (tmp_path / name).mkdir()
-    monkeypatch.setattr("sys.path", ["missing", str(tmp_path)])
+    monkeypatch.setattr(read_ahead, "FOLDERS", ["missing", str(tmp_path)])
     read_ahead.read_entry_points()
     found = {path for path in opened if path.startswith(str(tmp_path))}
     assert found == {f"{tmp_path}/{name}/entry_points.txt" for name in packages[:2]}

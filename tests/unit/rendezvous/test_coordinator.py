@@ -731,7 +731,7 @@ UNFIT = {
     "much text": (
         {"run_id": "x" * 3000},
         "run_id",
-        f"--rdzv_id={'x' * 60} instead of mine",
+        f"--rdzv_id={'x' * 200} instead of mine",
     ),
     "a failure": (
         {"nodes": 4, "failed": wire.encode(failure(Kind.AGENT))},

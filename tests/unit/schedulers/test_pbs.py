@@ -6,6 +6,7 @@ the process, and on the version.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,10 @@ from nodes import (
 )
 from plans import make_plan
 
+from torchrun_hpc import explain
+from torchrun_hpc.options import command_line
+from torchrun_hpc.options.options import EQUAL
+from torchrun_hpc.planning import several_nodes
 from torchrun_hpc.rendezvous.connection import request_of
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.process import Process
@@ -72,22 +77,90 @@ def test_a_node_file_that_only_the_first_node_can_read(name):
 )
 def test_two_launches_in_one_job(name, is_told_apart):
     """If the launch id is the same, what an agent is sent names the command."""
+    plans = [plan_of(name, line) for line in ("a.py", "b.py", f"a.py {'x' * 200} b")]
+    started = [request_of(plan.meeting, "").started for plan in plans]
+    assert [each.partition(" [")[0] for each in started] == (
+        ["", "", ""] if is_told_apart else ["a.py", "b.py", f"{'x' * 158} b"]
+    )
+    assert len({*started}) == 3 - 2 * is_told_apart
+    # Nobody ends the others, which may have said why they cannot start.
+    hint = "see what these nodes have printed"
+    assert (hint in plans[0].meeting.hint) is (name == "pbs-pbsdsh")
+
+
+def inputs_of(name, line, **variables):
+    """Return what the first task of a recorded launch knows with this command line."""
     environ, host = recorded(name)[0]
     job = detected(Process(environ, host, read=READABLE.get))
     network = make_network({"hsn0": "10.40.0.1/24"}, {host: "10.40.0.1"})
-    started = []
-    for command in ("x a.py", "x b.py", f"x {'a' * 99} b.py"):
-        inputs = make_inputs(job=job, network=network, site=None, command=command)
-        plan = make_plan(inputs)
-        started.append(request_of(plan.meeting, "").started)
-        # Nobody ends the others, which may have said why they cannot start.
-        assert ("see what these nodes have printed" in plan.meeting.hint) is (
-            name == "pbs-pbsdsh"
-        )
-    assert [each.partition(" [")[0] for each in started] == (
-        ["", "", ""] if is_told_apart else ["x a.py", "x b.py", f"{'a' * 43} b.py"]
-    )
-    assert len({*started}) == 3 - 2 * is_told_apart
+    options = command_line.parse(line.split(), variables).options
+    inputs = make_inputs(job=job, network=network, site=None, command=f"x {line}")
+    return replace(inputs, options=options)
+
+
+def plan_of(name, line, **variables):
+    return make_plan(inputs_of(name, line, **variables))
+
+
+def started(line, **variables):
+    return plan_of("pbs-pbsdsh", line, **variables).meeting.started
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("a.py", "b.py"),
+        ("a.py", "-m a.py"),
+        ("a.py 1", "a.py 2"),
+        ("a.py --node-rank=0", "a.py --node-rank=1"),
+        ("a.py", "--max-restarts=1 a.py"),
+        ("--nproc-per-node=1 a.py", "--nproc-per-node=2 a.py"),
+        ("--hpc-without-patches=host_name a.py", "a.py"),
+        ("--hpc-dry-run a.py", "a.py"),
+        ("--hpc-no-such a.py", "--hpc-no-such b.py"),  # neither can be parsed
+    ],
+)
+def test_two_commands_are_two_launches(line, other):
+    assert started(line) != started(other)
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("--hpc-outcome=/local/n1.json a.py", "--hpc-outcome=/local/n2.json a.py"),
+        ("--hpc-key-file=/local/n1/key a.py", "a.py"),
+        ("--log-dir=/local/n1 a.py", "--log-dir=/local/n2 --tee=3 a.py"),
+        ("--local-addr=dec0001 --hpc-debug a.py", "--local-addr=10.40.0.1 a.py"),
+        ("--rdzv-conf=is_host=1 a.py", "--rdzv-conf=is_host=0 a.py"),
+        # The coordinator compares these itself, and names the option.
+        ("--rdzv-id=1 a.py", "--rdzv-id=2 a.py"),
+        # The same in other words.
+        ("--max-restarts 1 --hpc-bind=even a.py", "--hpc-bind=gpu --max_rest=1 a.py"),
+    ],
+)
+def test_nodes_with_values_of_their_own_are_one_launch(line, other):
+    assert started(line) == started(other)
+
+
+@pytest.mark.parametrize("wrong", ["--max-restarts=x", "--hpc-rendezvous=no"])
+def test_a_launch_with_a_wrong_option_does_not_end_another_one(wrong):
+    """It meets without the option, to tell its own nodes; its script runs elsewhere."""
+    inputs = inputs_of("pbs-pbsdsh", f"{wrong} a.py")
+    options = inputs.options.without(*inputs.options.wrong)
+    meeting = several_nodes.meet_anyway(replace(inputs, options=options))
+    assert meeting.started not in {"", started("a.py")}
+
+
+def test_the_message_names_the_compared_options():
+    cause = explain.parts()["Rendezvous"]["HPC232"]["cause"]
+    named = re.findall(r"`--([\w-]+)`", cause.partition("The other options")[0])
+    assert [name.replace("-", "_") for name in named] == [*EQUAL]
+
+
+def test_an_option_and_its_variable_are_equal():
+    variable = started("a.py", PET_MAX_RESTARTS="1")
+    assert variable == started("--max-restarts=1 a.py")
+    assert variable.startswith("--max_restarts=1 a.py [")
 
 
 # --- the node file ------------------------------------------------------------------

@@ -72,9 +72,6 @@ no answer from jwb0003 (node 2)
     [
         (ONE_NODE, OF_ONE_NODE),
         (THREE_NODES, OF_THREE_NODES),
-        ({**ONE_NODE, "workers": []}, "no workers are running\n"),
-        # The network is broken: whether there are workers, is not known.
-        ({**ONE_NODE, "workers": [], "missing": "n9, n10"}, "no answer from n9, n10\n"),
     ],
 )
 def test_an_answer(serve, run, answer, out):
@@ -82,6 +79,28 @@ def test_an_answer(serve, run, answer, out):
     assert run() == (0, out, [])
     code, written, err = run("--json")
     assert (code, json.loads(written), err) == (0, [answer], [])
+
+
+NO_PY_SPY = "py-spy is not installed. Run python -m pip install"
+NO_STACK = {**ONE_NODE, "workers": [stack(0, (), NO_PY_SPY), stack(1, (), NO_PY_SPY)]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "out"),
+    [
+        (NO_STACK, f"no stack from 2 ranks: {NO_PY_SPY}\n"),
+        ({**ONE_NODE, "workers": []}, "no workers are running\n"),
+        # The network is broken: whether there are workers, is not known.
+        ({**ONE_NODE, "workers": [], "missing": "n9, n10"}, "no answer from n9, n10\n"),
+    ],
+)
+def test_answers_without_a_stack(serve, run, answer, out):
+    serve("", lambda: answer)
+    assert run() == (1, out, [])
+    code, written, err = run("--json")
+    assert (code, json.loads(written), err) == (1, [answer], [])
+    serve("", lambda: ONE_NODE)  # of another launch
+    assert run()[0] == 0
 
 
 def test_several_launches(serve, run):
@@ -174,10 +193,23 @@ def test_an_agent_that_does_not_answer(run, monkeypatch, serve):
     assert (code, json.loads(out), err) == (1, [ONE_NODE], [f"{NO_ANSWER}timed out"])
 
 
-def test_an_agent_of_another_user(run, serve, monkeypatch):
+@pytest.mark.parametrize("launch", ["", "19.0"])
+def test_a_name_that_another_user_has_taken(run, serve, monkeypatch, launch):
+    """Not a word of it, whether there is a launch of this user or not."""
+    alone = run()
+    serve(launch, lambda: ONE_NODE)
+    (others,) = [name for _, name in service.launches()]
+    user_of = service.user_of
+    monkeypatch.setattr(
+        service,
+        "user_of",
+        lambda asking: (
+            NOBODY if asking.getpeername() == others.encode() else user_of(asking)
+        ),
+    )
+    assert run() == alone
     serve("", lambda: ONE_NODE)
-    monkeypatch.setattr(service, "user_of", lambda _: NOBODY)
-    assert run() == (1, "", [f"{NO_ANSWER}the socket belongs to another user"])
+    assert run() == (0, OF_ONE_NODE, [])
 
 
 def test_an_agent_that_has_just_ended(run, monkeypatch, broken):
@@ -238,4 +270,4 @@ def test_collectives(serve, run, numbers, line):
 
 def test_collectives_of_no_worker(serve, run):
     serve("", lambda: {**ONE_NODE, "workers": []})
-    assert run("--collectives") == (0, "no workers are running\n", [])
+    assert run("--collectives") == (1, "no workers are running\n", [])
