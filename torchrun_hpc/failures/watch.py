@@ -62,9 +62,7 @@ class Watch:
         self.attempt = Attempt(0, 0)
         self.failures: dict[int, Failure] = {}  # of this attempt, by rank
         self._has_looked = False
-        self.has_failed = False
         self._stopped_since = _NEVER
-        self._known: set[object] = set()  # signatures sent with their lines
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -75,9 +73,7 @@ class Watch:
             self.attempt = Attempt(self.attempt.number + 1, restarts_left)
             self.failures = {}
             self._has_looked = False
-            self.has_failed = False
             self._stopped_since = _NEVER
-            self._known.clear()
         self.on_begin(self._workers)
         if self.attempt.number == 1:
             self._thread.start()
@@ -126,7 +122,7 @@ class Watch:
             self.check()
             now, failed_at = self._relay.clock(), self._relay.failed_at
             self._stopped_since = min(self._stopped_since, now)
-            if not self.has_failed:
+            if not self.failures:
                 since = now - _TEARDOWN
                 self._running = [w for w in self._running if failed_at(w.pid) > since]
 
@@ -156,10 +152,11 @@ class Watch:
             for failure in sorted(failures, key=_ORDER):
                 # Workers that are being stopped may fail in any way.
                 is_late = failure.was_stopped or failure.time > self._stopped_since
-                if not (self.has_failed and is_late):
-                    self.has_failed = True
+                if not (self.failures and is_late):
+                    sent = [each.signature for each in self.failures.values()]
                     self.failures[failure.rank] = failure
-                    self.on_failure(self._brief(failure), self.attempt)
+                    is_new = failure.signature not in sent
+                    self.on_failure(failure if is_new else failure.brief, self.attempt)
 
     def _failure(self, worker: Worker, code: int) -> Failure:
         """Describe a failure, without a signal that only shortened the teardown."""
@@ -168,11 +165,6 @@ class Watch:
         if is_terminated and failure.time <= self._stopped_since < _NEVER:
             return replace(failure, code=_EXCEPTION)
         return failure
-
-    def _brief(self, failure: Failure) -> Failure:
-        is_known = failure.signature in self._known
-        self._known.add(failure.signature)
-        return failure.brief if is_known else failure
 
     def _run(self) -> None:
         while not self._ended.wait(_PAUSE):
