@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.failures.failure import signal_of
-from torchrun_hpc.failures.worker import describe_failure
+from torchrun_hpc.failures.worker import describe_failure, failed_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +28,7 @@ _TEARDOWN = 5.0  # longest time from a worker's traceback to its end
 _NEVER = float("inf")
 
 # Order of several failures on this node.
-_ORDER = operator.attrgetter("was_stopped", "is_consequence", "time")
+_ORDER = operator.attrgetter("is_doubtful", "time")
 
 _EXCEPTION = 1  # Python's exit code after a traceback
 
@@ -91,9 +91,9 @@ class Watch:
     @property
     def is_hang(self) -> bool:
         """Whether this attempt has ended because a collective failed."""
-        found = [*self.failures.values()]
-        is_other = any(not (f.is_hang or f.is_consequence) for f in found)
-        return self.hangs() or (any(f.is_hang for f in found) and not is_other)
+        failures = self.failures.values()
+        is_other = any(not (f.is_hang or f.is_doubtful) for f in failures)
+        return self.hangs() or (any(f.is_hang for f in failures) and not is_other)
 
     def before_stop(self) -> None:
         """Let the workers of a hang be sampled, once, before they are stopped."""
@@ -110,7 +110,7 @@ class Watch:
 
         Without ``look``, watch none of them any longer. Otherwise, if a worker has
         failed, watch all to their end: others may fail with it. If none has failed,
-        watch only those that have written a traceback.
+        watch only those that have written or told a traceback.
         """
         if not look:
             with self._lock:
@@ -120,11 +120,11 @@ class Watch:
         self.before_stop()
         with self._lock:
             self.check()
-            now, failed_at = self._relay.clock(), self._relay.failed_at
+            now, relay = self._relay.clock(), self._relay
             self._stopped_since = min(self._stopped_since, now)
             if not self.failures:
-                since = now - _TEARDOWN
-                self._running = [w for w in self._running if failed_at(w.pid) > since]
+                then = now - _TEARDOWN
+                self._running = [w for w in self._running if failed_at(w, relay) > then]
 
     def all_stopped(self) -> None:
         """Note that all workers have ended; look at the last failures."""
