@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _MOST = 12  # ranges, names or texts in a list
 _IN_FULL = 2  # up to so many hosts are not folded
@@ -22,6 +22,11 @@ def ranges(numbers: Iterable[int], most: int = _MOST) -> str:
     """Write at most ``most`` ranges of numbers, such as ranks or CPUs: ``0-3,5``."""
     runs = _runs(map(str, numbers))
     return _joined(runs[:most]) + _and_more(sum(map(len, runs[most:])))
+
+
+def rank_list(ranks: Collection[int]) -> str:
+    """Write ranks: ``rank 5``, ``ranks 0-3,5``."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
 
 
 def fold(hosts: Iterable[str]) -> str:

@@ -66,6 +66,22 @@ CASES = {
 }
 
 
+# What the last line says of the odd one: with its call's number, or its place.
+_ABSENT = (
+    r"rank 3 on jwb0002 (perhaps )?did not call \w+ (\d+.*|at stays_away.py:\d+); "
+)
+_IN = r"it was in {} at stays_away.py:\d+"
+WAS = {
+    "skipped": _IN.format("barrier"),
+    "order": _IN.format("broadcast"),
+    "group": _IN.format("all_reduce"),
+    **dict.fromkeys(("sleep", "overflow", "monitored"), _IN.format("odd")),
+    "loader": _IN.format("__next__"),
+    "stopped": r"it is stopped \(SIGSTOP\)",
+    "gone": "it has ended",
+}
+
+
 def run(cluster, cases, *options, form="fork", nodes=2, first=""):
     """Run a job with a restart after each of these cases, and check its reports."""
     written = _launch(cluster, cases, *options, form=form, nodes=nodes, first=first)
@@ -73,6 +89,11 @@ def run(cluster, cases, *options, form="fork", nodes=2, first=""):
     assert len(reports) == len(cases), written
     for case, lines in zip(cases, reports, strict=True):
         check(case, lines, form)
+    # The notes about the restarts, and the last line.
+    *named, _, last = re.findall(r"HPC12[58]\]: [^:]*: (.*)", written)
+    for case, sentence in zip(cases, [*named, last], strict=True):
+        if case != "shape":  # who fails first says so, or not
+            assert re.fullmatch(_ABSENT + WAS[case], sentence), (case, written)
 
 
 def dead(cluster):

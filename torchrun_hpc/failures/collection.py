@@ -41,8 +41,8 @@ class Collection:
         """Return what to report; ``None`` if nothing has failed."""
         if not self._failures:
             return None
-        # In order of arrival, but consequences of other failures come last.
-        first, *rest = sorted(self._failures.values(), key=lambda f: f.is_consequence)
+        # In order of arrival, but possible consequences of other failures come last.
+        first, *rest = sorted(self._failures.values(), key=lambda f: f.is_doubtful)
         others: dict[tuple[int, str], list[Failure]] = {}
         for failure in rest:
             others.setdefault(failure.signature, []).append(failure)

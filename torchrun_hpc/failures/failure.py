@@ -38,6 +38,8 @@ _COLLECTIVE = re.compile(
     r"|Watchdog caught collective operation timeout|monitoredBarrier"
     r"|wait timeout after \d+ms|Timeout waiting for key|Socket Timeout"
 )
+# Python's exit code after any exception, and after an abort in C++.
+_VAGUE = (1, -signal.SIGABRT, _SHELL + signal.SIGABRT)
 # Parts that differ between equal failures.
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+")
 _ADDRESS = re.compile(r" \[?[0-9a-f]*[:.][0-9a-f:.%\w]*\]?:\d+")  # gloo: [::1]:1234
@@ -91,6 +93,7 @@ class Failure:
     time: float = 0.0  # seconds since 1970; 0 from the coordinator, which has no clock
     by: int = -1  # rank of the node that noticed it; -1 if it is none of the job's
     worker: WorkerPart | None = None
+    absent: ShortText = ""  # which ranks did not come to a collective; empty if unknown
 
     def check(self) -> None:
         """Raise ``ValueError`` if no other node can have sent this."""
@@ -113,9 +116,16 @@ class Failure:
         return replace(self, worker=self.worker and replace(self.worker, lines=()))
 
     @property
-    def is_consequence(self) -> bool:
-        """Whether it looks as if another worker had failed before."""
-        return bool(_FOLLOWS.search(self.text))
+    def is_doubtful(self) -> bool:
+        """Whether another worker may be why the job has failed.
+
+        This one was stopped, has lost a peer, or does not say why it ended.
+        """
+        part = self.worker
+        if part is None or part.size == 1 or self.absent:
+            return False
+        is_silent = part.unread and not self.text and self.code in _VAGUE
+        return bool(self.was_stopped or is_silent or _FOLLOWS.search(self.text))
 
     @property
     def is_hang(self) -> bool:

@@ -10,14 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.failures import report
-from torchrun_hpc.failures.collection import Collection, Summary
+from torchrun_hpc.failures.collection import Collection
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torchrun_hpc.failures.failure import Failure
+    from torchrun_hpc.failures.report import Explain
     from torchrun_hpc.failures.watch import Attempt
     from torchrun_hpc.planning.meeting import Meeting
 
@@ -34,7 +33,7 @@ class LocalWorld:
     out_at_end: tuple[int, ...] = ()
 
     def __init__(
-        self, meeting: Meeting, explain: Callable[[], Sequence[str]] = list
+        self, meeting: Meeting, explain: Explain = lambda first: (first, ())
     ) -> None:
         self._explain = explain
         self.failure: Failure | None = None
@@ -44,7 +43,7 @@ class LocalWorld:
         self._collection = Collection()
         self._attempt = 0
         self._timer: threading.Timer | None = None
-        self._reported: Summary | None = None
+        self._reported: Failure | None = None
 
     def worker_failed(self, failure: Failure, attempt: Attempt) -> None:
         """Record a failure; report the first one of the last attempt soon."""
@@ -57,7 +56,8 @@ class LocalWorld:
             self.restarts += 1
             console.write(report.restarted(self.restarts, failure, self._meeting))
         elif is_first:
-            self._timer = threading.Timer(report.COLLECT_TIMEOUT, self._report)
+            wait = report.COLLECT_TIMEOUT[failure.is_doubtful]
+            self._timer = threading.Timer(wait, self._report)
             self._timer.daemon = True
             self._timer.start()
 
@@ -67,7 +67,7 @@ class LocalWorld:
         own = (self._meeting.node_rank,)
         self.failure = replace(failure, nodes=own, by=own[0])
         if failure.worker is not None and self._reported is not None:
-            self.failure = self._reported.first
+            self.failure = self._reported
 
     def leave(self) -> None:
         """Report what has not been reported yet."""
@@ -77,8 +77,7 @@ class LocalWorld:
             self._report()
 
     def _report(self) -> None:
-        if self._reported is None:
-            self._reported = self._collection.summary()
-            if self._reported is not None:
-                lines = self._explain() if self._reported.first.is_hang else ()
-                report.write(self._reported, self._meeting, lines)
+        summary = self._collection.summary()
+        if self._reported is None and summary is not None:
+            self._reported, lines = self._explain(summary.first)
+            report.write(summary, self._meeting, lines)

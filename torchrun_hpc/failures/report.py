@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message, count
-from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart, ending, signal_name
-from torchrun_hpc.names import nodes, ranges
+from torchrun_hpc.failures.failure import (
+    Failure,
+    Kind,
+    WorkerPart,
+    ending,
+    signal_name,
+)
+from torchrun_hpc.names import nodes, ranges, rank_list
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torchrun_hpc.failures.collection import Summary
     from torchrun_hpc.planning.meeting import Meeting
 
-# Seconds for other workers' failures to arrive: they may be the cause, or equal.
-COLLECT_TIMEOUT = 1.0
+    # For a hang, returns who did not come, and lines about it. Otherwise, returns the
+    # failure itself.
+    Explain = Callable[[Failure], tuple[Failure, Sequence[str]]]
+
+# Seconds for other workers' failures to arrive: equal ones, or the cause if the first
+# one is doubtful.
+COLLECT_TIMEOUT = {False: 1.0, True: 2.0}
 
 _INDENT = "    "
 
 
 def failed(failure: Failure, meeting: Meeting, note: str = "") -> Message:
-    """Return why the job has failed: the last line of the reporting node."""
-    text = f"the job has failed: {sentence(failure, meeting)}{note}"
+    """Return why the job has failed: the last line of the reporting node.
+
+    A ``note`` replaces the cause.
+    """
+    text = f"the job has failed: {sentence(failure, meeting, note)}"
     return Message("HPC125", text)
 
 
@@ -35,8 +48,8 @@ def restarted(number: int, failure: Failure, meeting: Meeting) -> Message:
     return Message("HPC128", text)
 
 
-def sentence(failure: Failure, meeting: Meeting) -> str:
-    """Return what happened, where, and why."""
+def sentence(failure: Failure, meeting: Meeting, note: str = "") -> str:
+    """Return what happened, where, and why, or a ``note`` instead of the cause."""
     ranks, code, cause = failure.nodes, failure.code, failure.text
     where, is_many = nodes(ranks, meeting.hosts) or "another node", len(ranks) > 1
     who = f"the agents on {where}" if is_many else f"the agent on {where}"
@@ -49,8 +62,9 @@ def sentence(failure: Failure, meeting: Meeting) -> str:
     head = [*ranks, meeting.coordinator][0]
     host = meeting.endpoint if head is None else nodes([head], meeting.hosts)
     end = f"did not answer for {code} s" if code else "is gone"
+    ended = ending(code) + (note or (f": {cause}" if cause else ""))
     text = {
-        Kind.WORKER: f"{worker} {ending(code)}" + (f": {cause}" if cause else ""),
+        Kind.WORKER: failure.absent or f"{worker} {ended}",
         Kind.SIGNAL: f"{who} received {signal_name(code)}",
         Kind.AGENT: f"{who} gave up: {cause}",
         Kind.LOST: f"{who} {verb} gone without a message: {lost}",
@@ -60,6 +74,10 @@ def sentence(failure: Failure, meeting: Meeting) -> str:
         Kind.REFUSED: f"{who} does not belong to this job ({cause})",
         Kind.COORDINATOR: f"the agent on the head node, {host}, {end}",
     }[failure.kind]
+    if failure.worker is not None and failure.is_doubtful:
+        doubt = "its stderr was not read; " if failure.worker.unread else ""
+        text = f"the first to end was {worker}, which {ended} "
+        text += f"({doubt}the cause may be another rank)"
     if failure.finished:
         number = count(failure.finished, "node")
         text += f"; no restart, because {number} had already finished"
@@ -73,7 +91,7 @@ def write(summary: Summary, meeting: Meeting, hang: Iterable[str] = ()) -> None:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.time))
     log = f", log file {worker.log}" if worker.log else ""
     note = f" (local rank {worker.local_rank}, at {when}{log})"
-    message = failed(replace(first, text=""), meeting, note)
+    message = failed(first, meeting, note)
     console.write(message, "error", [*_details(summary, worker, hang)])
 
 
@@ -94,8 +112,7 @@ def _details(
         others = count(len(same), "other rank")
         yield f"{console.DETAIL}the same on {others}: {ranges(same)}"
     for cause, ranks in summary.others:
-        word = "rank" if len(ranks) == 1 else "ranks"
-        yield f"{console.DETAIL}{word} {ranges(ranks)} of {worker.size}: {cause}"
+        yield f"{console.DETAIL}{rank_list(ranks)} of {worker.size}: {cause}"
     if summary.unlisted:
         others = count(summary.unlisted, "other rank")
         yield f"{console.DETAIL}and {others} with other causes"

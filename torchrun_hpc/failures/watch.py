@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.failures.failure import signal_of
-from torchrun_hpc.failures.worker import describe_failure
+from torchrun_hpc.failures.worker import describe_failure, failed_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +28,7 @@ _TEARDOWN = 5.0  # longest time from a worker's traceback to its end
 _NEVER = float("inf")
 
 # Order of several failures on this node.
-_ORDER = operator.attrgetter("was_stopped", "is_consequence", "time")
+_ORDER = operator.attrgetter("is_doubtful", "time")
 
 _EXCEPTION = 1  # Python's exit code after a traceback
 
@@ -62,9 +62,7 @@ class Watch:
         self.attempt = Attempt(0, 0)
         self.failures: dict[int, Failure] = {}  # of this attempt, by rank
         self._has_looked = False
-        self.has_failed = False
         self._stopped_since = _NEVER
-        self._known: set[object] = set()  # signatures sent with their lines
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -75,9 +73,7 @@ class Watch:
             self.attempt = Attempt(self.attempt.number + 1, restarts_left)
             self.failures = {}
             self._has_looked = False
-            self.has_failed = False
             self._stopped_since = _NEVER
-            self._known.clear()
         self.on_begin(self._workers)
         if self.attempt.number == 1:
             self._thread.start()
@@ -95,9 +91,9 @@ class Watch:
     @property
     def is_hang(self) -> bool:
         """Whether this attempt has ended because a collective failed."""
-        found = [*self.failures.values()]
-        is_other = any(not (f.is_hang or f.is_consequence) for f in found)
-        return self.hangs() or (any(f.is_hang for f in found) and not is_other)
+        failures = self.failures.values()
+        is_other = any(not (f.is_hang or f.is_doubtful) for f in failures)
+        return self.hangs() or (any(f.is_hang for f in failures) and not is_other)
 
     def before_stop(self) -> None:
         """Let the workers of a hang be sampled, once, before they are stopped."""
@@ -114,7 +110,7 @@ class Watch:
 
         Without ``look``, watch none of them any longer. Otherwise, if a worker has
         failed, watch all to their end: others may fail with it. If none has failed,
-        watch only those that have written a traceback.
+        watch only those that have written or told a traceback.
         """
         if not look:
             with self._lock:
@@ -124,11 +120,11 @@ class Watch:
         self.before_stop()
         with self._lock:
             self.check()
-            now, failed_at = self._relay.clock(), self._relay.failed_at
+            now, relay = self._relay.clock(), self._relay
             self._stopped_since = min(self._stopped_since, now)
-            if not self.has_failed:
-                since = now - _TEARDOWN
-                self._running = [w for w in self._running if failed_at(w.pid) > since]
+            if not self.failures:
+                then = now - _TEARDOWN
+                self._running = [w for w in self._running if failed_at(w, relay) > then]
 
     def all_stopped(self) -> None:
         """Note that all workers have ended; look at the last failures."""
@@ -156,10 +152,11 @@ class Watch:
             for failure in sorted(failures, key=_ORDER):
                 # Workers that are being stopped may fail in any way.
                 is_late = failure.was_stopped or failure.time > self._stopped_since
-                if not (self.has_failed and is_late):
-                    self.has_failed = True
+                if not (self.failures and is_late):
+                    sent = [each.signature for each in self.failures.values()]
                     self.failures[failure.rank] = failure
-                    self.on_failure(self._brief(failure), self.attempt)
+                    is_new = failure.signature not in sent
+                    self.on_failure(failure if is_new else failure.brief, self.attempt)
 
     def _failure(self, worker: Worker, code: int) -> Failure:
         """Describe a failure, without a signal that only shortened the teardown."""
@@ -168,11 +165,6 @@ class Watch:
         if is_terminated and failure.time <= self._stopped_since < _NEVER:
             return replace(failure, code=_EXCEPTION)
         return failure
-
-    def _brief(self, failure: Failure) -> Failure:
-        is_known = failure.signature in self._known
-        self._known.add(failure.signature)
-        return failure.brief if is_known else failure
 
     def _run(self) -> None:
         while not self._ended.wait(_PAUSE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -40,33 +41,46 @@ class Worker:
 
 def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
     """Describe how a worker failed, with its last words from wherever they are."""
-    tail, failed_at, unread, words = b"", 0.0, "", LastWords()
+    tail, written_at, told_at, words = b"", 0.0, 0.0, LastWords()
     # The job has failed, even if its output cannot be read.
     with contextlib.suppress(Exception):
         if worker.log:
-            tail, failed_at = _end_of_file(worker.log)
+            tail, written_at = _end_of_file(worker.log)
         elif relay.reads(worker.pid):
-            tail, failed_at = relay.end_of(worker.pid)
+            tail, written_at = relay.end_of(worker.pid)
         else:
-            unread = relay.unread or "it does not pass through the agent"
-            # A fork has told its exception; other workers tell nothing.
-            told = wire.from_json(worker.told(b"", 0))["error"]
-            tail = told.encode(errors="backslashreplace")
+            tail, told_at = _told(worker)
         words = last_words(tail, code)
     with contextlib.suppress(Exception):
         words = _recorded(worker.error_file)
-    if words.lines and not signal_of(code):  # an exception explains no abort by C++
-        unread = ""
+        told_at = os.lstat(worker.error_file).st_mtime
+    # An exception explains no later crash, as of C++.
+    is_explained = words.is_traceback and signal_of(code) in {0, signal.SIGTERM}
+    is_read = worker.log or relay.reads(worker.pid) or is_explained
+    unread = "" if is_read else relay.unread or "it does not pass through the agent"
     rank, size, local_rank = worker.rank, worker.size, worker.local_rank
     return Failure(
         Kind.WORKER,
         nodes=(worker.node,),
         code=code,
         text=words.cause,
-        time=(words.is_traceback and failed_at) or relay.clock(),
+        time=told_at or (words.is_traceback and written_at) or relay.clock(),
         by=worker.node,
         worker=WorkerPart(rank, size, local_rank, words.lines, worker.log, unread),
     )
+
+
+def failed_at(worker: Worker, relay: Relay) -> float:
+    """Return when a worker, which may still run, said why it fails; 0 if not."""
+    return relay.failed_at(worker.pid) or _told(worker)[1]
+
+
+def _told(worker: Worker) -> tuple[bytes, float]:
+    """Return what a fork has told of its end, and when; other workers tell nothing."""
+    with contextlib.suppress(Exception):
+        told = wire.from_json(worker.told(b"", 0))
+        return told["error"].encode(errors="backslashreplace"), float(told["time"])
+    return b"", 0.0
 
 
 def _end_of_file(path: str) -> tuple[bytes, float]:

@@ -144,7 +144,7 @@ class AgentStarter(Starter):
                 validation.check_configuration(args, plan.asked, environ)
                 yield
         except ChildFailedError as error:
-            if self._is_quiet and self._observer.watch.has_failed:
+            if self._is_quiet and self._observer.watch.failures:
                 raise SystemExit(FAILED) from error
             raise
         except JobFailedError as error:  # in a dry run

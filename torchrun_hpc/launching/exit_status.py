@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -152,10 +153,10 @@ def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
             console.write(message, kind)
 
     if not world.reports:
-        own = (meeting.node_rank,)
-        if failure is not None and failure.nodes == own and world.is_unreported:
+        if world.is_unreported and failure and failure.nodes == (meeting.node_rank,):
+            failed = report.failed(failure, meeting)
             more = f"; {nodes([0], meeting.hosts)} has not reported it"
-            say(report.failed(failure, meeting, more), "error")
+            say(replace(failed, text=failed.text + more), "error")
         return
     bad = world.out_at_end
     notes = [bad_nodes(bad, meeting)] if bad else []

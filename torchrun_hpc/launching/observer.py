@@ -14,8 +14,9 @@ from torchrun_hpc.stacks.inspection import HANG, HangStacks, Inspection
 from torchrun_hpc.stacks.stall import FRAMES, STACKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.rendezvous.client import Client
 
@@ -59,9 +60,11 @@ class Observer:
         self.ask_all: Callable[[str, float], Mapping[int, Any]] | None = None
         self.is_first: Callable[[], bool] = lambda: True
 
-    def explain(self) -> list[str]:
-        """Return lines about a hang of the job; none before it has workers."""
-        return [] if self._inspected is None else self._inspected.explain()
+    def explain(self, failure: Failure) -> tuple[Failure, Sequence[str]]:
+        """Explain a failure if it is a hang; see `report.Explain`."""
+        if self._inspected is None or not failure.is_hang:
+            return failure, ()
+        return self._inspected.explain(failure)
 
     def end_workers(self) -> None:
         """Kill the workers of this node at once, which counts as no failure."""

@@ -57,7 +57,6 @@ def outcome_of(
         ``nodes`` (names of the nodes that failed), ``exclude`` (these, and nodes
         lost before), ``restarts`` (of all workers).
     """
-    is_worker = failure is not None and failure.worker is not None
     kind = DONE if failure is None else _OUTCOMES[failure.kind]
     about = set(failure.nodes) if failure else set()
     bad = {*out, *(about if kind == NODES else ())}
@@ -65,8 +64,8 @@ def outcome_of(
         "outcome": kind,
         "launch_id": plan.meeting.launch_id,
         "reason": sentence(failure, plan.meeting) if failure else "",
-        "rank": failure.rank if failure and is_worker else None,
-        "code": failure.code if failure and is_worker else None,
+        "rank": failure.rank if failure and failure.worker else None,
+        "code": failure.code if failure and failure.worker else None,
         "nodes": _hosts(about, plan),
         "exclude": _hosts(bad, plan),
         "restarts": restarts,

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 # Seconds.
 _TICK = 1.0
-_REPORT_TIMEOUT = 5.0  # for node 0 to report them
+_REPORT_TIMEOUT = 6.0  # for node 0 to report them
 _LEAVE_TIMEOUT = 1.0
 _DECIDED_TIMEOUT = 3.0  # for the coordinator to decide the first failure
 # A signal just before a wait for a lock is handled only after the wait.
@@ -53,7 +53,8 @@ class Client:
 
     A coordinator that is silent for `silence_timeout` seconds counts as lost. Without
     `peers`, the job ends with it. `is_over` concerns this agent's round, `finished` all
-    nodes. `on_event` is called aside, with events for `messages.render`.
+    nodes. `on_event` is called aside, with events for `messages.render`, and with a
+    report: then it can return what is known better of the first failure.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Client:
         loop: Loop,
         request: JoinRequest,
         silence_timeout: int,
-        on_event: Callable[[Mapping[str, Any]], None],
+        on_event: Callable[[Mapping[str, Any]], Failure | None],
     ) -> None:
         self.request = request
         self.peers: Peers | None = None
@@ -330,8 +331,8 @@ class Client:
         self._loop.call_aside(partial(self._on_event, event))
 
     def _report(self, summary: Summary) -> None:
-        self._on_event({"report": summary})
-        self._loop.call(self._reported, summary.first)
+        first = self._on_event({"report": summary}) or summary.first
+        self._loop.call(self._reported, first)
 
     def _reported(self, first: Failure | None = None) -> None:
         if first is not None and self.failure is not None:
@@ -387,8 +388,8 @@ class Client:
         failure = wire.decode(Failure, message["failed"])
         self._change(failure=failure, ending=message)
         if "reports" in message and failure.kind is Kind.WORKER:
-            loop = asyncio.get_running_loop()
-            loop.call_later(COLLECT_TIMEOUT, self._ask_for_report)
+            wait = COLLECT_TIMEOUT[failure.is_doubtful]
+            asyncio.get_running_loop().call_later(wait, self._ask_for_report)
 
     def _ask_for_report(self) -> None:
         if not self._wants_report:

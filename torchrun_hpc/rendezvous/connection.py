@@ -79,7 +79,7 @@ class Connection:
         meeting: Meeting,
         settings: Settings,
         environ: Mapping[str, str],
-        on_event: Callable[[Mapping[str, Any]], None],
+        on_event: Callable[[Mapping[str, Any]], Failure | None],
         *,
         segment: int = 0,
         own_failure: Failure | None = None,
@@ -143,15 +143,15 @@ class Connection:
             self._server = None
         self._loop.close()
 
-    def _hear(self, event: Mapping[str, Any]) -> None:
+    def _hear(self, event: Mapping[str, Any]) -> Failure | None:
         if "question" not in event:
-            self._on_event(event)
-            return
+            return self._on_event(event)
         make = self._replies.get(event.get("what", ""))
         if make is not None and self._making_replies.acquire(blocking=False):
             threading.Thread(
                 target=self._reply, args=[event, make], daemon=True
             ).start()
+        return None
 
     def _reply(self, event: Mapping[str, Any], make: Callable[[Any], Any]) -> None:
         try:

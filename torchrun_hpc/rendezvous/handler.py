@@ -12,7 +12,7 @@ from torch import distributed
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from torchrun_hpc import waiting
+from torchrun_hpc import waiting, wire
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind
@@ -39,6 +39,7 @@ from torchrun_hpc.torch_compat import capabilities
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torchrun_hpc.failures.report import Explain
     from torchrun_hpc.options.rdzv_conf import RdzvConf
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.client import Client
@@ -67,7 +68,7 @@ class CoordinatorMissingError(rendezvous.RendezvousConnectionError):
 class SchedulerRendezvous(rendezvous.RendezvousHandler):
     """The rendezvous of a job. `address` is where its workers' store is, if here.
 
-    `explain` returns lines about a hang.
+    For `explain`, see `report.Explain`.
     """
 
     def __init__(  # noqa: PLR0913 - the last three are of few
@@ -79,7 +80,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         address: str = "",
         replies: Mapping[str, Callable[[Any], Any]] | None = None,
         end_workers: Callable[[], None] = lambda: None,
-        explain: Callable[[], Sequence[str]] = list,
+        explain: Explain = lambda first: (first, ()),
     ) -> None:
         self._explain = explain
         self.run_id = settings.run_id
@@ -317,19 +318,20 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         else:
             opening.append(store)
 
-    def _report(self, event: Mapping[str, Any]) -> None:
-        if "report" in event:
-            summary = event["report"]
-            lines = self._explain() if summary.first.is_hang else ()
+    def _report(self, event: Mapping[str, Any]) -> Failure | None:
+        summary = event.get("report")
+        cause = summary.first if summary else messages.cause_of(event)
+        cause, lines = self._explain(cause) if cause else (None, ())
+        if summary is not None:
             report.write(summary, self._meeting, lines)
-            return
+            return cause
         key = self._connection.key.name
-        message = messages.render({**event, "key": key}, self._meeting)
+        because = {"because": wire.encode(cause)} if cause else {}
+        message = messages.render({**event, "key": key, **because}, self._meeting)
         if message is not None:
-            is_warning = messages.is_warning(event, self._meeting)
-            kind = "warning" if is_warning else "note"
-            lines = self._explain() if messages.is_hang(event) else ()
+            kind = "warning" if messages.is_warning(event, self._meeting) else "note"
             console.write(message, kind, report.indented(lines))
+        return None
 
 
 def settings_of(

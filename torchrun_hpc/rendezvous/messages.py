@@ -212,10 +212,10 @@ def is_warning(event: Mapping[str, Any], meeting: Meeting) -> bool:
     return not event.keys().isdisjoint({*_WARNINGS, *with_spares})
 
 
-def is_hang(event: Mapping[str, Any]) -> bool:
-    """Return whether an event is a restart after a collective failed."""
+def cause_of(event: Mapping[str, Any]) -> Failure | None:
+    """Return the cause of a restart; ``None`` if the event is no restart."""
     because = event.get("because") if {"restart", "replaced"} & event.keys() else None
-    return because is not None and wire.decode(Failure, because).is_hang
+    return because and wire.decode(Failure, because)
 
 
 def _own(meeting: Meeting) -> str:

@@ -69,11 +69,13 @@ class Record:
     """A fork's answer to its agent: the frames of its main thread, and its groups.
 
     ``error`` is what Python writes about the exception that has ended the fork.
+    ``time`` is when it answered, in seconds since 1970.
     """
 
     frames: tuple[Frame, ...] = ()
     groups: tuple[Group, ...] = ()
     error: wire.AnyText = ""
+    time: float = 0.0
 
 
 # A dump can have any values: format only texts (s) and numbers (d).

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import count
-from torchrun_hpc.stacks.tree import Tree
+from torchrun_hpc.names import fold, rank_list
+from torchrun_hpc.stacks import tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,46 +18,76 @@ _LINES = 8  # groups; the others are counted
 _PARTS = 4  # of a line
 
 
-def compare(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]:
-    """Return a line for each process group whose ranks differ, largest group first."""
+def compare(
+    stacks: Sequence[WorkerStack], hosts: Mapping[int, str]
+) -> dict[str, tuple[str, list[WorkerStack]]]:
+    """Compare the calls in each process group, the largest group first.
+
+    Return a line for each one whose ranks differ, with a call, and who did not call it.
+    """
     members: dict[str, dict[WorkerStack, Group]] = {}
     for stack in stacks:
         for group in stack.groups:
             members.setdefault(group.name, {})[stack] = group
     ordered = sorted(members.items(), key=lambda item: -len(item[1]))
-    found = (_line(name, groups, stacks, hosts) for name, groups in ordered)
-    lines = [line for line in found if line]
+    found = (_difference(name, groups, stacks, hosts) for name, groups in ordered)
+    lines = [(line, missed) for line, missed in found if missed[1]]
     if more := lines[_LINES:]:
-        lines[_LINES:] = [f"{count(len(more), 'other group')} whose ranks differ"]
-    return lines
+        text = f"{count(len(more), 'other group')} whose ranks differ"
+        lines[_LINES:] = [(text, ("", []))]
+    return dict(lines)
 
 
-def _line(
+def absent(stacks: Sequence[WorkerStack], hosts: Mapping[int, str], failed: int) -> str:
+    """Return who did not come to a collective, and where they were.
+
+    If the calls do not tell, they are the ranks that were elsewhere than rank
+    ``failed``, if no stack is missing. Return nothing if they are most ranks.
+    """
+    differences = compare(stacks, hosts)
+    places = {stack: tree.place(stack.frames) for stack in stacks}
+    there = next((places[stack] for stack in stacks if stack.rank == failed), "")
+    elsewhere = [stack for stack in stacks if places[stack] != there]
+    call, ranks = next(iter(differences.values()), (there, elsewhere))
+    is_known = differences or (there and not any(s.is_lasting for s in stacks))
+    if not is_known or not 0 < 2 * len(ranks) <= len(stacks):
+        return ""
+    first, on = ranks[0], fold(filter(None, (hosts.get(s.node) for s in ranks)))
+    who = rank_list([stack.rank for stack in ranks]) + (f" on {on}" if on else "")
+    where = first.problem or f"it was in {places[first] or 'no Python frame'}"
+    whose = f"rank {first.rank}: " if len(ranks) > 1 else ""
+    did = "perhaps did not call" if first.problem else "did not call"
+    return f"{who} {did} {call}; {whose}{where}"
+
+
+def _difference(
     name: str,
     groups: Mapping[WorkerStack, Group],
     stacks: Sequence[WorkerStack],
     hosts: Mapping[int, str],
-) -> str:
-    """Compare the first unequal calls, or the last ones; return nothing if equal."""
+) -> tuple[str, tuple[str, list[WorkerStack]]]:
+    """Compare the first unequal calls, or the last ones."""
     called: dict[int, dict[tuple[str, str], tuple[Call, list[WorkerStack]]]] = {}
     for stack, group in groups.items():
         for call in group.calls:
             kinds = called.setdefault(call.number, {})
             kinds.setdefault(call.key, (call, []))[1].append(stack)
     if not called:
-        return ""
+        return "", ("", [])
     unequal = (number for number, kinds in called.items() if len(kinds) > 1)
     number = min(unequal, default=max(called))
     size = max(len(groups), *(group.size for group in groups.values()))
-    who = Tree(size, hosts).who
-    (usual, came), *odd = sorted(
-        called[number].values(), key=lambda kind: -len(kind[1])
-    )
+    who = tree.Tree(size, hosts).who
+    kinds_of_call = sorted(called[number].values(), key=lambda kind: -len(kind[1]))
+    (usual, came), *odd = kinds_of_call
+    shape = str(usual).removeprefix(usual.operation)
     parts = [f"{who(ranks)} called {call}" for call, ranks in odd]
+    missed = [stack for _, ranks in odd for stack in ranks]
     behind: dict[Call | None, list[WorkerStack]] = {}
     for stack, group in groups.items():
         if group.last < number:
             behind.setdefault(next(reversed(group.calls), None), []).append(stack)
+            missed.append(stack)
     for last, ranks in behind.items():
         whose = "its" if len(ranks) == 1 else "their"
         before = f"{whose} last was {last.operation} {last.number}" if last else ""
@@ -64,6 +95,7 @@ def _line(
     if len(groups) < len({*stacks}) <= size:  # all ranks of the job
         unknown = [stack for stack in stacks if stack not in groups]
         parts.append(f"nothing is known of {who(unknown)}")
-    shape = str(usual).removeprefix(usual.operation)
-    parts.insert(0, f"{usual.operation} {number} of group {name}{shape}: {who(came)}")
-    return "; ".join(parts[:_PARTS]) if len(parts) > 1 else ""
+        missed = missed or unknown
+    this = f"{usual.operation} {number}"
+    parts.insert(0, f"{this} of group {name}{shape}: {who(came)}")
+    return "; ".join(parts[:_PARTS]), (this + shape if odd else this, missed)

@@ -15,6 +15,7 @@ from torchrun_hpc.stacks.stall import STACKS, StallReport
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.failures.watch import Watch
     from torchrun_hpc.failures.worker import Worker
     from torchrun_hpc.planning.plan import LaunchPlan
@@ -131,13 +132,20 @@ class Inspection:
         self._service.close()
         self._stall.end()
 
-    def explain(self) -> list[str]:
-        """Return lines about a hang: who did not come, and where the ranks are."""
+    def explain(self, failure: Failure) -> tuple[Failure, list[str]]:
+        """Explain a hang: who did not come, and where the ranks are.
+
+        Add why there are no stacks. See `report.Explain`.
+        """
         stacks, missing = self._collect(HANG, _HANG_TIMEOUT)
-        lines = collectives.compare(stacks, self._hosts)[:_GROUPS]
+        problems = [stack.problem for stack in stacks if stack.is_lasting]
+        more = f"; where other ranks were is unknown: {problems[0]}" if problems else ""
+        absent = collectives.absent(stacks, self._hosts, failure.rank)
+        failure = replace(failure, absent=absent, text=failure.text + more)
+        lines = [*collectives.compare(stacks, self._hosts)][:_GROUPS]
         if missing and self._ask_all is not None:
             lines.append(f"no answer from {names.nodes(missing, self._meeting.hosts)}")
-        return [*lines, *tree.summary(stacks, self._hosts, _PLACES)][:_LINES]
+        return failure, [*lines, *tree.summary(stacks, self._hosts, _PLACES)][:_LINES]
 
     def _collect(
         self, what: str = STACKS, timeout: float = _TIMEOUT
@@ -153,8 +161,7 @@ class Inspection:
             for node, answer in answers.items()
             for stack in sampling.received(answer)
         ]
-        nodes = range(self._meeting.nodes)
-        missing = [node for node in nodes if node not in answers]
+        missing = [node for node in range(self._meeting.nodes) if node not in answers]
         return sorted(found, key=lambda stack: stack.rank), missing
 
     def _if_complete(self, what: str) -> list[WorkerStack]:

@@ -50,20 +50,20 @@ def summary(
     stacks: Sequence[WorkerStack], hosts: Mapping[int, str], most: int
 ) -> list[str]:
     """Return where the ranks are in the script: ``all_reduce at train.py:88``."""
-    places = [replace(stack, frames=_place(stack.frames)) for stack in stacks]
+    places = [replace(s, frames=tuple(filter(None, [place(s.frames)]))) for s in stacks]
     return render(places, hosts, most)
 
 
-def _place(frames: Sequence[str]) -> tuple[str, ...]:
+def place(frames: Sequence[str]) -> str:
     """Return the script's innermost line, with the library's function called there."""
     parts = [frame.partition(" ")[::2] for frame in frames]
-    for depth, (function, place) in reversed([*enumerate(parts)]):
-        if not _is_library(place):
+    for depth, (function, line) in reversed([*enumerate(parts)]):
+        if not _is_library(line):
             called = (name.rpartition(".")[2] for name, _ in parts[depth + 1 :])
             called = (name for name in called if name not in _WRAPPERS)
             shown = next(called, function.rpartition(".")[2])
-            return (f"{shown} at {PurePath(place).name}",)
-    return tuple(frames[-1:])
+            return f"{shown} at {PurePath(line).name}"
+    return "".join(frames[-1:])
 
 
 def _is_library(place: str) -> bool:

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,7 @@ def _tell(
 ) -> None:
     with contextlib.suppress(Exception):  # the script ends as it would without this
         text = "" if error is None else _written(error)
-        record = Record(tuple(_frames(walk)[-_FRAMES:]), error=text)
+        record = Record(_frames(walk)[-_FRAMES:], error=text, time=time.time())
         if with_groups or is_of_collective(text):
             with contextlib.suppress(Exception):  # torch may have any state
                 record = replace(record, groups=_groups())
@@ -83,14 +84,17 @@ def _tell(
 
 
 def _written(error: BaseException) -> str:
-    """Return what Python writes about the exception that ends a process."""
+    """Return what Python writes about the exception that ends a process.
+
+    About an exit code, it writes nothing. The agent learns that the script chose it.
+    """
     if isinstance(error, SystemExit):
-        return "" if isinstance(error.code, int) else str(error.code)
+        return repr(error) if isinstance(error.code, int) else str(error.code)
     shown = script.traceback_of(error)
     return "".join(traceback.format_exception(type(error), error, shown))[-SENT:]
 
 
-def _frames(walk: _Walk) -> list[str]:
+def _frames(walk: _Walk) -> tuple[str, ...]:
     """Write the frames above the launcher's, from an outermost one on."""
     found: list[str] = []
     for frame, line in walk:
@@ -99,7 +103,7 @@ def _frames(walk: _Walk) -> list[str]:
             found.clear()
         elif not code.co_filename.startswith(IMPORTS):
             found.append(f"{code.co_name} {_short(code.co_filename)}:{line}")
-    return found
+    return tuple(found)
 
 
 def _short(name: str) -> str:

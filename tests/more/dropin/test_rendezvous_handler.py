@@ -63,7 +63,7 @@ from torchrun_hpc.torch_compat.patches import agent, replacing
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from torchrun_hpc.planning.plan import LaunchPlan
@@ -369,7 +369,7 @@ def test_failures_of_workers_are_reported_by_node_0(
     """Also if it hears of the first one later than of those that follow from it."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 5.0)
+    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", {True: 5.0})
     monkeypatch.setattr(clients, "_REPORT_TIMEOUT", PATIENCE)
     made, _ = job.meet()
     made[0].client.worker_failed(_worker_failure(0, text=CLOSED, lines=(CLOSED,)))
@@ -753,7 +753,7 @@ def test_one_node_reports_as_soon_as_its_workers_have_ended(
     job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No other node may still tell of a failure."""
-    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 10 * PATIENCE)
+    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", {False: 10 * PATIENCE})
     handler = job.handler(0, **ONE, max_restarts=1)
     for restarts in (0, 1):
         handler.next_rendezvous()
@@ -769,9 +769,16 @@ def test_one_node_reports_as_soon_as_its_workers_have_ended(
 def test_a_hang_is_explained_and_forgotten_with_the_next_round(
     job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 10 * PATIENCE)
+    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", {False: 10 * PATIENCE})
     handler = job.handler(0, **ONE, max_restarts=2)
-    handler._explain = lambda: ["7 of 8 ranks: here"]
+    late = "rank 3 did not call all_reduce 4"
+
+    def explain(failure: Failure) -> tuple[Failure, Sequence[str]]:
+        if failure.is_hang:
+            return replace(failure, absent=late), ["7 of 8 ranks: here"]
+        return failure, ()
+
+    handler._explain = explain
     hang = "Timed out waiting 9ms for recv operation"
     for text, hangs in ((hang, True), ("boom", False), (hang, True)):
         handler.next_rendezvous()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
-from commands import HPC, JUELICH, launch
+from commands import FORMS, HPC, JUELICH, SCRIPTS, launch
 from failures import EXAMPLES, check
 from steps import Step
 from waiting import NEVER_S
@@ -45,6 +48,44 @@ def test_the_report_does_not_wait_for_the_workers(juelich, tmp_path):
     (saved, *_) = (i for i, text in enumerate(texts) if "saved after" in text)
     (last,) = (i for i, t in enumerate(texts) if "exit code 1: ValueError" in t)
     assert texts.index("    ValueError: bad batch 17") < saved < last, job.output
+
+
+WHO = r"HPC125\]: the job has failed: (.*)"
+UNREAD = "(its stderr was not read; the cause may be another rank)"
+
+
+def last_line(cluster, folder, form):
+    """Return why the launcher says that the job failed; it does not read stderr."""
+    outcome = folder / "outcome.json"
+    done = launch(
+        cluster,
+        *("--nproc_per_node=2", f"--hpc-outcome={outcome}"),
+        script=[SCRIPTS / "slow_end.py", "3", folder],
+        nodes=2,
+        first="exec 1>&2",
+        environ=JUELICH | FORMS[form],
+    )
+    assert done.returncode == 1
+    *_, last = re.findall(WHO, done.stderr)
+    assert json.loads(outcome.read_text())["reason"] == last
+    return last
+
+
+def test_a_cause_that_takes_longer_to_end(juelich, tmp_path):
+    """A fork has told its exception."""
+    assert last_line(juelich, tmp_path, "fork") == (
+        "worker 3 on jwb0002 (node 1) ended with exit code 1: ValueError: bad batch 17"
+    )
+
+
+def test_a_cause_that_nobody_has_read(juelich, tmp_path):
+    last = last_line(juelich, tmp_path, "exec")
+    worker = r"worker [0-2] on jwb000\d \(node \d\)"
+    assert re.fullmatch(
+        rf"the first to end was {worker}, which ended with exit code 1 "
+        + re.escape(UNREAD),
+        last,
+    )
 
 
 def test_direct_mode_has_no_agent(juelich, tmp_path):

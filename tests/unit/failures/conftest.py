@@ -70,6 +70,13 @@ class Children:
 
 
 @pytest.fixture
+def unread(children):
+    """Let nothing be read."""
+    children.relay.unread = "it is a terminal"
+    return children
+
+
+@pytest.fixture
 def children(monkeypatch):
     monkeypatch.setattr("torchrun_hpc.failures.relay.reason_not_to_read", str)
     made = Children()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-from loopback import worker_failure
+import itertools
+import signal
+from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loopback import worker_failure
+from plans import planned
+
+from torchrun_hpc.failures import report
 from torchrun_hpc.failures.collection import Collection, ending
 
 
@@ -44,6 +52,66 @@ def test_what_follows_from_another_failure_is_not_the_first(cause):
     found = summary_of(failure(0, cause), killed)
     assert found.first == killed
     assert summary_of(failure(0, cause)).first.rank == 0
+
+
+UNREAD = {"unread": "it is a terminal"}
+RAISES = worker_failure(3, text="ValueError: bad")
+CRASHES = worker_failure(3, code=-signal.SIGSEGV, **UNREAD)
+KILLED = worker_failure(3, code=-signal.SIGKILL, **UNREAD)
+EXITS = worker_failure(3, code=3, **UNREAD)
+SILENT = worker_failure(2, **UNREAD)
+DOUBTFUL = [
+    SILENT,
+    worker_failure(2, code=-signal.SIGABRT, **UNREAD),
+    worker_failure(2, code=128 + signal.SIGABRT, **UNREAD),
+    worker_failure(2, code=-signal.SIGTERM),
+    worker_failure(2, text=GLOO.format(1, 2)),
+    worker_failure(2, text="Timed out waiting 9ms for recv operation to complete"),
+    worker_failure(2, text="Watchdog caught collective operation timeout", code=-6),
+]
+
+
+@pytest.mark.parametrize("cause", [RAISES, CRASHES, KILLED, EXITS])
+@pytest.mark.parametrize("other", DOUBTFUL)
+def test_a_cause_is_named_first_whenever_it_comes(cause, other):
+    assert not cause.is_doubtful
+    assert other.is_doubtful
+    assert summary_of(other, cause).first == summary_of(cause, other).first == cause
+
+
+def test_without_a_cause_the_first_to_end_is_named():
+    for first, later in itertools.permutations(DOUBTFUL, 2):
+        second = replace(later, worker=replace(later.worker, rank=9))
+        assert summary_of(first, second).first == first
+
+
+@pytest.mark.parametrize("other", DOUBTFUL)
+def test_no_other_worker_can_be_the_cause(other):
+    alone = replace(other, worker=replace(other.worker, rank=0, size=1))
+    assert not alone.is_doubtful
+
+
+def test_whoever_says_nothing_has_failed_if_it_was_read():
+    assert not worker_failure(2).is_doubtful
+    assert not worker_failure(2, code=-signal.SIGABRT).is_doubtful
+
+
+_FAILURES = st.builds(
+    worker_failure,
+    st.integers(0, 11),
+    text=st.sampled_from(["", "ValueError: bad", GLOO.format(1, 2), "timed out"]),
+    code=st.sampled_from([1, 3, 134, -6, -9, -11, -15]),
+    unread=st.sampled_from(["", "it is a terminal"]),
+)
+
+
+@given(st.lists(_FAILURES, min_size=1, unique_by=lambda failure: failure.rank))
+def test_the_first_one_and_the_sentence_agree(failures):
+    first = summary_of(*failures).first
+    causes = [failure for failure in failures if not failure.is_doubtful]
+    assert first == [*causes, *failures][0]
+    is_in_doubt = "first to end" in report.sentence(first, planned().meeting)
+    assert is_in_doubt is (not causes)
 
 
 @pytest.mark.parametrize(

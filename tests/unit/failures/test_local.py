@@ -28,7 +28,9 @@ def lines_of(capsys):
 
 @pytest.fixture
 def local(monkeypatch):
-    monkeypatch.setattr(report, "COLLECT_TIMEOUT", NEVER_S)
+    monkeypatch.setattr(
+        report, "COLLECT_TIMEOUT", dict.fromkeys((False, True), NEVER_S)
+    )
     return LocalWorld(MEETING)
 
 
@@ -51,7 +53,7 @@ def test_failures_of_one_node_are_one_report(local, capsys):
 def test_the_last_line_is_of_the_same_failure_as_the_report(local, capsys, monkeypatch):
     """What comes later follows from it, whatever it looks like."""
     timeout = of(5, "TimeoutError: timed out reading shard 12")
-    monkeypatch.setattr(report, "COLLECT_TIMEOUT", 0)
+    monkeypatch.setattr(report, "COLLECT_TIMEOUT", {True: 0})
     local.worker_failed(timeout, LAST)
     local._timer.join(PATIENCE)
     assert "worker 5" in capsys.readouterr().err
@@ -97,9 +99,26 @@ def test_a_worker_that_nobody_has_watched(local, capsys):
     assert lines_of(capsys) == []
 
 
+def test_the_cause_is_known_after_its_consequence(monkeypatch, capsys):
+    monkeypatch.setattr(report, "COLLECT_TIMEOUT", {True: NEVER_S, False: 0})
+    local = LocalWorld(MEETING)
+    local.worker_failed(of(0, "RuntimeError: Connection closed by peer"), LAST)
+    local.worker_failed(FIRST, LAST)
+    assert lines_of(capsys) == []
+    local.give_up(TORCHS)
+    assert local.failure == FIRST
+    assert "worker 5" in lines_of(capsys)[0]
+
+
 def test_a_hang_is_explained_once(monkeypatch, capsys):
-    monkeypatch.setattr(report, "COLLECT_TIMEOUT", NEVER_S)
-    local = LocalWorld(MEETING, lambda: ["7 of 8 ranks: here"])
+    monkeypatch.setattr(
+        report, "COLLECT_TIMEOUT", dict.fromkeys((False, True), NEVER_S)
+    )
+
+    def explain(hang):
+        return replace(hang, absent="rank 3 was late"), ["7 of 8 ranks: here"]
+
+    local = LocalWorld(MEETING, explain)
     hang = of(2, "RuntimeError: Timed out waiting 9ms for recv operation", lines=LINES)
     local.worker_failed(hang, LAST)
     local.give_up(TORCHS)
@@ -109,3 +128,4 @@ def test_a_hang_is_explained_once(monkeypatch, capsys):
         *(f"    {line}" for line in LINES),
         "torchrun_hpc:     7 of 8 ranks: here",
     ]
+    assert report.sentence(local.failure, MEETING) == "rank 3 was late"

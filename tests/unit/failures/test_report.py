@@ -82,6 +82,62 @@ def test_in_one_line():
     assert alone == f"worker 5 ended with exit code 1: {CAUSE}"
 
 
+LOST = "RuntimeError: Connection closed by peer"
+WHERE = "the first to end was worker 5 on jwb0002 (node 1), which"
+DOUBT = "the cause may be another rank"
+IN_DOUBT = {
+    "only a consequence": (
+        worker_failure(5, text=LOST),
+        f"{WHERE} ended with exit code 1: {LOST} ({DOUBT})",
+    ),
+    "unread": (
+        worker_failure(5, unread="it is a terminal"),
+        f"{WHERE} ended with exit code 1 (its stderr was not read; {DOUBT})",
+    ),
+    "unread, and killed": (
+        worker_failure(5, code=-11, unread="it is a terminal"),
+        "worker 5 on jwb0002 (node 1) was killed by SIGSEGV (11)",
+    ),
+    "stopped": (
+        worker_failure(5, code=-15),
+        f"{WHERE} was killed by SIGTERM (15) ({DOUBT})",
+    ),
+    "alone": (
+        worker_failure(5, text=LOST, size=1),
+        f"worker 5 on jwb0002 (node 1) ended with exit code 1: {LOST}",
+    ),
+    "who did not come": (
+        worker_failure(5, text=LOST, absent="rank 2 did not call all_reduce 3"),
+        "rank 2 did not call all_reduce 3",
+    ),
+    "no restart": (
+        worker_failure(5, text=LOST, finished=1),
+        (
+            f"{WHERE} ended with exit code 1: {LOST} ({DOUBT}); no restart, because 1 "
+            "node had already finished"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_DOUBT)
+def test_whether_the_cause_is_known(name):
+    failure, expected = IN_DOUBT[name]
+    assert report.sentence(failure, MEETING) == expected
+
+
+def test_a_report_without_the_cause(capsys):
+    failure = worker_failure(5, unread="it is a terminal")
+    others = (("ended with exit code 1", (0, 2)),)
+    head, *rest = written(capsys, Summary(failure, same_as_first=(1,), others=others))
+    assert head.startswith(f"torchrun_hpc: error[HPC125]: the job has failed: {WHERE}")
+    assert head.endswith(f"(its stderr was not read; {DOUBT})")
+    assert rest[1:] == [
+        "torchrun_hpc:     the same on 1 other rank: 1",
+        "torchrun_hpc:     ranks 0,2 of 12: ended with exit code 1",
+    ]
+
+
 # --- why a job failed ---------------------------------------------------------------
 
 GONE = (

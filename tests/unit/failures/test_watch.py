@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import signal
+from dataclasses import replace
 
 import pytest
 from raised import CAUSE, RAISED
@@ -153,6 +155,33 @@ def test_one_that_is_terminated_by_others_has_failed(watched, text):
     terminated.end(-signal.SIGTERM)
     watched.watch.check()
     assert [(f.rank, f.code) for f in watched.failures] == [(5, -signal.SIGTERM)]
+
+
+def told(seconds):
+    """Return what a fork has told, whose stderr is not read."""
+    return lambda *_: json.dumps({"error": RAISED, "time": seconds}).encode()
+
+
+@pytest.mark.parametrize("others_fail", [True, False])
+def test_one_that_has_told_its_end_and_is_stopped(watched, unread, others_fail):
+    """Torch stops it while it runs its exit handlers."""
+    victim, cause, last = watched.start(3)
+    workers = [worker for worker, _ in watched.watch.workers]
+    workers[1] = replace(workers[1], told=told(unread.now))
+    watched.watch.begin(workers, LEFT)
+    unread.now += 1
+    if others_fail:
+        victim.end(1)
+    watched.watch.before_poll()
+    watched.watch.stopping(look=True)
+    unread.now += 1
+    for child in (cause, last):
+        child.end(-signal.SIGTERM)
+    watched.watch.all_stopped()
+    failures = watched.failures
+    assert watched.ranks() == ([4, 5] if others_fail else [5])
+    assert (failures[-1].text, failures[-1].code) == (CAUSE, 1)
+    assert [failure.is_doubtful for failure in failures[:-1]] == [True] * others_fail
 
 
 def test_the_end_of_workers_in_a_restart_is_no_failure(watched):

@@ -104,12 +104,15 @@ def test_it_says_why_nothing_is_read(relay):
     assert describe_failure(worker(), 3, relay).worker.unread == "it is a terminal"
 
 
-@pytest.mark.parametrize(("code", "is_explained"), [(1, True), (-6, False)])
+@pytest.mark.parametrize(
+    ("code", "is_explained"), [(1, True), (-6, False), (-15, True)]
+)
 def test_a_fork_tells_what_is_not_read(relay, code, is_explained):
     """An exception does not explain a crash, as of C++: only stderr has that text."""
-    told = json.dumps({"error": f"{RAISED}\udcff"}).encode()
+    told = json.dumps({"error": f"{RAISED}\udcff", "time": 7.5}).encode()
     failed = describe_failure(worker(told=lambda *_: told), code, relay)
     assert failed.text == rf"{CAUSE}\udcff"
+    assert failed.time == 7.5
     assert failed.worker.lines[0].startswith("Traceback ")
     assert (failed.worker.unread == "") == is_explained
 
@@ -121,6 +124,23 @@ def test_record_has_written_what_is_not_read(relay, tmp_path, code, is_explained
     part = describe_failure(failed, code, relay).worker
     assert part.lines[-1] == "KeyError: 1"
     assert (part.unread == "") == is_explained
+
+
+@pytest.mark.parametrize("text", ["bad config", "SystemExit(1)"])
+def test_a_fork_that_exits_says_so(relay, text):
+    """But what it has written before is elsewhere."""
+    told = json.dumps({"error": text, "time": 7.5}).encode()
+    failed = describe_failure(worker(told=lambda *_: told), 1, relay)
+    assert (failed.text, failed.time, failed.is_doubtful) == (text, 7.5, False)
+    assert failed.worker.unread
+
+
+def test_when_record_has_written(relay, tmp_path):
+    """Its end may take long."""
+    file = tmp_path / "error.json"
+    file.write_text(RECORDED)
+    os.utime(file, (7, 7))
+    assert describe_failure(worker(error_file=str(file)), 1, relay).time == 7
 
 
 @pytest.mark.parametrize("told", [b'{"error": ""}', b'{"error": 1}', b"[]", b"", b"{"])

@@ -144,7 +144,7 @@ def test_a_worker_that_fails_is_reported_by_node_0(job):
     all_hear_of(WHY, made)
     assert job.events == [[], [], []]  # there may be more
     made[2].worker_failed(worker_failure(10, text=BAD))
-    job.clock.go_on(clients.COLLECT_TIMEOUT)
+    job.clock.go_on(clients.COLLECT_TIMEOUT[False])
     until(lambda: job.events[0])
     assert job.events == [[{"report": Summary(FIRST, same_as_first=(10,))}], [], []]
 
@@ -153,8 +153,10 @@ def test_the_failure_that_was_the_first_is_known_with_the_report(job):
     made = job.at_work()
     made[2].worker_failed(PEER)
     all_hear_of(PEER, made)
+    job.clock.go_on(clients.COLLECT_TIMEOUT[False])
+    assert job.events == [[], [], []]  # a lost connection is no reason
     made[1].worker_failed(FIRST)
-    job.clock.go_on(clients.COLLECT_TIMEOUT)
+    job.clock.go_on(clients.COLLECT_TIMEOUT[True])
     until(lambda: job.events[0])
     assert job.events[0][0]["report"].first == FIRST
     until(lambda: made[0].failure == FIRST)
@@ -166,7 +168,7 @@ def test_why_there_is_no_restart_stays_known_with_the_report(job):
     until(lambda: job.server.coordinator.rounds._done)
     made[1].worker_failed(FIRST)
     all_hear_of(replace(WHY, finished=1), made)
-    job.clock.go_on(clients.COLLECT_TIMEOUT)
+    job.clock.go_on(clients.COLLECT_TIMEOUT[False])
     until(lambda: job.events[0])
     until(lambda: made[0]._is_reported)
     assert made[0].failure == replace(FIRST, finished=1)
@@ -179,7 +181,7 @@ def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(job):
     made[2].worker_failed(PEER)  # of the same round: because of it
     for go in join_all(made):
         assert go["go"] == 1
-    job.clock.go_on(2 * clients.COLLECT_TIMEOUT)
+    job.clock.go_on(2 * clients.COLLECT_TIMEOUT[True])
     assert [client.failure for client in made] == [None] * 3
     ((event,), *others) = job.events  # no report
     assert (event["restart"], wire.decode(Failure, event["because"])) == (1, FIRST)
@@ -201,7 +203,7 @@ def test_all_leave_as_soon_as_it_is_reported(job, how):
     all_hear_of(WHY, made)
     left = leave(made)
     assert job.events == [[], [], []]
-    job.clock.go_on(clients.COLLECT_TIMEOUT)
+    job.clock.go_on(clients.COLLECT_TIMEOUT[False])
     have_left(left)
     assert [len(each) for each in job.events] == [is_reported, 0, 0]
     assert not any(client.is_unreported for client in made)
@@ -211,7 +213,8 @@ def test_all_leave_as_soon_as_it_is_reported(job, how):
 
 
 def test_nobody_waits_for_ever_for_the_report(job, monkeypatch):
-    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", 2 * clients._REPORT_TIMEOUT)
+    never = dict.fromkeys((False, True), 2 * clients._REPORT_TIMEOUT)
+    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", never)
     made = job.at_work()
     made[1].worker_failed(FIRST)
     all_hear_of(WHY, made)
@@ -240,7 +243,7 @@ def test_workers_that_fail_because_an_agent_is_gone_are_not_why(job):
     made[1].fail(gone)
     made[1].worker_failed(FIRST)
     all_hear_of(gone, made)
-    job.clock.go_on(2 * clients.COLLECT_TIMEOUT)
+    job.clock.go_on(2 * clients.COLLECT_TIMEOUT[True])
     assert job.events == [[], [], []]
     assert made[0].failure == gone
 
@@ -548,7 +551,7 @@ def sharing(job, reads):
     """Start the coordinator and its node's agent in one loop, and two others."""
     job.start_server(max_restarts=1)
     loop = job.server._loop
-    made = [job.client(0, loop=loop, on_event=lambda _: reads.wait(PATIENCE))]
+    made = [job.client(0, loop=loop, on_event=lambda _: reads.wait(PATIENCE) and None)]
     made += [job.client(rank) for rank in (1, 2)]
     together(*(client.connect for client in made))
     return made
@@ -580,7 +583,7 @@ def test_a_report_that_nobody_reads_is_not_confirmed(job, sharing, reads):
     join_all(sharing)
     sharing[1].worker_failed(FIRST)
     until(lambda: all(client.ending for client in sharing))
-    job.clock.now += clients.COLLECT_TIMEOUT
+    job.clock.now += clients.COLLECT_TIMEOUT[False]
     settle(job.server, aside=False)
     assert all(client.is_unreported for client in sharing)
     reads.set()

@@ -267,12 +267,11 @@ def test_an_agent_that_was_started_inside_a_worker(case):
     assert inside == expected
 
 
-def test_which_restart_follows_a_hang():
-    hang = wire.encode(worker_failure(5, text="Connection closed by peer [::1]:7"))
-    other = wire.encode(worker_failure(5, text="ValueError"))
+def test_the_cause_of_a_restart():
+    cause = worker_failure(5, text="Connection closed by peer [::1]:7")
     for event in {"restart": 1}, {"replaced": [], "round": 1}:
-        assert messages.is_hang({**event, "because": hang})
-        assert not messages.is_hang({**event, "because": other})
-        assert not messages.is_hang({**event, "because": None})
-    assert not messages.is_hang({"excluded": 1, "because": "bad"})
-    assert not messages.is_hang({"looking": 1})
+        because = {**event, "because": wire.encode(cause)}
+        assert messages.cause_of(because) == cause
+        assert messages.cause_of({**event, "because": None}) is None
+    assert messages.cause_of({"excluded": 1, "because": "bad"}) is None
+    assert messages.cause_of({"looking": 1}) is None

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrun_hpc.stacks import collectives
 from torchrun_hpc.stacks.calls import Call, Group
-from torchrun_hpc.stacks.collectives import compare
 from torchrun_hpc.stacks.sampling import WorkerStack
 
 HOSTS = {n: f"jwb000{n + 1}" for n in range(4)}
+
+
+def compare(stacks, hosts):
+    """Return the lines alone."""
+    return [*collectives.compare(stacks, hosts)]
+
+
 SHAPE = "float32[1024]"
 
 
@@ -159,3 +168,108 @@ def test_many_groups_that_differ():
     lines = compare(stacks(groups.__getitem__, 4096), {})
     assert len(lines) == 9
     assert lines[-1] == "2040 other groups whose ranks differ"
+
+
+# --- who did not come -----------------------------------------------------------------
+
+SCRIPT = ("<module> train.py:9", "all_reduce torch/x.py:1")
+AWAY = ("<module> train.py:8", "lost_in_data hang.py:3")
+PY_SPY = "py-spy is not installed. Run python -m pip install py-spy"
+
+IN_IT = "it was in lost_in_data at hang.py:3"
+
+# The groups of odd ranks among eight, as above, and who did not come.
+ABSENT = {
+    "one": (
+        {5: called(3)},
+        f"rank 5 on jwb0003 did not call all_reduce 4; {IN_IT}",
+    ),
+    "two, at different places": (
+        {2: called(3), 5: called(1)},
+        f"ranks 2,5 on jwb0002, jwb0003 did not call all_reduce 4; rank 2: {IN_IT}",
+    ),
+    "another operation": (
+        {0: called(4, "broadcast")},
+        f"rank 0 on jwb0001 did not call all_reduce 4 ({SHAPE}); {IN_IT}",
+    ),
+    "another shape": (
+        {7: called(4, shape="float32[7]")},
+        f"rank 7 on jwb0004 did not call all_reduce 4 ({SHAPE}); {IN_IT}",
+    ),
+    "one is unknown": (
+        {5: None},
+        f"rank 5 on jwb0003 did not call all_reduce 4; {IN_IT}",
+    ),
+    "most": (dict.fromkeys(range(1, 6), called(3)), ""),
+}
+
+
+def placed(groups, away, **changes):
+    """Return the stacks of eight ranks; those that are away have these changes."""
+    return [
+        replace(stack, **{"frames": AWAY} | changes)
+        if stack.rank in away
+        else replace(stack, frames=SCRIPT)
+        for stack in stacks(groups)
+    ]
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_who_did_not_come(name):
+    odd, expected = ABSENT[name]
+    found = placed(lambda n: filter(None, [odd.get(n, USUAL)]), odd)
+    assert collectives.absent(found, HOSTS, 6) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "rest"),
+    [
+        ({}, "did not call all_reduce at train.py:9; it was in lost_in_data at "),
+        ({"frames": ()}, "did not call all_reduce at train.py:9; it was in no Python "),
+        (
+            {"frames": (), "problem": "it is stopped (SIGSTOP)"},
+            "perhaps did not call all_reduce at train.py:9; it is stopped (SIGSTOP)",
+        ),
+    ],
+)
+def test_who_was_elsewhere(changes, rest):
+    found = placed(lambda _: [], {5}, **changes)
+    assert collectives.absent(found, HOSTS, 6).startswith(f"rank 5 on jwb0003 {rest}")
+    assert collectives.absent(found, {}, 6).startswith(f"rank 5 {rest}")
+
+
+@pytest.mark.parametrize(
+    ("away", "changes"),
+    [
+        ((), {}),  # all are there
+        ((0, 1, 2, 3, 4), {}),
+        ((6,), {}),  # the one that failed
+        ((5,), {"frames": (), "problem": PY_SPY, "is_lasting": True}),
+        (range(8), {"frames": ()}),
+    ],
+)
+def test_nobody_is_blamed_without_evidence(away, changes):
+    found = placed(lambda _: [], away, **changes)
+    assert collectives.absent(found, HOSTS, 6) == ""
+
+
+def test_of_two_the_other_one_did_not_come():
+    pair = [WorkerStack(0, 0, SCRIPT), WorkerStack(1, 0, AWAY)]
+    assert collectives.absent(pair, {}, 0).startswith("rank 1 did not call all_reduce")
+    assert collectives.absent(pair, {}, 7) == ""  # that rank is unknown
+    assert collectives.absent([], {}, 0) == ""
+
+
+@given(
+    st.lists(st.lists(group, max_size=3), max_size=5),
+    st.integers(0, 5),
+    st.lists(st.sampled_from(["", "f a.py:1", "x" * 200]), min_size=5, max_size=5),
+)
+def test_who_did_not_come_is_one_short_line(groups, failed, frames):
+    sent = [
+        replace(stack, frames=tuple(filter(None, [frames[stack.rank]])))
+        for stack in stacks(groups.__getitem__, len(groups))
+    ]
+    text = collectives.absent(sent, HOSTS, failed)
+    assert len(text) < 500
+    assert text.isprintable()

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 from inspected import as_sent
+from loopback import worker_failure
 from plans import make_launch_plan
 from waiting import PATIENCE, until
 
+from torchrun_hpc.failures.failure import WorkerPart
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.stacks import inspection as inspections
 from torchrun_hpc.stacks import stall
@@ -223,6 +225,9 @@ def of_hang(node, late=(), workers=2):
     )
 
 
+FAILED = worker_failure(0, text="Timed out waiting 9ms for recv operation")
+
+
 def test_a_hang_is_explained(inspect):
     asked = []
 
@@ -230,7 +235,12 @@ def test_a_hang_is_explained(inspect):
         asked.append((what, timeout))
         return {node: of_hang(node, [3]) for node in range(3)}
 
-    assert inspect([], ask_all, own=of_hang(1, [3])).explain() == [
+    failure, lines = inspect([], ask_all, own=of_hang(1, [3])).explain(FAILED)
+    assert failure == replace(
+        FAILED,
+        absent="rank 3 on jwb0002 did not call barrier 4; it was in read at a.py:9",
+    )
+    assert lines == [
         (
             "barrier 4 of group 0: 5 of 6 ranks (0-2,4-5); 1 rank (3, jwb0002) did not "
             "call it, its last was barrier 3"
@@ -244,10 +254,25 @@ def test_a_hang_is_explained(inspect):
 def test_nodes_that_tell_nothing_of_a_hang(inspect, workers):
     """With torch's own rendezvous, a node tells only of itself."""
     own = as_sent(*(WorkerStack(rank, 1, FRAMES) for rank in (2, 3)))
-    lines = inspect(workers, lambda *_: {0: of_hang(0)}, own=own).explain()
+    _, lines = inspect(workers, lambda *_: {0: of_hang(0)}, own=own).explain(FAILED)
     assert lines[0].startswith("barrier 4 of group 0: 2 of 6 ranks (0-1, jwb0001)")
     assert lines[1] == "no answer from jwb0003 (node 2)"
-    assert inspect([], own=own).explain() == ["2 ranks: wait at sleeps.py:6"]
+    assert inspect([], own=own).explain(FAILED) == (
+        FAILED,
+        ["2 ranks: wait at sleeps.py:6"],
+    )
+
+
+def test_stacks_that_are_unknown(inspect):
+    problem = "py-spy is not installed. Run python -m pip install py-spy"
+    missing = WorkerStack(3, 1, problem=problem, is_lasting=True)
+    own = as_sent(WorkerStack(2, 1, FRAMES), missing)
+    failure, _ = inspect([], own=own).explain(replace(FAILED, worker=WorkerPart(2, 4)))
+    assert failure.absent == ""
+    assert failure.text == (
+        f"{FAILED.text}; where other ranks were is unknown: {problem}"
+    )
+    assert failure.is_doubtful
 
 
 def test_a_hang_of_thousands_of_ranks_has_six_lines(inspect):
@@ -256,7 +281,9 @@ def test_a_hang_of_thousands_of_ranks_has_six_lines(inspect):
     hosts = [f"jwb{node:04}" for node in range(512)]
     about = {"nodes": 512, "node_rank": 0, "hosts": hosts, "own": answers[0]}
     made = inspect([], lambda *_: answers, **about)
-    lines = made.explain()
+    failure, lines = made.explain(FAILED)
+    assert failure.absent.startswith("ranks 0,5,10,")
+    assert len(failure.absent) < 500
     assert len(lines) <= inspections._LINES
     assert all(len(line) < 500 for line in lines)
     assert "12 nodes" in lines[1] or "jwb[0500-0511]" in lines[1]

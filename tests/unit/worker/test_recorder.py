@@ -148,7 +148,7 @@ class OddError(Exception):
         (OddError(), "OddError"),
         (ValueError("a" * 2**20), "aaa"),
         (SystemExit("no data"), "no data"),
-        (SystemExit(3), ""),
+        (SystemExit(3), "SystemExit(3)"),
     ],
 )
 def test_what_python_writes(pair, error, written):
