@@ -35,7 +35,8 @@ def take(number: int, _frame: FrameType | None) -> None:
         sys.exit(1)
 
 
-for each in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+HANDLED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+for each in HANDLED:
     signal.signal(each, take)
 note("begins")
 end = time.monotonic() + (0.5 if ATTEMPT == RESTARTS else 0.2)
@@ -45,4 +46,6 @@ if ATTEMPT < RESTARTS and RANK == "0":
     sys.exit(3)
 while ATTEMPT < RESTARTS:  # until the agent ends it
     time.sleep(0.02)
+for each in HANDLED:
+    signal.signal(each, signal.SIG_IGN)
 note("done")
