@@ -131,9 +131,11 @@ def wrong(moment: Moment, end: End) -> str:
     number = signal.Signals[moment.name]
     may_be = {-number, 128 + number}  # before Python has a handler, or after the job
     if number != signal.SIGUSR1:
-        may_be |= {1} if moment.nodes == 1 else {1, 128 + signal.SIGTERM}  # of Slurm
+        may_be.add(1)
     elif START in end.stderr:
         may_be.clear()
+    if may_be and moment.nodes > 1:  # Slurm ends the other tasks
+        may_be.add(128 + signal.SIGTERM)
     return "" if end.sent and end.code in may_be else f"exit code {end.code}"
 
 
