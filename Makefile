@@ -7,7 +7,7 @@ BIN := .venv/bin
 TIER = $(BIN)/python tests/harness/tier.py $@ $(BIN)/python -m pytest -n 3
 
 .PHONY: demo test test-all lint unit core more docs cluster matrix patches-check
-.PHONY: benchmark cold scale endurance clean
+.PHONY: benchmark cold scale endurance signals clean
 
 demo: .venv/installed
 	$(BIN)/python -m torchrun_hpc --nproc_per_node=2 examples/ddp.py
@@ -101,6 +101,11 @@ scale: .venv/installed
 endurance: .venv/installed
 	tests/harness/install.sh
 	$(BIN)/python benchmarks/endurance.py
+
+# 500 signals at random moments of a launch: half an hour.
+signals: .venv/installed
+	tests/harness/install.sh
+	$(BIN)/python benchmarks/signals.py
 
 clean:
 	rm -rf .launchers .packaging .venv build .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -20,7 +20,7 @@ from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 __all__ = ["LaunchError", "__version__", "describe", "setup_environment"]
 
 

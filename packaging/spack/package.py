@@ -11,11 +11,11 @@ class PyTorchrunHpc(PythonPackage):
     # No release can be downloaded yet. Run `python -m build --sdist` in a clone.
     # Run Spack in its folder dist: spack install --no-checksum py-torchrun-hpc
     manual_download = True
-    url = f"file://{os.getcwd()}/torchrun_hpc-0.2.0.tar.gz"
+    url = f"file://{os.getcwd()}/torchrun_hpc-0.3.0.dev0.tar.gz"
 
     license("BSD-3-Clause")
 
-    version("0.2.0")
+    version("0.3.0.dev0")
 
     depends_on("py-hatchling@1.18:", type="build")
 

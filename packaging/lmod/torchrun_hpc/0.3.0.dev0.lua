@@ -1,5 +1,5 @@
 -- Install the wheel with the Python of the PyTorch module, into a folder of its own:
---   python -m pip install --no-deps --target=/opt/torchrun_hpc/0.2.0 torchrun_hpc-0.2.0-py3-none-any.whl
+--   python -m pip install --no-deps --target=/opt/torchrun_hpc/0.3.0.dev0 torchrun_hpc-0.3.0.dev0-py3-none-any.whl
 -- Add psutil and packaging to this command if the PyTorch module lacks them.
 
 -- The administrator chooses these three.
