@@ -70,6 +70,8 @@ def together(
     except BaseException as error:  # noqa: BLE001 - raised again below
         death_signals.end()
         problem = error
+    # It ignores them now, unlike torch's own handler without our patch.
+    _handle(plan, death_signals.handler(_raise))
     try:
         if problem is not None and not isinstance(problem, JobFailedError):
             _give_up(plan, world, problem)

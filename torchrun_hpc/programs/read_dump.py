@@ -4,6 +4,7 @@ It writes the needed fields of the latest entries as JSON. A few bytes of a pick
 need any amount of memory or time. So this program has limits, and ends at one of them.
 """
 
+import contextlib
 import json
 import pickle
 import resource
@@ -23,8 +24,9 @@ class Plain(pickle.Unpickler):  # noqa: S301 - it finds no class
 
 
 # 20,000 entries with their frames need 70 MB and 0.3 s (measured, torch 2.13).
-resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))  # bytes
-resource.setrlimit(resource.RLIMIT_CPU, (2, 2))  # seconds
+with contextlib.suppress(ValueError):  # this process has lower limits
+    resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))  # bytes
+    resource.setrlimit(resource.RLIMIT_CPU, (2, 2))  # seconds
 entries = Plain(sys.stdin.buffer).load()["entries"][-LATEST:]
 text = json.dumps([{name: entry[name] for name in FIELDS} for entry in entries])
 sys.stdout.write(text[: 2**22])  # the reader's memory has a limit, too

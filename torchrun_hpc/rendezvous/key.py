@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +73,8 @@ class Key:
             path = path.expanduser()  # RuntimeError: there is no home
             key = _read_or_make(path, anywhere=bool(self._file.source))
         except (OSError, ValueError, RuntimeError) as error:
+            if self.secret.key:  # another thread was faster
+                return None
             kind = "none" if isinstance(error, RuntimeError) else "unusable"
             self.name = f"{kind} ({path}: {getattr(error, 'strerror', None) or error})"
             return error
@@ -87,18 +90,27 @@ def _read_or_make(path: Path, *, anywhere: bool) -> bytes:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         if os.path.lexists(path):  # not if its folder cannot be searched
             raise
-    folder = path.parent
     try:
         return _make(path, anywhere=anywhere)
     except OSError as error:
         if error.errno in _PASSING:
             raise
         reason = error.strerror or str(error)
-        state = None if anywhere or not files.exists(str(folder)) else folder.stat()
-        if state and (state.st_uid not in (0, os.geteuid()) or state.st_mode & 0o022):
-            # One of the others may have removed the key.
+        if not anywhere and any(map(_is_others, path.parents)):
+            # One of the others may have removed the key, or replaced a folder.
             raise OSError(f"{reason}; others can write to its folder") from None
         raise RuntimeError(reason) from None
+
+
+def _is_others(folder: Path) -> bool:
+    """Return whether others can replace what is in a folder, or the folder's link."""
+    try:
+        state = folder.lstat()
+    except OSError:  # it does not exist, or a folder above it cannot be searched
+        return False
+    is_sticky = state.st_mode & stat.S_ISVTX  # as /tmp: only owners replace
+    is_open = stat.S_ISDIR(state.st_mode) and state.st_mode & 0o022 and not is_sticky
+    return bool(is_open) or state.st_uid not in (0, os.geteuid())
 
 
 def _read(path: Path) -> bytes:

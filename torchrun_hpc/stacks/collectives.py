@@ -41,23 +41,30 @@ def compare(
 def absent(stacks: Sequence[WorkerStack], hosts: Mapping[int, str], failed: int) -> str:
     """Return who did not come to a collective, and where they were.
 
-    If the calls do not tell, they are the ranks that were elsewhere than rank
-    ``failed``, if no stack is missing. Return nothing if they are most ranks.
+    Others wait for the fewest absent ranks. If the calls do not tell, these are the
+    ranks elsewhere than rank ``failed``, if no stack is missing. Return nothing if they
+    are most ranks.
     """
-    differences = compare(stacks, hosts)
     places = {stack: tree.place(stack.frames) for stack in stacks}
-    there = next((places[stack] for stack in stacks if stack.rank == failed), "")
-    elsewhere = [stack for stack in stacks if places[stack] != there]
-    call, ranks = next(iter(differences.values()), (there, elsewhere))
-    is_known = differences or (there and not any(s.is_lasting for s in stacks))
-    if not is_known or not 0 < 2 * len(ranks) <= len(stacks):
+    waits_at = next((places[stack] for stack in stacks if stack.rank == failed), "")
+    elsewhere = [stack for stack in stacks if places[stack] != waits_at]
+    differences = [each for each in compare(stacks, hosts).values() if each[1]]
+    is_complete = waits_at and not any(stack.is_lasting for stack in stacks)
+    if not (differences or is_complete):
+        return ""
+    default = waits_at, elsewhere
+    call, ranks = min(differences, key=lambda each: len(each[1]), default=default)
+    has_calls = any(stack.groups for stack in ranks)
+    if not has_calls:  # without calls, a rank at the same place may have called it
+        ranks = [stack for stack in ranks if stack in elsewhere]
+    if not 0 < 2 * len(ranks) <= len(stacks):
         return ""
     first, on = ranks[0], fold(filter(None, (hosts.get(s.node) for s in ranks)))
     who = rank_list([stack.rank for stack in ranks]) + (f" on {on}" if on else "")
     where = first.problem or f"it was in {places[first] or 'no Python frame'}"
     whose = f"rank {first.rank}: " if len(ranks) > 1 else ""
-    did = "perhaps did not call" if first.problem else "did not call"
-    return f"{who} {did} {call}; {whose}{where}"
+    doubt = "" if has_calls else "perhaps "
+    return f"{who} {doubt}did not call {call}; {whose}{where}"
 
 
 def _difference(

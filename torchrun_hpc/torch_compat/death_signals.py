@@ -52,7 +52,9 @@ class DeathSignals:
                 return
             if not self._first:
                 self._first, self._arrived = number, time.monotonic()
-                _thread.start_new_thread(self._send_again, ())
+                # There may be no more threads, or Python ends (3.12).
+                with contextlib.suppress(RuntimeError):
+                    _thread.start_new_thread(self._send_again, ())
             if time.monotonic() - self._arrived >= self._limit:
                 act(self._first, frame)
 
@@ -71,8 +73,9 @@ class DeathSignals:
 
     def end(self) -> None:
         """Ignore signals from now on: the launch already ends."""
+        self._is_over = True  # first: a handler may interrupt the wait
         with self._sending:
-            self._is_over = True
+            pass
 
     def _send_again(self) -> None:
         main = threading.main_thread().ident or 0

@@ -117,6 +117,7 @@ def check_threads(*, is_bound: bool = False) -> None:
 
 def _leaves_cpus() -> bool:
     """Return whether OpenMP has chosen CPUs for this fork's threads; it can hang."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     signal.alarm(_TRIAL_TIMEOUT)
     cpu = {min(os.sched_getaffinity(0))}

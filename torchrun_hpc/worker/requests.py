@@ -137,7 +137,8 @@ class ForkedWorker:
         """
         with self._lock:
             if self._code is None and select.select([self._answers], [], [], 0)[0]:
-                number = self._answers.recv(_ANSWER)
+                # A signal's exception may interrupt this, so it must be repeatable.
+                number = self._answers.recv(_ANSWER, socket.MSG_PEEK)
                 self._code = int(number) if number else -signal.SIGKILL
                 self._receive(0)  # its last words
                 self._questions.close()

@@ -239,6 +239,15 @@ def test_a_folder_of_others_is_no_reason_for_none(file, mode):
     assert loaded(file, DEFAULT).secret == OURS
 
 
+def test_a_folder_that_another_user_has_replaced(file):
+    """Who can write to a folder above it leaves a link to one without a key."""
+    file.parent.rmdir()
+    file.parent.symlink_to("/")
+    assert loaded(file, DEFAULT).secret == Secret("19.0")  # the link is ours
+    os.chown(file.parent, 1234, -1, follow_symlinks=False)
+    assert "; others can write to its folder). " in refusal(file, DEFAULT)
+
+
 def test_a_folder_that_belongs_to_somebody_else(file):
     file.parent.chmod(0o755)
     os.chown(file.parent, 1234, -1)

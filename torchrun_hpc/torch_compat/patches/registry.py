@@ -71,8 +71,9 @@ PATCHES: tuple[Patch, ...] = (
     *ALWAYS,
     *(node_order, local_addr, bind_store, report_missing_nodes, host_exits_last),
     *(agent, keep_open_on_restart, forward_signals),
-    *(defer_signals, parent_death_signal, host_name, master_addr),
+    *(parent_death_signal, host_name, master_addr),
     *(fork_workers, bind_workers, watch_workers),
+    defer_signals,  # around all that the others do when workers start or end
 )
 
 
