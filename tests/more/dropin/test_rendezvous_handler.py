@@ -824,7 +824,8 @@ class Recording(SchedulerRendezvous):
 
 @pytest.fixture
 def signals_again() -> Iterator[None]:
-    old = {number: signal.getsignal(number) for number in (1, 2, 3, 15)}
+    numbers = (1, 2, 3, 15, signal.SIGUSR1, signal.SIGUSR2)
+    old = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handle in old.items():
         signal.signal(number, handle)
