@@ -194,14 +194,8 @@ class AgentStarter(Starter):
             own = LocalWorld(meeting, observer.explain)
             observer.watch.on_failure = own.worker_failed
             return own
-        asked = plan.asked
-        settings = settings_of(
-            meeting,
-            str(args.rdzv_id),
-            asked.rdzv_conf,
-            asked.max_restarts,
-            args.monitor_interval + capabilities.shutdown_timeout(args),
-        )
+        shutdown = args.monitor_interval + capabilities.shutdown_timeout(args)
+        settings = settings_of(meeting, str(args.rdzv_id), plan.asked, shutdown)
         rendezvous = SchedulerRendezvous(
             meeting,
             settings,
@@ -251,7 +245,8 @@ class AgentStarter(Starter):
         """Meet the other nodes, and return what all nodes would do."""
         from torchrun_hpc.launching import dry_run  # noqa: PLC0415 - rarely needed
 
-        return dry_run.meet(self._args, plan, self.describe(plan), self.inputs.environ)
+        run_id, own = str(self._args.rdzv_id), self.describe(plan)
+        return dry_run.meet(run_id, plan, own, self.inputs.environ)
 
     def run(self, plan: LaunchPlan) -> None:
         """Hand over to torch."""

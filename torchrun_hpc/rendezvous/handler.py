@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.failures.report import Explain
-    from torchrun_hpc.options.rdzv_conf import RdzvConf
+    from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.client import Client
 
@@ -335,14 +335,10 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
 
 def settings_of(
-    meeting: Meeting,
-    run_id: str,
-    conf: RdzvConf,
-    max_restarts: int,
-    shutdown: float = 0,
+    meeting: Meeting, run_id: str, asked: Options, shutdown: float = 0
 ) -> Settings:
     """Return what all agents agree on. `shutdown` is torch's limit in seconds."""
-    spares = meeting.spares
+    spares, conf = meeting.spares, asked.rdzv_conf
     interval, attempts = conf.keep_alive_interval, conf.keep_alive_max_attempt
     silence = SILENCE_TIMEOUT
     if interval is not None or attempts is not None:
@@ -352,7 +348,7 @@ def settings_of(
         run_id=run_id,
         nodes=meeting.nodes,
         coordinator=meeting.node_rank if meeting.is_coordinator else -1,
-        max_restarts=max_restarts,
+        max_restarts=asked.max_restarts,
         join_timeout=conf.join_timeout or JOIN_TIMEOUT,
         silence_timeout=silence,
         spares=spares.number,

@@ -122,7 +122,8 @@ class Job:
         """Make the handler of a node, as a launch does."""
         meeting = self.plan(rank, **changes).meeting
         typed = RdzvConf(**{"join_timeout": PATIENCE} | (conf or {}))
-        settings = settings_of(meeting, run_id, typed, max_restarts)
+        asked = Options(rdzv_conf=typed, max_restarts=max_restarts)
+        settings = settings_of(meeting, run_id, asked)
         made = SchedulerRendezvous(meeting, settings, environ or {}, address=HERE)
         self._handlers.append(made)
         return made
@@ -807,7 +808,7 @@ class Recording(SchedulerRendezvous):
     failure: Any = None
 
     def __init__(self, plan: LaunchPlan, failure: Failure | None = None) -> None:
-        settings = settings_of(plan.meeting, "mine", RdzvConf(), 0)
+        settings = settings_of(plan.meeting, "mine", plan.asked)
         super().__init__(plan.meeting, settings, {})
         self.failure = failure
         self.given_up: list[Failure] = []
