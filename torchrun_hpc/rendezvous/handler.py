@@ -12,19 +12,18 @@ from torch import distributed
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from torchrun_hpc import waiting, wire
+from torchrun_hpc import wire
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.preflight import JOIN_TIMEOUT
-from torchrun_hpc.rendezvous import messages
+from torchrun_hpc.rendezvous import health, messages
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
     JobFailedError,
     RoundOverError,
 )
-from torchrun_hpc.rendezvous.health import HealthCheck
 from torchrun_hpc.rendezvous.protocol import Settings
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
@@ -266,18 +265,11 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     # --- parts --------------------------------------------------------------------
 
     def _check_health(self) -> None:
-        peers, command = self.client.peers, self._meeting.spares.health_check
-        if peers is None or peers.member.unhealthy or not command:
+        peers, spares = self.client.peers, self._meeting.spares
+        if peers is None or peers.member.unhealthy or not spares.health_check:
             return
-        try:
-            check = HealthCheck(command, self._meeting.spares.health_check_timeout)
-        except OSError as error:
-            problem = f"its health check cannot be started: {error.strerror}"
-        else:
-            try:
-                waiting.until(lambda: check.has_ended or self.failure is not None)
-            finally:
-                problem = check.end()
+        limit = spares.health_check_timeout
+        problem = health.check(spares.health_check, limit, lambda: self.failure)
         if problem and self.failure is None:
             peers.member.unhealthy = problem
             self.client.send({"unhealthy": problem})
