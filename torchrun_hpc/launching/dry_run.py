@@ -88,8 +88,8 @@ def _ask(client: Client, meeting: Meeting, limit: float) -> dict[int, Descriptio
             lambda: f"{len(replies)} of {total} nodes have answered",
         )
 
-    found = client.questions.ask_all("plan", wait)
-    client.questions.ask_all("leave", lambda _: None)
+    found = client.ask_all("plan", wait)
+    client.ask_all("leave", lambda _: None)
     read = {r: description.received(found[r], r, meeting) for r in found}
     return {rank: node for rank, node in read.items() if node is not None}
 

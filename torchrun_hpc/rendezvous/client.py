@@ -26,7 +26,6 @@ from torchrun_hpc.rendezvous.errors import (
 )
 from torchrun_hpc.rendezvous.liveness import Silence
 from torchrun_hpc.rendezvous.loop import now
-from torchrun_hpc.rendezvous.questions import Questions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,9 +85,11 @@ class Client:
         self._own_failure: Failure | None = None  # the first one of a worker here
         self._wants_report = False
         self._is_reported = False  # which workers have failed
+        self._asked = 0  # number of the latest question
+        self._answers: dict[int, Any] = {}  # of the coordinator's store
+        self._replies: dict[int, dict[int, Any]] = {}  # by question and node
         self._changed = threading.Condition()
         self._channel: Channel | None = None
-        self.questions = Questions(self._changed, self.until, self.send)
         self._task: asyncio.Task[None]
 
     # --- for the main thread ------------------------------------------------------
@@ -153,10 +154,34 @@ class Client:
 
     def ask(self, question: Mapping[str, Any], timeout: float) -> Any:
         """Ask the coordinator's store; raise `TimeoutError` or one of `errors`."""
-        answer = self.questions.ask(question, lambda: self.is_over, timeout)
+        with self._changed:
+            self._asked = number = self._asked + 1
+        self.send({"ask": number, **question})
+        self.until(lambda: number in self._answers or self.is_over, timeout)
+        answer = self._answers.pop(number, None)
         if self.is_over:
             raise RoundOverError
         return answer
+
+    def ask_all(
+        self, what: str, wait: Callable[[dict[int, Any]], None], about: Any = None
+    ) -> dict[int, Any]:
+        """Ask all nodes; return their replies, without those that are ``None``.
+
+        `wait` waits for enough of the replies so far; the reply of a lost node is
+        ``None``. `about` is plain data for the nodes.
+        """
+        with self._changed:  # several threads ask
+            self._asked = number = self._asked + 1
+            replies = self._replies[number] = {}
+        self.send({"question": number, "what": what, "with": about})
+        try:
+            wait(replies)
+        finally:
+            self.send({"question": number})
+            with self._changed:
+                del self._replies[number]
+        return {node: of for node, of in replies.items() if of is not None}
 
     def finish(self) -> None:
         """Wait until all nodes have finished, or raise `JobFailedError`."""
@@ -366,7 +391,8 @@ class Client:
         if "heartbeat" in message:
             self._send({"heartbeat": now()})
         elif "answer" in message:
-            self.questions.answered(message)
+            self._answers[message["answer"]] = message.get("value")
+            self._change()
         elif "prepare" in message and self.peers is not None:
             self._change(_prepared=self.peers.member.prepared(message))
         elif "go" in message:
@@ -396,6 +422,14 @@ class Client:
             self._wants_report = True
             self._send({"report": True})
 
+    def _replied(self, message: Mapping[str, Any]) -> None:
+        """Keep a node's reply, unless it is late."""
+        number, node = message["replied"], message.get("node")
+        with self._changed:
+            if type(number) is type(node) is int and number in self._replies:
+                self._replies[number][node] = message.get("of")
+            self._changed.notify_all()
+
     def _handle_workers(self, message: Mapping[str, Any]) -> None:
         if "report" in message:
             summary = message["report"] and wire.decode(Summary, message["report"])
@@ -406,6 +440,6 @@ class Client:
         elif "printed" in message:
             self._change(_is_reported=True)
         elif "replied" in message:
-            self.questions.replied(message)
+            self._replied(message)
         elif "record" not in message:
             self.tell(message)

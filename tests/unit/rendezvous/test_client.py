@@ -305,10 +305,7 @@ class Sampled:
         until(
             lambda: (
                 waits(self.made[0])
-                and [
-                    set(answers)
-                    for answers in [*self.made[0].questions._of_nodes.values()]
-                ]
+                and [set(replies) for replies in [*self.made[0]._replies.values()]]
                 == [set(answered)]
             )
         )
@@ -339,7 +336,7 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
     sampled.silent.add(1)
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     # Stacks that come too late are not taken for others.
-    sampled[1].send({"reply": [0, sampled[0].questions._asked], "of": ["late"]})
+    sampled[1].send({"reply": [0, sampled[0]._asked], "of": ["late"]})
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
     assert ask_for_stacks(sampled[0], STACKS, LIMIT) == ANSWERS
