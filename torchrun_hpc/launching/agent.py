@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import time
 import traceback
@@ -82,7 +83,7 @@ class AgentStarter(Starter):
         is_command: bool = False,
     ) -> None:
         super().__init__(inputs)
-        self._args = args
+        self._args = copy.copy(args)  # a program may launch again with its own
         self._preloaded = preloaded or Preloaded()
         self._resolver = resolver
         self._is_command = is_command
@@ -164,19 +165,16 @@ class AgentStarter(Starter):
         args, observer, meeting = self._args, self._observer, plan.meeting
         outcome.forget(plan)
         observer.watch.on_begin = functools.partial(self._begun, plan)
-        world, backend = self._world(plan), args.rdzv_backend
+        world = self._world(plan)
         if meeting.is_ours:
             args.rdzv_backend = SCHEDULER
-        try:
-            with exit_status.together(
-                plan, world, self._death_signals, is_command=self._is_command
-            ):
-                ours = None if isinstance(world, LocalWorld) else world
-                if ours is not None and meeting.in_process:
-                    ours.connect()  # also reports failures before torch's rendezvous
-                yield ours
-        finally:
-            args.rdzv_backend = backend  # a program may launch again with these
+        with exit_status.together(
+            plan, world, self._death_signals, is_command=self._is_command
+        ):
+            ours = None if isinstance(world, LocalWorld) else world
+            if ours is not None and meeting.in_process:
+                ours.connect()  # also reports failures before torch's rendezvous
+            yield ours
 
     def _begun(self, plan: LaunchPlan, workers: Sequence[Worker]) -> None:
         outcome.begin(plan, workers)
