@@ -51,11 +51,7 @@ class _EarlySignal(SignalException):
 
 @contextlib.contextmanager
 def together(
-    plan: LaunchPlan,
-    world: World,
-    death_signals: DeathSignals,
-    *,
-    is_command: bool = True,
+    plan: LaunchPlan, world: World, death_signals: DeathSignals, *, is_command: bool
 ) -> Iterator[None]:
     """End a launch in the same way as all other nodes, if they can be told.
 

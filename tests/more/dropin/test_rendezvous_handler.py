@@ -887,7 +887,10 @@ def test_an_end(
     ends: Any = contextlib.nullcontext()
     if ending is not None:
         ends = pytest.raises(SystemExit if ending == 1 else ending)
-    with ends as caught, exit_status.together(job.plan(0), handler, DeathSignals()):
+    with (
+        ends as caught,
+        exit_status.together(job.plan(0), handler, DeathSignals(), is_command=True),
+    ):
         if raised is not None:
             raise raised
     if ending == 1:
@@ -910,7 +913,9 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
         handler = Recording(job.plan(rank), failure)
         with (
             pytest.raises(SystemExit) as caught,
-            exit_status.together(job.plan(rank), handler, DeathSignals()),
+            exit_status.together(
+                job.plan(rank), handler, DeathSignals(), is_command=True
+            ),
         ):
             pass  # its own workers have done well
         assert isinstance(caught.value.__cause__, RendezvousError)
@@ -963,7 +968,7 @@ def test_signals_before_there_are_workers(job: Job) -> None:
     plan = replace(job.plan(1), asked=Options(signals_to_handle=names))
 
     def launch() -> None:
-        with exit_status.together(plan, handler, DeathSignals()):
+        with exit_status.together(plan, handler, DeathSignals(), is_command=True):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(PATIENCE)
 
@@ -1008,7 +1013,9 @@ def test_a_launch_from_a_thread_leaves_signals_alone(job: Job) -> None:
 
     def launch() -> None:
         plan = job.plan(0)
-        with exit_status.together(plan, Recording(plan), DeathSignals()):
+        with exit_status.together(
+            plan, Recording(plan), DeathSignals(), is_command=True
+        ):
             pass
 
     thread = threading.Thread(target=launch)
