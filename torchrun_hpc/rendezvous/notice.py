@@ -37,8 +37,6 @@ def inform(
         run_id="",
         nodes=meeting.nodes,
         coordinator=meeting.node_rank,
-        max_restarts=0,
-        join_timeout=0,
         silence_timeout=SILENCE_REPORT if meeting.is_coordinator else int(limit),
         spares=meeting.spares.number,
         is_fixed=True,

@@ -20,7 +20,7 @@ from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.rendezvous.protocol import Settings
 
 listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
-settings = Settings("mine", 3, 0, 0, 60, 120)
+settings = Settings("mine", 3, 0, 120, 0, 60)
 unknown_peers, limit = map(int, sys.argv[1:])
 loop, ready = Loop(), threading.Event()
 loop.start()
