@@ -192,6 +192,12 @@ class Clock:
         return [later.result() for later in running]
 
 
+def fail(server, failure):
+    """Let a coordinator end its job, although none of its agents gives up."""
+    server._loop.call(server.coordinator.fail, failure)
+    server._loop.call(server.flush)
+
+
 def end(server):
     """End a server, and the thread that it lives in."""
     if server._loop._thread.is_alive():

@@ -70,7 +70,8 @@ def _serve(
         return
     with closing(Loop()) as loop:
         loop.start()
-        server = CoordinatorServer(loop, opened, Coordinator(settings), key)
-        server.fail(failure)  # before any node is accepted
+        coordinator = Coordinator(settings)
+        coordinator.fail(failure)  # before any node is accepted
+        server = CoordinatorServer(loop, opened, coordinator, key)
         server.start()
         server.close(late_timeout=limit)

@@ -16,6 +16,7 @@ from loopback import (
     SETTINGS,
     Clock,
     end,
+    fail,
     failure_of,
     join_all,
     key_of,
@@ -81,7 +82,7 @@ def test_the_coordinator_does_not_stay_for_ever(job, raw):
 def test_a_failure_of_the_head_node(job):
     made = job.at_work()
     own = Failure(Kind.AGENT, (0,), text="why")
-    job.server.fail(own)
+    fail(job.server, own)
     for client in made:
         assert failure_of(client) == own
 
@@ -310,7 +311,7 @@ def reset(peer):
 
 
 def ends(job, made):
-    job.server.fail(Failure(Kind.AGENT, (0,), text="why"))
+    fail(job.server, Failure(Kind.AGENT, (0,), text="why"))
     failure_of(made[0])
 
 
