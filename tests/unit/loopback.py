@@ -272,7 +272,7 @@ class Job:
         made = Client(loop or loop_started(), asks, silence_timeout, on_event)
         address = CoordinatorAddress(**where)
         made._search = Search(asks, address, key or key_of(), made.tell, own_failure)
-        made.connect = partial(made.connect, made._search)
+        made.connect = partial(made.connect, made._search.find)
         self.clock.drive(made)
         self._clients.append(made)
         return made

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.peers import Peers
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.record import Record
-    from torchrun_hpc.rendezvous.search import Channel, Search, Within
+    from torchrun_hpc.rendezvous.search import Channel, Find
 
 _log = logging.getLogger(__name__)
 
@@ -94,10 +94,10 @@ class Client:
 
     # --- for the main thread ------------------------------------------------------
 
-    def connect(self, search: Search | Within, peers: Peers | None = None) -> None:
+    def connect(self, find: Find, peers: Peers | None = None) -> None:
         """Find the coordinator, and be accepted; or raise one of `errors`."""
         self._is_running, self.peers = True, peers
-        self._loop.call(self._begin, peers or search)
+        self._loop.call(self._begin, peers.find if peers else find)
         self.until(lambda: self.is_accepted)
 
     def take_part(
@@ -249,13 +249,13 @@ class Client:
 
     # --- in the loop --------------------------------------------------------------
 
-    def _begin(self, finder: Search | Within | Peers) -> None:
+    def _begin(self, find: Find) -> None:
         asyncio.get_running_loop().set_exception_handler(self._on_exception)
-        self._task = asyncio.create_task(self._run(finder))
+        self._task = asyncio.create_task(self._run(find))
 
-    async def _run(self, finder: Search | Within | Peers) -> None:
+    async def _run(self, find: Find) -> None:
         try:
-            await self._communicate(finder)
+            await self._communicate(find)
         except (CoordinatorNotFoundError, RefusedError, OSError) as problem:
             self._change(_problem=problem)
         except Exception as error:  # noqa: BLE001 - the main thread waits for it
@@ -285,8 +285,8 @@ class Client:
             vars(self).update(values)
             self._changed.notify_all()
 
-    async def _communicate(self, finder: Search | Within | Peers) -> None:
-        found, peers = await finder.find(), self.peers
+    async def _communicate(self, find: Find) -> None:
+        found, peers = await find(), self.peers
         while True:
             channel = found[0]
             await self._follow(*found)
