@@ -18,6 +18,7 @@ from torchrun_hpc.host import procfs
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.preload import FAULT_HANDLER
 from torchrun_hpc.planning.resources import OMP
+from torchrun_hpc.worker.affinity import set_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -39,8 +40,7 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
     for number, soft, hard in request.limits:
         if resource.getrlimit(number) != (soft, hard):
             resource.setrlimit(number, (soft, hard))
-    with contextlib.suppress(OSError):  # they went offline just now
-        os.sched_setaffinity(0, request.cpus)
+    set_cpus(request.cpus)
     threads = os.environ.get(OMP)
     os.environ.clear()
     set_variables(request.environ)
