@@ -95,8 +95,7 @@ def _planned(
     mode = known.mode = choose_mode(seen, line, starters.count_workers)
     if is_launch and not mode.is_direct:
         starters.prepare_agent(seen, line.options)
-    script = line.options.script if may_split_off else ""
-    inputs = inputs_of(mode, seen, line.options, script)
+    inputs = inputs_of(mode, seen, line.options, may_preload=may_split_off)
     if inputs.options.hpc_read_ahead == NONE or mode.is_direct:
         read_ahead.end()
     read_ahead.ask(*_READ_FIRST, *inputs.options.hpc_preload)
