@@ -6,6 +6,7 @@ The main thread waits only in Python's locks. So it handles signals within 0.5 s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import threading
@@ -85,7 +86,7 @@ class Client:
         self._own_failure: Failure | None = None  # the first one of a worker here
         self._wants_report = False
         self._is_reported = False  # which workers have failed
-        self._asked = 0  # number of the latest question
+        self._numbers = itertools.count(1)  # of its questions
         self._answers: dict[int, Any] = {}  # of the coordinator's store
         self._replies: dict[int, dict[int, Any]] = {}  # by question and node
         self._changed = threading.Condition()
@@ -154,8 +155,7 @@ class Client:
 
     def ask(self, question: Mapping[str, Any], timeout: float) -> Any:
         """Ask the coordinator's store; raise `TimeoutError` or one of `errors`."""
-        with self._changed:
-            self._asked = number = self._asked + 1
+        number = next(self._numbers)
         self.send({"ask": number, **question})
         self.until(lambda: number in self._answers or self.is_over, timeout)
         answer = self._answers.pop(number, None)
@@ -171,9 +171,8 @@ class Client:
         `wait` waits for enough of the replies so far; the reply of a lost node is
         ``None``. `about` is plain data for the nodes.
         """
-        with self._changed:  # several threads ask
-            self._asked = number = self._asked + 1
-            replies = self._replies[number] = {}
+        number = next(self._numbers)  # several threads ask
+        replies = self._replies[number] = {}
         self.send({"question": number, "what": what, "with": about})
         try:
             wait(replies)
