@@ -96,7 +96,7 @@ def test_the_first_failure_is_everybodys(job):
     made = job.at_work()
     first = Failure(Kind.SIGNAL, (1,), code=2)
     made[1].fail(first)
-    until(lambda: job.server.coordinator.failure)
+    until(lambda: job.server.coordinator.rounds.failure)
     made[2].failure = None  # as if it was not informed yet
     made[2].fail(Failure(Kind.AGENT, (2,), text="mine"))
     made[2].leave()

@@ -333,7 +333,7 @@ def test_nothing_is_answered_without_a_proof(job, raw, state, key):
     made = [job.client(rank, key=OURS) for rank in range(number)]
     together(*(client.connect for client in made))
     go_on(job, made)
-    failure = job.server.coordinator.failure
+    failure = job.server.coordinator.rounds.failure
     for more in {}, {"failed": wire.encode(FAILURE_BEFORE)}, {"asks": True}:
         peer, request = raw(), request_of(1, **more)
         peer.send_message(**next(key.secret.call((HERE, job.port), request)))
@@ -345,7 +345,7 @@ def test_nothing_is_answered_without_a_proof(job, raw, state, key):
         peer.send(b"".join(map(wire.to_line, lines)))
         assert peer.receive() is None
     settle(job.server)
-    assert job.server.coordinator.failure == failure
+    assert job.server.coordinator.rounds.failure == failure
     assert len(job.server.coordinator.members.agents) == number
 
 
