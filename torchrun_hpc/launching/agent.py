@@ -132,11 +132,10 @@ class AgentStarter(Starter):
             with meets as ours:
                 is_first = is_reporter(plan.meeting.report_rank)
                 preloaded.check(environ, is_reporter=is_first)
-                observer = self._observer
                 hooks = Hooks(
                     forward=signals.forward,
-                    relay=observer.relay,
-                    watch=observer.watch,
+                    relay=self._observer.relay,
+                    watch=self._observer.watch,
                     death_signals=self._death_signals,
                     rendezvous=ours,
                     fork=preloaded.fork,
