@@ -127,7 +127,7 @@ def met(nodes: int, rank: int) -> Iterator[tuple[SimulatedNode, Client]]:
     """Let a node meet the others, and yield it, and its connection to them."""
     here = place_of(nodes, rank)
     node = SimulatedNode(here, Wishes(), {})
-    settings = Settings("doctor", nodes, 0, 0, join_timeout=3600, silence_timeout=3600)
+    settings = Settings("doctor", nodes, 0, silence_timeout=3600, join_timeout=3600)
     connection = Connection(
         here.tasks_meeting, settings, {}, lambda _: None, replies=node.replies
     )

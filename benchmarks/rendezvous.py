@@ -63,6 +63,7 @@ from measured import record
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.options.values import C10D, SCHEDULER
 from torchrun_hpc.planning.meeting import Meeting, Spares
@@ -138,7 +139,8 @@ def make_handler(job: Job, meeting: Meeting) -> RendezvousHandler:
     if job.kind == STOCK:
         return get_rendezvous_handler(parameters)
     conf = RdzvConf(join_timeout=job.bound + 60)
-    settings = settings_of(meeting, meeting.launch_id, conf, 1, 30)
+    asked = Options(rdzv_conf=conf, max_restarts=1)
+    settings = settings_of(meeting, meeting.launch_id, asked, 30)
     return SchedulerRendezvous(meeting, settings, os.environ, address=HOST)
 
 

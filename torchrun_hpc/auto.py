@@ -98,8 +98,7 @@ def _run(args: argparse.Namespace) -> None:
             given = torchrun_parser.changed(args, seen.environ)
         words = args.training_script, *args.training_script_args
         options = known.options = read(given, words, has_job=seen.job is not None)
-        line = CommandLine(options)
-        mode = known.mode = choose_mode(seen, line, has_agent=True)
+        mode = known.mode = choose_mode(seen, CommandLine(options), has_agent=True)
         prepare_agent(seen, options)
         inputs = inputs_of(mode, seen, options)
         meeting = known.meeting = meet(inputs)

@@ -95,13 +95,12 @@ def _planned(
     mode = known.mode = choose_mode(seen, line, starters.count_workers)
     if is_launch and not mode.is_direct:
         starters.prepare_agent(seen, line.options)
-    script = line.script if may_split_off else ""
-    inputs = inputs_of(mode, seen, line.options, script)
+    inputs = inputs_of(mode, seen, line.options, may_preload=may_split_off)
     if inputs.options.hpc_read_ahead == NONE or mode.is_direct:
         read_ahead.end()
     read_ahead.ask(*_READ_FIRST, *inputs.options.hpc_preload)
     meeting = known.meeting = meet(inputs)
-    starter = starters.starter_of(inputs, line, argv, is_launch=is_launch)
+    starter = starters.starter_of(inputs, argv, is_launch=is_launch)
     plan = starter.plan(meeting)
     read_ahead.end()  # everything is imported
     known.meeting = plan.meeting  # torch can force another way to meet

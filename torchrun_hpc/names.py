@@ -24,6 +24,21 @@ def ranges(numbers: Iterable[int], most: int = _MOST) -> str:
     return _joined(runs[:most]) + _and_more(sum(map(len, runs[most:])))
 
 
+def numbers_in(text: str) -> frozenset[int]:
+    """Read ranges of numbers, as Linux writes CPUs and ports: ``0-3,8``.
+
+    Return nothing if the text has another form.
+    """
+    found: set[int] = set()
+    try:
+        for part in filter(None, text.strip().split(",")):
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        return frozenset()
+    return frozenset(found)
+
+
 def rank_list(ranks: Collection[int]) -> str:
     """Write ranks: ``rank 5``, ``ranks 0-3,5``."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"

@@ -192,6 +192,12 @@ class Clock:
         return [later.result() for later in running]
 
 
+def fail(server, failure):
+    """Let a coordinator end its job, although none of its agents gives up."""
+    server._loop.call(server.coordinator.fail, failure)
+    server._loop.call(server.flush)
+
+
 def end(server):
     """End a server, and the thread that it lives in."""
     if server._loop._thread.is_alive():
@@ -266,7 +272,7 @@ class Job:
         made = Client(loop or loop_started(), asks, silence_timeout, on_event)
         address = CoordinatorAddress(**where)
         made._search = Search(asks, address, key or key_of(), made.tell, own_failure)
-        made.connect = partial(made.connect, made._search)
+        made.connect = partial(made.connect, made._search.find)
         self.clock.drive(made)
         self._clients.append(made)
         return made

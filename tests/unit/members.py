@@ -380,7 +380,7 @@ class Job:
 
     def settings(self, number):
         return Settings(
-            "mine", self.nodes, number, self.max_restarts, JOIN, SILENCE,
+            "mine", self.nodes, number, SILENCE, self.max_restarts, JOIN,
             self.spares, spare_after=SPARE_AFTER, kill=KILL + MARGIN,
             health_check=CHECK,
         )  # fmt: skip

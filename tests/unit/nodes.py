@@ -211,7 +211,7 @@ def explicit(options):
 def mode_of(inputs, **how):
     """Choose the mode as the command does; with ``has_agent=True`` as for auto."""
     seen = Preflight(inputs.job, None, inputs.environ, "", inputs.command)
-    line = CommandLine(inputs.options, "train.py")
+    line = CommandLine(replace(inputs.options, words=("train.py",)))
     return choose_mode(seen, line, lambda options: options.nproc_per_node, **how)
 
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchrun_hpc import names
-from torchrun_hpc.host.topology import parse_cpus
-from torchrun_hpc.names import fold, ranges
+from torchrun_hpc.names import fold, numbers_in, ranges
 from torchrun_hpc.schedulers.hostlist import expand_hostlist
 
 # --- numbers --------------------------------------------------------------------------
@@ -35,13 +34,23 @@ def test_ranks_of_workers(ranks, expected):
     assert ranges(ranks) == expected
 
 
+@given(st.sets(st.integers(0, 1000)))
+def test_numbers_are_read_as_they_are_written(numbers):
+    assert numbers_in(ranges(numbers, most=len(numbers)) + "\n") == numbers
+
+
+@pytest.mark.parametrize("text", ["a", "-", "0x3", "1 2", "0-3-5"])
+def test_a_text_in_another_form_has_no_numbers(text):
+    assert numbers_in(text) == frozenset()
+
+
 @given(st.sets(st.integers(0, 60)), st.randoms())
 def test_ranks_can_be_read_again(ranks, random):
     shuffled = sorted(ranks)
     random.shuffle(shuffled)
     shown, _, rest = ranges(shuffled).partition(" and ")
     more = int(rest.removesuffix(" more") or 0)
-    found = sorted(parse_cpus(shown))
+    found = sorted(numbers_in(shown))
     assert found == sorted(ranks)[: len(found)]
     assert len(found) + more == len(ranks)
     assert shown.count(",") < 12

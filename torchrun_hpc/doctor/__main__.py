@@ -76,7 +76,7 @@ def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     for end in range(1, len(argv) + 1):
         with contextlib.suppress(LaunchError):  # an incomplete or a wrong line
             args, words = parser.parse_known_args(argv[:end])
-            if command_line.parse(words, {}).script:
+            if command_line.parse(words, {}).options.script:
                 return args, [*words, *argv[end:]]
     return parser.parse_known_args(argv)
 

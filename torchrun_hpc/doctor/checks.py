@@ -10,11 +10,11 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.doctor import differences
-from torchrun_hpc.doctor.differences import spans, torch_of
+from torchrun_hpc.doctor.differences import torch_of
 from torchrun_hpc.doctor.results import EXCLUDE, Finding
 from torchrun_hpc.doctor.units import size
 from torchrun_hpc.errors import count
-from torchrun_hpc.names import fold_ranks, listed, ranges
+from torchrun_hpc.names import fold_ranks, listed, numbers_in, ranges
 from torchrun_hpc.planning.endpoints import PORTS
 
 if TYPE_CHECKING:
@@ -164,8 +164,8 @@ def _gpus(node: Node, _nodes: object) -> Iterator[_Fault]:
 
 @functools.cache  # nearly all nodes have the same
 def _ports(first: int, last: int, reserved_ports: str) -> list[_Fault]:
-    parts, found = spans(reserved_ports), list[_Fault]()
-    reserved = [port for port in PORTS if any(port in part for part in parts)]
+    found = list[_Fault]()
+    reserved = sorted(numbers_in(reserved_ports).intersection(PORTS))
     own = f"the launcher's ports ({PORTS[0]} to {PORTS[-1]})"
     if any(first <= port <= last for port in {*PORTS}.difference(reserved)):
         text = f"the system gives connections ports from {first} to {last}, also {own}"

@@ -79,7 +79,7 @@ class Conductor:
         found.missing = sorted({*tasks} - shown.keys())
         self._measure_pairs()
         self._launch()
-        client.questions.ask_all(END, lambda _: None, found.missing)
+        client.ask_all(END, lambda _: None, found.missing)
         return summary.report(found, self._here, self._wishes.patience)
 
     def _ask(  # noqa: PLR0913, PLR0917 - the last one is of a launch
@@ -118,12 +118,12 @@ class Conductor:
 
             until(lambda: are_all() or has_failed(), max(self._wishes.patience, least))
             if has_failed() and not until(are_all, _REST):
-                client.questions.ask_all(STOP, lambda _: None)
+                client.ask_all(STOP, lambda _: None)
                 until(are_all, _REST)
             if client.failure is not None:
                 raise JobFailedError(client.failure)
 
-        replies = client.questions.ask_all(what, wait, about)
+        replies = client.ask_all(what, wait, about)
         found = {}
         for task in [*replies]:
             with contextlib.suppress(WireError):  # a reply of another form

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.doctor.results import Finding
 from torchrun_hpc.errors import count
-from torchrun_hpc.names import fold_ranks
+from torchrun_hpc.names import fold_ranks, numbers_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,12 +63,6 @@ def torch_of(node: Node) -> Torch | None:
     return node.torch if node.torch and node.torch.version else None
 
 
-def spans(numbers: str) -> list[range]:
-    """Read a list of ranges, as Linux writes CPUs and ports: ``0-3,8``."""
-    parts = re.findall("([0-9]{1,9})(?:-([0-9]{1,9}))?", numbers)
-    return [range(int(first), int(last or first) + 1) for first, last in parts]
-
-
 def _by_value(own: Mapping[int, str | float]) -> list[tuple[str, list[int]]]:
     known = {rank: value for rank, value in own.items() if value}
     groups: dict[str, list[int]] = defaultdict(list)
@@ -103,7 +97,6 @@ def _machine(node: Node) -> Traits:
 
 
 def _system(node: Node) -> Traits:
-    usable = sum(map(len, spans(node.cpus)))
     shm = {f.path: f.size for f in node.folders}.get("/dev/shm", 0)  # noqa: S108
     limits = node.limits.items()
     return {
@@ -112,7 +105,7 @@ def _system(node: Node) -> Traits:
         "name of the job's interface": node.interface,
         "number of CPUs": str(node.cores),
         "number of workers": str(node.workers),
-        "number of CPUs in the affinity mask": str(usable),
+        "number of CPUs in the affinity mask": str(len(numbers_in(node.cpus))),
         # Unless set, these follow from the size of the memory.
         "GiB of /dev/shm": round(shm / 2**30, 2),
         **{f"limit of {name}": "none" if v < 0 else v for name, v in limits},

@@ -98,7 +98,6 @@ def _settings(here: Place, timeout: float) -> Settings:
         run_id="doctor",
         nodes=where.nodes,
         coordinator=where.coordinator or 0,
-        max_restarts=0,
         join_timeout=_LONGEST,
         silence_timeout=_LONGEST if has_limits else max(_SILENCE, int(timeout)),
     )

@@ -121,7 +121,7 @@ def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
     mode = known.mode = choose_mode(seen, line, lambda own: workers_here(own, seen))
     workers = 1
     try:
-        inputs = inputs_of(mode, seen, options, line.script)
+        inputs = inputs_of(mode, seen, options, may_preload=True)
         meeting, workers, options = meet(inputs), inputs.node.workers, inputs.options
         check_port(make_plan(inputs, meeting))
     except LaunchError as fault:
@@ -133,7 +133,7 @@ def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
             raise
         meeting = elsewhere
     known.meeting = meeting
-    words = argv[: len(argv) - len(line.arguments)]
+    words = argv[: len(argv) + 1 - len(line.options.words)]
     task = Task(meeting.node_rank, meeting.nodes)
     if mode.is_direct and seen.job is not None:
         task = seen.job.task

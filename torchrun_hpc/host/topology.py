@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.host import procfs
-from torchrun_hpc.names import ranges
+from torchrun_hpc.names import numbers_in, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -95,15 +95,6 @@ def gpu_files() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def parse_cpus(text: str) -> frozenset[int]:
-    """Read a list of CPUs in Linux's form: ``0-3,8``; raise `ValueError` for others."""
-    found: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
-
-
 def _cores(root: Path, mask: Iterable[int]) -> Iterator[Core]:
     nodes = {
         cpu: int(folder.name.removeprefix("node"))
@@ -178,10 +169,7 @@ def _local(root: Path, address: str) -> frozenset[int]:
 
 
 def _cpus(path: Path) -> frozenset[int]:
-    try:
-        return parse_cpus(_text(path))
-    except ValueError:
-        return frozenset()
+    return numbers_in(_text(path))
 
 
 def _text(path: Path) -> str:

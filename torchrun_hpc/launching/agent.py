@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import time
 import traceback
@@ -82,7 +83,7 @@ class AgentStarter(Starter):
         is_command: bool = False,
     ) -> None:
         super().__init__(inputs)
-        self._args = args
+        self._args = copy.copy(args)  # a program may launch again with its own
         self._preloaded = preloaded or Preloaded()
         self._resolver = resolver
         self._is_command = is_command
@@ -131,11 +132,10 @@ class AgentStarter(Starter):
             with meets as ours:
                 is_first = is_reporter(plan.meeting.report_rank)
                 preloaded.check(environ, is_reporter=is_first)
-                observer = self._observer
                 hooks = Hooks(
                     forward=signals.forward,
-                    relay=observer.relay,
-                    watch=observer.watch,
+                    relay=self._observer.relay,
+                    watch=self._observer.watch,
                     death_signals=self._death_signals,
                     rendezvous=ours,
                     fork=preloaded.fork,
@@ -164,19 +164,16 @@ class AgentStarter(Starter):
         args, observer, meeting = self._args, self._observer, plan.meeting
         outcome.forget(plan)
         observer.watch.on_begin = functools.partial(self._begun, plan)
-        world, backend = self._world(plan), args.rdzv_backend
+        world = self._world(plan)
         if meeting.is_ours:
             args.rdzv_backend = SCHEDULER
-        try:
-            with exit_status.together(
-                plan, world, self._death_signals, is_command=self._is_command
-            ):
-                ours = None if isinstance(world, LocalWorld) else world
-                if ours is not None and meeting.in_process:
-                    ours.connect()  # also reports failures before torch's rendezvous
-                yield ours
-        finally:
-            args.rdzv_backend = backend  # a program may launch again with these
+        with exit_status.together(
+            plan, world, self._death_signals, is_command=self._is_command
+        ):
+            ours = None if isinstance(world, LocalWorld) else world
+            if ours is not None and meeting.in_process:
+                ours.connect()  # also reports failures before torch's rendezvous
+            yield ours
 
     def _begun(self, plan: LaunchPlan, workers: Sequence[Worker]) -> None:
         outcome.begin(plan, workers)
@@ -194,14 +191,8 @@ class AgentStarter(Starter):
             own = LocalWorld(meeting, observer.explain)
             observer.watch.on_failure = own.worker_failed
             return own
-        asked = plan.asked
-        settings = settings_of(
-            meeting,
-            str(args.rdzv_id),
-            asked.rdzv_conf,
-            asked.max_restarts,
-            args.monitor_interval + capabilities.shutdown_timeout(args),
-        )
+        shutdown = args.monitor_interval + capabilities.shutdown_timeout(args)
+        settings = settings_of(meeting, str(args.rdzv_id), plan.asked, shutdown)
         rendezvous = SchedulerRendezvous(
             meeting,
             settings,
@@ -251,7 +242,8 @@ class AgentStarter(Starter):
         """Meet the other nodes, and return what all nodes would do."""
         from torchrun_hpc.launching import dry_run  # noqa: PLC0415 - rarely needed
 
-        return dry_run.meet(self._args, plan, self.describe(plan), self.inputs.environ)
+        run_id, own = str(self._args.rdzv_id), self.describe(plan)
+        return dry_run.meet(run_id, plan, own, self.inputs.environ)
 
     def run(self, plan: LaunchPlan) -> None:
         """Hand over to torch."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    from torchrun_hpc.options.command_line import CommandLine
-    from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
 
@@ -40,13 +38,10 @@ class WorkerStarter(Starter):
 class DirectStarter(WorkerStarter):
     """Turns this process into the script."""
 
-    def __init__(self, inputs: Inputs, line: CommandLine) -> None:
-        super().__init__(inputs)
-        self._line = line
-
     def ready(self, plan: LaunchPlan) -> AbstractContextManager[None]:
         """Raise `LaunchError` if the script does not exist; return a context."""
-        script.check(self._line.script, self._line.options, self.inputs.environ)
+        options = self.inputs.options
+        script.check(options.script, options, self.inputs.environ)
         return super().ready(plan)
 
     def describe(self, plan: LaunchPlan) -> Description:
@@ -59,11 +54,11 @@ class DirectStarter(WorkerStarter):
 
     def command(self) -> list[str]:
         """Return the command line, as torchrun would build it."""
-        words = [self._line.script, *self._line.arguments]
-        if self._line.options.no_python:
-            return words
+        options = self.inputs.options
+        if options.no_python:
+            return [*options.words]
         python = [self.inputs.environ.get("PYTHON_EXEC") or sys.executable, "-u"]
-        return [*python, *(["-m"] if self._line.options.module else []), *words]
+        return [*python, *(["-m"] if options.module else []), *options.words]
 
     def run(self, plan: LaunchPlan) -> None:
         """Become the script. Raise `LaunchError` if the system cannot run it."""

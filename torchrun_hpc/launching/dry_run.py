@@ -23,7 +23,6 @@ from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import reports_wait_for
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Mapping
 
     from torchrun_hpc.planning.meeting import Meeting
@@ -36,10 +35,7 @@ LIMIT = 60
 
 
 def meet(
-    args: argparse.Namespace,
-    plan: LaunchPlan,
-    own: Description,
-    environ: Mapping[str, str],
+    run_id: str, plan: LaunchPlan, own: Description, environ: Mapping[str, str]
 ) -> DryRunReplies:
     """Meet the other nodes; return, on the reporting node, what all nodes would do.
 
@@ -50,9 +46,7 @@ def meet(
     found = {meeting.node_rank: own}
     missing: list[str] = []
     if meeting.uses_ours(asked):
-        settings = settings_of(
-            meeting, str(args.rdzv_id), asked.rdzv_conf, asked.max_restarts
-        )
+        settings = settings_of(meeting, run_id, asked)
         may_leave = threading.Event()
         rendezvous = SchedulerRendezvous(
             meeting,
@@ -94,8 +88,8 @@ def _ask(client: Client, meeting: Meeting, limit: float) -> dict[int, Descriptio
             lambda: f"{len(replies)} of {total} nodes have answered",
         )
 
-    found = client.questions.ask_all("plan", wait)
-    client.questions.ask_all("leave", lambda _: None)
+    found = client.ask_all("plan", wait)
+    client.ask_all("leave", lambda _: None)
     read = {r: description.received(found[r], r, meeting) for r in found}
     return {rank: node for rank, node in read.items() if node is not None}
 

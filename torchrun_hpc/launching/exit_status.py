@@ -51,11 +51,7 @@ class _EarlySignal(SignalException):
 
 @contextlib.contextmanager
 def together(
-    plan: LaunchPlan,
-    world: World,
-    death_signals: DeathSignals,
-    *,
-    is_command: bool = True,
+    plan: LaunchPlan, world: World, death_signals: DeathSignals, *, is_command: bool
 ) -> Iterator[None]:
     """End a launch in the same way as all other nodes, if they can be told.
 
@@ -106,9 +102,8 @@ def _handle(plan: LaunchPlan, handler: Handler) -> dict[int, Any]:
     Without a rendezvous of ours, torch alone handles them.
     """
     before: dict[int, Any] = {}
-    if threading.current_thread() is not threading.main_thread():
-        return before
-    for name in plan.asked.signals_to_handle:
+    is_main = threading.current_thread() is threading.main_thread()
+    for name in plan.asked.signals_to_handle if is_main else ():
         # Torch itself reports a name that is no signal, or cannot be caught.
         with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
             number = getattr(signal, name)

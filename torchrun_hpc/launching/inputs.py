@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def inputs_of(
-    mode: Mode, seen: Preflight, options: Options, script: str = ""
+    mode: Mode, seen: Preflight, options: Options, *, may_preload: bool = False
 ) -> Inputs:
     """Collect what is known without torch, and add the site's options.
 
-    ``script`` is empty in a program that has imported torch: its workers cannot be its
-    forks. Raise `LaunchError` if the site is unknown, or its file is wrong.
+    Without ``may_preload``, no worker can be a fork: a program has imported torch.
+    Raise `LaunchError` if the site is unknown, or its file is wrong.
     """
     site = sites.find(seen.environ, seen.site_host, options.given.get("hpc_site"))
     if site is not None:
@@ -47,7 +47,7 @@ def inputs_of(
         profile=profile.of_site(site),
     )
     inputs = replace(inputs, node=_node_of(inputs))
-    return replace(inputs, preload=preload.plan(inputs, script) if script else None)
+    return replace(inputs, preload=preload.plan(inputs) if may_preload else None)
 
 
 def _node_of(inputs: Inputs) -> Node:

@@ -37,7 +37,7 @@ def ask_for_stacks(client: Client, what: str, timeout: float) -> dict[int, Any]:
     def wait(replies: Mapping[int, Any]) -> None:
         client.wait_for(lambda: others <= replies.keys(), timeout)
 
-    return {node: [] for node in spares} | client.questions.ask_all(what, wait)
+    return {node: [] for node in spares} | client.ask_all(what, wait)
 
 
 class Observer:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.launching.preloading import Preloaded
     from torchrun_hpc.launching.start import Starter
-    from torchrun_hpc.options.command_line import CommandLine
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.preflight import Preflight
@@ -28,11 +27,7 @@ NO_TORCH = "torch cannot be imported"
 
 
 def starter_of(
-    inputs: Inputs,
-    line: CommandLine,
-    argv: Sequence[str],
-    *,
-    is_launch: bool = True,
+    inputs: Inputs, argv: Sequence[str], *, is_launch: bool = True
 ) -> Starter:
     """Return the starter; with an agent, torch's parser has the last word.
 
@@ -40,12 +35,12 @@ def starter_of(
     `SplitOff` in the process of a fork server.
     """
     if inputs.mode.is_direct:
-        return DirectStarter(inputs, line)
+        return DirectStarter(inputs)
     check = ResolverCheck(inputs.network) if is_launch else None
     # The search for garbage takes a sixth of the import time (measured, torch 2.13).
     gc.disable()
     try:
-        preloaded = _preloaded(inputs, line) if is_launch else None
+        preloaded = _preloaded(inputs) if is_launch else None
         import_torch()
         from torchrun_hpc.launching.agent import AgentStarter  # noqa: PLC0415
         from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
@@ -61,7 +56,7 @@ def starter_of(
     )
 
 
-def _preloaded(inputs: Inputs, line: CommandLine) -> Preloaded | None:
+def _preloaded(inputs: Inputs) -> Preloaded | None:
     preload = inputs.preload
     if preload is None or preload.problem or inputs.options.hpc_dry_run:
         return None
@@ -69,7 +64,7 @@ def _preloaded(inputs: Inputs, line: CommandLine) -> Preloaded | None:
 
     preloaded = Preloaded(preload)
     option = ["-m"] if inputs.options.module else []
-    preloaded.start([*option, line.script, *line.arguments])
+    preloaded.start([*option, *inputs.options.words])
     return preloaded
 
 

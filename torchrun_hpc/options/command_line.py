@@ -40,7 +40,6 @@ class CommandLine:
     Attributes:
         options: The options that are set. An empty value, or 0 in the variable of a
             flag, counts as not set.
-        script: The script, the module or the program; empty if there is none.
         unknown: Words before the script that are an option of no known release. If one
             takes a value, that value is mistaken for the script.
         wants_help: Whether torchrun will print something and end. Then nothing else is
@@ -51,8 +50,6 @@ class CommandLine:
     """
 
     options: Options = field(default_factory=Options)
-    script: str = ""
-    arguments: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     wants_help: bool = False
     wants_version: bool = False
@@ -77,9 +74,8 @@ def parse(
         return CommandLine(of_setup(environ), problem=problem)
     given = {name: each for name, each in given.items() if each.value is not False}
     unknown = tuple(word for word in others if word != "--")
-    script = getattr(args, SCRIPT, "")
-    options = read(given, (script, *script_args), has_job=has_job)
-    return CommandLine(options, script, tuple(script_args), unknown)
+    words = getattr(args, SCRIPT, ""), *script_args
+    return CommandLine(read(given, words, has_job=has_job), unknown)
 
 
 def explicit(

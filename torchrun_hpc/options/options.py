@@ -217,6 +217,11 @@ class Options:
         return next(iter(self.wrong.values()), None)
 
     @property
+    def script(self) -> str:
+        """The script, the module or the program; empty if there is none."""
+        return self.words[0] if self.words else ""
+
+    @property
     def is_static(self) -> bool:
         """Whether torchrun would take its static rendezvous."""
         return self.backend == STATIC

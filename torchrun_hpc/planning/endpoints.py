@@ -47,8 +47,6 @@ class Endpoint:
     port: int
     node: int | None  # index of the node with this name; ``None`` without one
     setting: Setting | None  # the explicit endpoint; ``None`` if the host was derived
-    ports: tuple[int, ...]  # the ports of the launch, by its id
-    notice_ports: tuple[int, ...]  # to report that ``ports`` are taken
 
 
 def port_of(launch_id: str) -> int:
@@ -58,7 +56,7 @@ def port_of(launch_id: str) -> int:
 
 
 def ports_of(launch_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Derive ``ports`` and ``notice_ports`` of `Endpoint` from the launch id."""
+    """Derive ``ports`` and ``notice_ports`` of `Meeting` from the launch id."""
     numbers = range(1, _TRIES + _NOTICES)
     names = [launch_id, *(f"{launch_id} {number}" for number in numbers)]
     ports = tuple(dict.fromkeys(map(port_of, names)))
@@ -85,10 +83,10 @@ def endpoint_of(
     The first known host counts: the user's, the scheduler's first node,
     ``MASTER_ADDR``, the machine that the launcher shows.
     """
-    options, ports = inputs.options, ports_of(job.launch_id)
+    options, port = inputs.options, port_of(job.launch_id)
     # The only node of a launch is this one, even if the launcher does not name it.
     first = job.nodes[0] or (job.hostname if len(job.nodes) == 1 else "")
-    host, port, setting = exported or explicit_endpoint(options, first, ports[0][0])
+    host, port, setting = exported or explicit_endpoint(options, first, port)
     if setting is None and not (host and job.nodelist_is_shared):
         master, port, setting = _exported_host(inputs, port, job)
         host = master or host
@@ -111,7 +109,7 @@ def endpoint_of(
         )
         node = None if is_number(host) else next(named, None)
     fast = host if node is None or is_number(host) else inputs.rewrite(host)
-    return Endpoint(fast, host, port, node, setting, *ports)
+    return Endpoint(fast, host, port, node, setting)
 
 
 def _exported_host(

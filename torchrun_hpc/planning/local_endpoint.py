@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, to_copy
 from torchrun_hpc.host.network import is_number, join_endpoint
-from torchrun_hpc.planning.endpoints import MASTER_ADDR, head_hint
+from torchrun_hpc.planning.endpoints import MASTER_ADDR, head_hint, port_of
 from torchrun_hpc.schedulers.job import same_host
 
 if TYPE_CHECKING:
@@ -206,6 +206,6 @@ def source_of(inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint)
         parts.append(f"{here.host} by site {inputs.site.name}")
     if here.connect_host != here.host:
         parts.append("its address")
-    if endpoint.port == endpoint.ports[0]:
+    if endpoint.port == port_of(job.launch_id):
         parts.append(f"port by hash of {job.launch_id}")
     return ", ".join(parts)

@@ -123,7 +123,7 @@ def direct_mode_problem(line: CommandLine, agents_command: str) -> LaunchError |
             f"torchrun, start one task per node:{to_copy(agents_command)}",
             everywhere=True,
         )
-    if not line.script:
+    if not line.options.script:
         return wrong_line(NO_SCRIPT)
     return line.options.problem
 

@@ -21,13 +21,13 @@ FAULT_HANDLER = "PYTHONFAULTHANDLER"
 READ_AT_START = ("PYTHON", "LD_")
 
 
-def plan(inputs: Inputs, script: str) -> Preload | None:
+def plan(inputs: Inputs) -> Preload | None:
     """Plan the import, before torch is imported; ``None`` without one.
 
     Without torch, the number of workers in ``inputs`` can be a guess.
     """
     modules = inputs.options.hpc_preload
-    if not modules or inputs.mode.is_direct:
+    if not modules or inputs.mode.is_direct or not inputs.options.script:
         return None
     is_used = inputs.mode is Mode.SEVERAL_NODES  # other modes set no site variables
     site = network_env.of_site(inputs) if is_used else {}
@@ -41,10 +41,10 @@ def plan(inputs: Inputs, script: str) -> Preload | None:
     variables |= {name: str(value.value) for name, value in threads.items()}
     setting = inputs.options["hpc_preload"]
     is_bound = bound is not None and bound.fewest > 0
-    return Preload(modules, setting, variables, _problem(inputs, script), is_bound)
+    return Preload(modules, setting, variables, _problem(inputs), is_bound)
 
 
-def _problem(inputs: Inputs, script: str) -> str:
+def _problem(inputs: Inputs) -> str:
     options, interpreter = inputs.options, inputs.environ.get(PYTHON_EXEC)
     if interpreter:
         return f"{PYTHON_EXEC}={interpreter} is another interpreter"
@@ -53,8 +53,8 @@ def _problem(inputs: Inputs, script: str) -> str:
             return f"{options[name].source} needs an exec"
     if "fork_workers" in options.hpc_without_patches:
         return str(options["hpc_without_patches"])
-    if script.startswith("-"):
-        return f"{script} is an option of Python, or standard input"
+    if options.script.startswith("-"):
+        return f"{options.script} is an option of Python, or standard input"
     return ""
 
 

@@ -67,7 +67,8 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         address = inputs.network.own_address(here.connect_host)
     by_ours = meets_by_ours(inputs)
     # Our rendezvous tries other ports unless the user chose one.
-    tries_others = by_ours and here.port == endpoint.ports[0]
+    ports, notice_ports = endpoints.ports_of(job.launch_id)
+    tries_others = by_ours and here.port == ports[0]
     environment = network_env.network(inputs, here.local_address)
     hosts = endpoints.hosts_of(job)
     interface = inputs.network.owner(here.local_address)
@@ -88,8 +89,8 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         site=inputs.site_setting,
         endpoint=str(here) if meets_here else options.rdzv_endpoint,
         connect_host=here.connect_host,
-        ports=endpoint.ports if tries_others else (here.port,),
-        notice_ports=endpoint.notice_ports,
+        ports=ports if tries_others else (here.port,),
+        notice_ports=notice_ports,
         coordinator=endpoint.node if job.is_ranked else None,
         is_coordinator=meets_here and is_host,
         local_address=None if here.local_address is None else str(here.local_address),

@@ -6,6 +6,7 @@ The main thread waits only in Python's locks. So it handles signals within 0.5 s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import threading
@@ -26,7 +27,6 @@ from torchrun_hpc.rendezvous.errors import (
 )
 from torchrun_hpc.rendezvous.liveness import Silence
 from torchrun_hpc.rendezvous.loop import now
-from torchrun_hpc.rendezvous.questions import Questions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.peers import Peers
     from torchrun_hpc.rendezvous.protocol import JoinRequest
     from torchrun_hpc.rendezvous.record import Record
-    from torchrun_hpc.rendezvous.search import Channel, Search, Within
+    from torchrun_hpc.rendezvous.search import Channel, Find
 
 _log = logging.getLogger(__name__)
 
@@ -86,17 +86,19 @@ class Client:
         self._own_failure: Failure | None = None  # the first one of a worker here
         self._wants_report = False
         self._is_reported = False  # which workers have failed
+        self._numbers = itertools.count(1)  # of its questions
+        self._answers: dict[int, Any] = {}  # of the coordinator's store
+        self._replies: dict[int, dict[int, Any]] = {}  # by question and node
         self._changed = threading.Condition()
         self._channel: Channel | None = None
-        self.questions = Questions(self._changed, self.until, self.send)
         self._task: asyncio.Task[None]
 
     # --- for the main thread ------------------------------------------------------
 
-    def connect(self, search: Search | Within, peers: Peers | None = None) -> None:
+    def connect(self, find: Find, peers: Peers | None = None) -> None:
         """Find the coordinator, and be accepted; or raise one of `errors`."""
         self._is_running, self.peers = True, peers
-        self._loop.call(self._begin, peers or search)
+        self._loop.call(self._begin, peers.find if peers else find)
         self.until(lambda: self.is_accepted)
 
     def take_part(
@@ -153,10 +155,32 @@ class Client:
 
     def ask(self, question: Mapping[str, Any], timeout: float) -> Any:
         """Ask the coordinator's store; raise `TimeoutError` or one of `errors`."""
-        answer = self.questions.ask(question, lambda: self.is_over, timeout)
+        number = next(self._numbers)
+        self.send({"ask": number, **question})
+        self.until(lambda: number in self._answers or self.is_over, timeout)
+        answer = self._answers.pop(number, None)
         if self.is_over:
             raise RoundOverError
         return answer
+
+    def ask_all(
+        self, what: str, wait: Callable[[dict[int, Any]], None], about: Any = None
+    ) -> dict[int, Any]:
+        """Ask all nodes; return their replies, without those that are ``None``.
+
+        `wait` waits for enough of the replies so far; the reply of a lost node is
+        ``None``. `about` is plain data for the nodes.
+        """
+        number = next(self._numbers)  # several threads ask
+        replies = self._replies[number] = {}
+        self.send({"question": number, "what": what, "with": about})
+        try:
+            wait(replies)
+        finally:
+            self.send({"question": number})
+            with self._changed:
+                del self._replies[number]
+        return {node: of for node, of in replies.items() if of is not None}
 
     def finish(self) -> None:
         """Wait until all nodes have finished, or raise `JobFailedError`."""
@@ -224,13 +248,13 @@ class Client:
 
     # --- in the loop --------------------------------------------------------------
 
-    def _begin(self, finder: Search | Within | Peers) -> None:
+    def _begin(self, find: Find) -> None:
         asyncio.get_running_loop().set_exception_handler(self._on_exception)
-        self._task = asyncio.create_task(self._run(finder))
+        self._task = asyncio.create_task(self._run(find))
 
-    async def _run(self, finder: Search | Within | Peers) -> None:
+    async def _run(self, find: Find) -> None:
         try:
-            await self._communicate(finder)
+            await self._communicate(find)
         except (CoordinatorNotFoundError, RefusedError, OSError) as problem:
             self._change(_problem=problem)
         except Exception as error:  # noqa: BLE001 - the main thread waits for it
@@ -260,8 +284,8 @@ class Client:
             vars(self).update(values)
             self._changed.notify_all()
 
-    async def _communicate(self, finder: Search | Within | Peers) -> None:
-        found, peers = await finder.find(), self.peers
+    async def _communicate(self, find: Find) -> None:
+        found, peers = await find(), self.peers
         while True:
             channel = found[0]
             await self._follow(*found)
@@ -366,7 +390,8 @@ class Client:
         if "heartbeat" in message:
             self._send({"heartbeat": now()})
         elif "answer" in message:
-            self.questions.answered(message)
+            self._answers[message["answer"]] = message.get("value")
+            self._change()
         elif "prepare" in message and self.peers is not None:
             self._change(_prepared=self.peers.member.prepared(message))
         elif "go" in message:
@@ -396,6 +421,14 @@ class Client:
             self._wants_report = True
             self._send({"report": True})
 
+    def _replied(self, message: Mapping[str, Any]) -> None:
+        """Keep a node's reply, unless it is late."""
+        number, node = message["replied"], message.get("node")
+        with self._changed:
+            if type(number) is type(node) is int and number in self._replies:
+                self._replies[number][node] = message.get("of")
+            self._changed.notify_all()
+
     def _handle_workers(self, message: Mapping[str, Any]) -> None:
         if "report" in message:
             summary = message["report"] and wire.decode(Summary, message["report"])
@@ -406,6 +439,6 @@ class Client:
         elif "printed" in message:
             self._change(_is_reported=True)
         elif "replied" in message:
-            self.questions.replied(message)
+            self._replied(message)
         elif "record" not in message:
             self.tell(message)

@@ -10,6 +10,7 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
@@ -113,7 +114,7 @@ class Connection:
         self._loop.start()
         if meeting.in_process:
             server = self._start(None, Coordinator(self._settings))
-            self.client.connect(search.Within(self._request, server))
+            self.client.connect(partial(search.find_within, self._request, server))
             return self.client
         _allow_open_files()
         self._load_key()
@@ -130,7 +131,7 @@ class Connection:
         finder = search.Search(self._request, address, self.key, tell, own_failure)
         peers = None if opened is None else self._serve(opened, finder, timeout)
         try:
-            self.client.connect(finder, peers)
+            self.client.connect(finder.find, peers)
         except RefusedError as refused:
             raise self._refusal(refused) from None
         return self.client
@@ -253,7 +254,8 @@ class Connection:
         # If it accepts this agent, its own agent has not connected yet.
         refused = RefusedError(Refusal.TAKEN, ports[0])
         try:
-            client.connect(search.Search(request, address, self.key, client.tell))
+            finder = search.Search(request, address, self.key, client.tell)
+            client.connect(finder.find)
         except RefusedError as error:
             refused = error
         except (CoordinatorNotFoundError, JobFailedError):

@@ -108,27 +108,22 @@ class Coordinator:
     # --- what others ask ----------------------------------------------------------
 
     @property
-    def failure(self) -> Failure | None:
-        """Why the job failed."""
-        return self.rounds.failure
-
-    @property
     def all_informed(self) -> bool:
         """Whether every agent knows how the job ended."""
         members = self.members
-        waits_for = members.agents if self.failure is None else members.unread
+        waits_for = members.unread if self.rounds.failure else members.agents
         return not waits_for and not self.expects_nodes
 
     @property
     def expects_nodes(self) -> bool:
         """Whether nodes may still join that cannot know that the job has ended."""
-        members, failure, nodes = self.members, self.failure, self.settings.nodes
+        members, failure = self.members, self.rounds.failure
         if self.rounds.began < 0:
             may_come = failure is not None and failure.kind in WHILE_STARTING
         else:  # a short job may end before a spare joins
             is_signal = failure is not None and failure.kind is Kind.SIGNAL
             may_come = members.seconds < self._expected_for and not is_signal
-        return may_come and len(members.seen) < nodes
+        return may_come and len(members.seen) < self.settings.nodes
 
     # --- events -------------------------------------------------------------------
 
@@ -219,7 +214,7 @@ class Coordinator:
         self.members.accept(connection, request)
         if not self.settings.has_spares:
             rounds.roster.present.add(rank)
-        if self.failure is None:
+        if self.rounds.failure is None:
             known = {"round": self.rounds.round, "age": self.rounds.roster.record.age}
             own = {"coordinator": self.settings.coordinator}
             self.members.send(rank, {"welcome": protocol.VERSION, **known, **own})

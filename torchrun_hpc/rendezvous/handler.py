@@ -12,19 +12,18 @@ from torch import distributed
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from torchrun_hpc import waiting, wire
+from torchrun_hpc import wire
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.preflight import JOIN_TIMEOUT
-from torchrun_hpc.rendezvous import messages
+from torchrun_hpc.rendezvous import health, messages
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
     JobFailedError,
     RoundOverError,
 )
-from torchrun_hpc.rendezvous.health import HealthCheck
 from torchrun_hpc.rendezvous.protocol import Settings
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.failures.report import Explain
-    from torchrun_hpc.options.rdzv_conf import RdzvConf
+    from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.client import Client
 
@@ -266,18 +265,11 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     # --- parts --------------------------------------------------------------------
 
     def _check_health(self) -> None:
-        peers, command = self.client.peers, self._meeting.spares.health_check
-        if peers is None or peers.member.unhealthy or not command:
+        peers, spares = self.client.peers, self._meeting.spares
+        if peers is None or peers.member.unhealthy or not spares.health_check:
             return
-        try:
-            check = HealthCheck(command, self._meeting.spares.health_check_timeout)
-        except OSError as error:
-            problem = f"its health check cannot be started: {error.strerror}"
-        else:
-            try:
-                waiting.until(lambda: check.has_ended or self.failure is not None)
-            finally:
-                problem = check.end()
+        limit = spares.health_check_timeout
+        problem = health.check(spares.health_check, limit, lambda: self.failure)
         if problem and self.failure is None:
             peers.member.unhealthy = problem
             self.client.send({"unhealthy": problem})
@@ -335,14 +327,10 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
 
 def settings_of(
-    meeting: Meeting,
-    run_id: str,
-    conf: RdzvConf,
-    max_restarts: int,
-    shutdown: float = 0,
+    meeting: Meeting, run_id: str, asked: Options, shutdown: float = 0
 ) -> Settings:
     """Return what all agents agree on. `shutdown` is torch's limit in seconds."""
-    spares = meeting.spares
+    spares, conf = meeting.spares, asked.rdzv_conf
     interval, attempts = conf.keep_alive_interval, conf.keep_alive_max_attempt
     silence = SILENCE_TIMEOUT
     if interval is not None or attempts is not None:
@@ -352,7 +340,7 @@ def settings_of(
         run_id=run_id,
         nodes=meeting.nodes,
         coordinator=meeting.node_rank if meeting.is_coordinator else -1,
-        max_restarts=max_restarts,
+        max_restarts=asked.max_restarts,
         join_timeout=conf.join_timeout or JOIN_TIMEOUT,
         silence_timeout=silence,
         spares=spares.number,

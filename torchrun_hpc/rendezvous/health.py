@@ -6,50 +6,50 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
+from torchrun_hpc import waiting
 from torchrun_hpc.failures.failure import ending
 from torchrun_hpc.failures.worker import end_of, exit_code_of
 from torchrun_hpc.wire import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LONGEST = 150  # characters of its last line
 _KILL_TIMEOUT = 5  # seconds for a killed command to end
 
 
-class HealthCheck:
-    """A running health check: a command for ``/bin/sh``, and its limit in seconds."""
+def check(command: str, limit: float, is_over: Callable[[], object]) -> str:
+    """Run a command for ``/bin/sh``; return why the node is unhealthy, or nothing.
 
-    def __init__(self, command: str, limit: float) -> None:
-        self._limit = limit
-        self._end = time.monotonic() + limit
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        self._process = subprocess.Popen(  # noqa: S602 - the user's own command
+    Kill it and its children after ``limit`` seconds, or if the job is over.
+    """
+    try:
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        process = subprocess.Popen(  # noqa: S602 - the user's own command
             command,
             shell=True,
             stdin=subprocess.DEVNULL,
-            stdout=self._output,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has ended or has no time left."""
-        code = exit_code_of(self._process.pid)
-        return code is not None or time.monotonic() > self._end
-
-    def end(self) -> str:
-        """End it and its children; return why the node is unhealthy, or nothing."""
-        code = exit_code_of(self._process.pid)
+    except OSError as error:
+        return f"its health check cannot be started: {error.strerror}"
+    try:
+        waiting.until(lambda: exit_code_of(process.pid) is not None or is_over(), limit)
+    finally:
+        code = exit_code_of(process.pid)
         with suppress(OSError):  # before it is collected: nobody else has its id
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # the kernel keeps it
-            self._process.wait(_KILL_TIMEOUT)
-        with self._output:
-            text = end_of(self._output.fileno()).decode(errors="backslashreplace")
-        texts = [line.strip() for line in text.splitlines() if line.strip()]
-        last = f": {printable(texts[-1], _LONGEST)}" if texts else ""
-        if code is None:
-            return f"its health check did not end within {self._limit:g} s{last}"
-        return f"its health check {ending(code)}{last}" if code else ""
+            process.wait(_KILL_TIMEOUT)
+    with output:
+        text = end_of(output.fileno()).decode(errors="backslashreplace")
+    texts = [line.strip() for line in text.splitlines() if line.strip()]
+    last = f": {printable(texts[-1], _LONGEST)}" if texts else ""
+    if code is None:
+        return f"its health check did not end within {limit:g} s{last}"
+    return f"its health check {ending(code)}{last}" if code else ""

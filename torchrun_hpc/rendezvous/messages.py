@@ -99,10 +99,6 @@ def _unproved(event: Mapping[str, Any], _: Meeting) -> Message:
     return Message("HPC237", f"{text}torchrun_hpc. Key here: {event['key']}")
 
 
-def _sites(event: Mapping[str, Any], meeting: Meeting) -> Message:
-    return disagreement(event["sites"], meeting)
-
-
 def _looking(event: Mapping[str, Any], meeting: Meeting) -> Message | None:
     waited = event["looking"]
     is_reporter = reports_wait_for(meeting.node_rank, meeting.coordinator)
@@ -188,7 +184,7 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
     "restart": _restart,
     "stranger": _stranger,
     "unproved": _unproved,
-    "sites": _sites,
+    "sites": lambda event, meeting: disagreement(event["sites"], meeting),
     "looking": _looking,
     "coordinator_silent": _coordinator_silent,
     "coordinator_answers": _coordinator_answers,

@@ -37,8 +37,6 @@ def inform(
         run_id="",
         nodes=meeting.nodes,
         coordinator=meeting.node_rank,
-        max_restarts=0,
-        join_timeout=0,
         silence_timeout=SILENCE_REPORT if meeting.is_coordinator else int(limit),
         spares=meeting.spares.number,
         is_fixed=True,
@@ -72,7 +70,8 @@ def _serve(
         return
     with closing(Loop()) as loop:
         loop.start()
-        server = CoordinatorServer(loop, opened, Coordinator(settings), key)
-        server.fail(failure)  # before any node is accepted
+        coordinator = Coordinator(settings)
+        coordinator.fail(failure)  # before any node is accepted
+        server = CoordinatorServer(loop, opened, coordinator, key)
         server.start()
         server.close(late_timeout=limit)

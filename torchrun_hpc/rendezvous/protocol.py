@@ -113,9 +113,9 @@ class Settings:
     run_id: str
     nodes: int
     coordinator: int
-    max_restarts: int
-    join_timeout: int
     silence_timeout: int
+    max_restarts: int = 0
+    join_timeout: int = 0
     spares: int = 0
     started: str = ""
     signals_on_loss: bool = True

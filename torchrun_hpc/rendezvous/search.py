@@ -19,7 +19,7 @@ from torchrun_hpc.rendezvous.protocol import LINE_LIMIT, Refusal
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.rendezvous.key import Key
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.server import CoordinatorServer
 
     Answered = tuple["Channel", Mapping[str, Any]]  # and the first message
+    Find = Callable[[], Awaitable[Answered]]
 
 # Seconds.
 _CONNECT_TIMEOUT = 10.0
@@ -147,20 +148,14 @@ class Channel(End):
             self.transport.write(wire.to_line(message))
 
 
-class Within:
-    """Reaches the coordinator of this process, which has no port."""
-
-    def __init__(self, request: JoinRequest, server: CoordinatorServer) -> None:
-        self._channel = Channel(request.first_line, server.key.secret)
-        self._server = server
-
-    async def find(self) -> Answered:
-        """Connect; return the coordinator's answer."""
-        own, other = socket.socketpair()
-        self._server.take(other)
-        loop, channel = asyncio.get_running_loop(), self._channel
-        await loop.create_connection(lambda: channel, sock=own)
-        return channel, await channel.answer()
+async def find_within(request: JoinRequest, server: CoordinatorServer) -> Answered:
+    """Connect to the coordinator of this process, which has no port."""
+    channel = Channel(request.first_line, server.key.secret)
+    own, other = socket.socketpair()
+    server.take(other)
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(lambda: channel, sock=own)
+    return channel, await channel.answer()
 
 
 class Search:

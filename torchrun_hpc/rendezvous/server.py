@@ -20,7 +20,6 @@ from torchrun_hpc.rendezvous.protocol import CLOSE, RESET
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.rendezvous.coordinator import Coordinator
     from torchrun_hpc.rendezvous.key import Key
     from torchrun_hpc.rendezvous.loop import Loop
@@ -117,11 +116,6 @@ class CoordinatorServer:
             max(timeout, late_timeout) + _END_TIMEOUT,
             pause=0,
         )
-
-    def fail(self, failure: Failure) -> None:
-        """End the job, also when this node's own agent is no longer connected."""
-        self._loop.call(self.coordinator.fail, failure)
-        self._loop.call(self.flush)
 
     # --- in the loop --------------------------------------------------------------
 

@@ -11,12 +11,18 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torchrun_hpc.planning.workers import Share
 
 # The CPUs to which an import has bound a thread of this process; empty if none has.
 chosen_by_import: set[int] = set()
+
+
+def set_cpus(cpus: Iterable[int]) -> None:
+    """Give this thread these CPUs, unless the kernel has taken them meanwhile."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, cpus)
 
 
 @contextlib.contextmanager
@@ -30,8 +36,7 @@ def restored_after_import() -> Iterator[None]:
     yield
     if (after := os.sched_getaffinity(0)) != before:
         chosen_by_import.update(after)
-        with contextlib.suppress(OSError):  # the kernel has chosen other CPUs meanwhile
-            os.sched_setaffinity(0, before)
+        set_cpus(before)
 
 
 @contextlib.contextmanager
@@ -49,5 +54,4 @@ def bound(share: Share, worker: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # the kernel has chosen other CPUs meanwhile
-            os.sched_setaffinity(0, before)
+        set_cpus(before)

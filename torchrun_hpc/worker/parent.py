@@ -5,11 +5,12 @@ The agent can also read its stack on systems where Linux allows this only to anc
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import signal
 from typing import TYPE_CHECKING
+
+from torchrun_hpc.worker.affinity import set_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +31,7 @@ def end_with_parent(parent: int, agent: int = 0) -> Callable[[], None]:
     def end_with_it() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         prctl(_PR_SET_PTRACER, agent or parent, 0, 0, 0)
-        with contextlib.suppress(OSError):  # they went offline just now
-            os.sched_setaffinity(0, cpus)
+        set_cpus(cpus)
         if os.getppid() != parent:  # it has ended before this
             os._exit(1)
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.host import procfs
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.preload import FAULT_HANDLER
+from torchrun_hpc.planning.resources import OMP
+from torchrun_hpc.worker.affinity import set_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 _STREAMS = {"stdin": "rb", "stdout": "wb", "stderr": "wb"}  # by descriptor: 0, 1, 2
 _UNBUFFERED = 2  # stdio.h: _IONBF
 _NAME = Path("/proc/self/comm")
-_THREADS = "OMP_NUM_THREADS"
 _AUTHKEY = 32  # bytes, as in multiprocessing.process
 
 
@@ -39,9 +40,8 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
     for number, soft, hard in request.limits:
         if resource.getrlimit(number) != (soft, hard):
             resource.setrlimit(number, (soft, hard))
-    with contextlib.suppress(OSError):  # they went offline just now
-        os.sched_setaffinity(0, request.cpus)
-    threads = os.environ.get(_THREADS)
+    set_cpus(request.cpus)
+    threads = os.environ.get(OMP)
     os.environ.clear()
     set_variables(request.environ)
     set_title(" ".join(request.command))
@@ -61,7 +61,7 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
 
 def _renew_threads(before: str | None) -> None:
     """Give torch this worker's threads; it read the variable at its import."""
-    now = os.environ.get(_THREADS, "")
+    now = os.environ.get(OMP, "")
     if "torch" in sys.modules and now != before and now.isdecimal() and int(now):
         modules: dict[str, Any] = sys.modules
         modules["torch"].set_num_threads(int(now))

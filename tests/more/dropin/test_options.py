@@ -385,12 +385,13 @@ def test_parsed_as_torch_does(
         if isinstance(expected, LaunchError):
             refused = (expected.code, str(expected))
             if line.problem is None:  # left to torch's parser
-                assert line.unknown or not line.script
+                assert line.unknown or not line.options.script
             else:
                 assert (line.problem.code, str(line.problem)) == refused
         elif expected is not None:
             found = {k: (v.value, v.source) for k, v in line.options.given.items()}
-            assert (line.script, list(line.arguments), found) == expected
+            script, *arguments = line.options.words
+            assert (script, arguments, found) == expected
 
 
 # --- the same with plain torchrun -------------------------------------------------

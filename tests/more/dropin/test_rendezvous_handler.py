@@ -122,7 +122,8 @@ class Job:
         """Make the handler of a node, as a launch does."""
         meeting = self.plan(rank, **changes).meeting
         typed = RdzvConf(**{"join_timeout": PATIENCE} | (conf or {}))
-        settings = settings_of(meeting, run_id, typed, max_restarts)
+        asked = Options(rdzv_conf=typed, max_restarts=max_restarts)
+        settings = settings_of(meeting, run_id, asked)
         made = SchedulerRendezvous(meeting, settings, environ or {}, address=HERE)
         self._handlers.append(made)
         return made
@@ -807,7 +808,7 @@ class Recording(SchedulerRendezvous):
     failure: Any = None
 
     def __init__(self, plan: LaunchPlan, failure: Failure | None = None) -> None:
-        settings = settings_of(plan.meeting, "mine", RdzvConf(), 0)
+        settings = settings_of(plan.meeting, "mine", plan.asked)
         super().__init__(plan.meeting, settings, {})
         self.failure = failure
         self.given_up: list[Failure] = []
@@ -887,7 +888,10 @@ def test_an_end(
     ends: Any = contextlib.nullcontext()
     if ending is not None:
         ends = pytest.raises(SystemExit if ending == 1 else ending)
-    with ends as caught, exit_status.together(job.plan(0), handler, DeathSignals()):
+    with (
+        ends as caught,
+        exit_status.together(job.plan(0), handler, DeathSignals(), is_command=True),
+    ):
         if raised is not None:
             raise raised
     if ending == 1:
@@ -910,7 +914,9 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
         handler = Recording(job.plan(rank), failure)
         with (
             pytest.raises(SystemExit) as caught,
-            exit_status.together(job.plan(rank), handler, DeathSignals()),
+            exit_status.together(
+                job.plan(rank), handler, DeathSignals(), is_command=True
+            ),
         ):
             pass  # its own workers have done well
         assert isinstance(caught.value.__cause__, RendezvousError)
@@ -963,7 +969,7 @@ def test_signals_before_there_are_workers(job: Job) -> None:
     plan = replace(job.plan(1), asked=Options(signals_to_handle=names))
 
     def launch() -> None:
-        with exit_status.together(plan, handler, DeathSignals()):
+        with exit_status.together(plan, handler, DeathSignals(), is_command=True):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(PATIENCE)
 
@@ -1008,7 +1014,9 @@ def test_a_launch_from_a_thread_leaves_signals_alone(job: Job) -> None:
 
     def launch() -> None:
         plan = job.plan(0)
-        with exit_status.together(plan, Recording(plan), DeathSignals()):
+        with exit_status.together(
+            plan, Recording(plan), DeathSignals(), is_command=True
+        ):
             pass
 
     thread = threading.Thread(target=launch)

@@ -8,16 +8,14 @@ import psutil
 import pytest
 from waiting import NEVER_S, until
 
-from torchrun_hpc.rendezvous.health import HealthCheck
+from torchrun_hpc.rendezvous import health
 
 WITH_CODE = "its health check ended with exit code"
 
 
 def result(command, limit=NEVER_S):
     """Run a health check as a node does; return why the node is not well."""
-    check = HealthCheck(command, limit)
-    until(lambda: check.has_ended)
-    return check.end()
+    return health.check(command, limit, lambda: None)
 
 
 def test_a_node_that_is_well():
@@ -81,13 +79,10 @@ def hangs(tmp_path):
 
     def run(command):
         begun = tmp_path / "begun"
-        check = HealthCheck(f"{command} echo > {begun}; sleep 999; sleep 999", NEVER_S)
-        until(begun.exists)
+        hanging = f"{command} echo > {begun}; sleep 999; sleep 999"
+        found = health.check(hanging, NEVER_S, begun.exists)
         begun.unlink()
-        assert not check.has_ended
-        check._end = 0  # by its clock
-        assert check.has_ended
-        return check.end()
+        return found
 
     return run
 
@@ -114,10 +109,9 @@ def runs(pid):
         return False
 
 
-def test_one_that_is_not_needed_any_more():
-    check = HealthCheck("sleep 999", NEVER_S)
-    assert not check.has_ended
-    assert check.end().startswith("its health check did not end")
+def test_one_without_time():
+    late = "its health check did not end within 0.1 s"
+    assert result("sleep 999", limit=0.1) == late
 
 
 def test_it_has_the_environment_of_the_launcher(monkeypatch, tmp_path):

@@ -20,7 +20,7 @@ from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.rendezvous.protocol import Settings
 
 listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
-settings = Settings("mine", 3, 0, 0, 60, 120)
+settings = Settings("mine", 3, 0, 120, 0, 60)
 unknown_peers, limit = map(int, sys.argv[1:])
 loop, ready = Loop(), threading.Event()
 loop.start()
@@ -153,7 +153,8 @@ address = CoordinatorAddress("127.0.0.1", (1, 2), float(sys.argv[1]))
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
 try:
-    client.connect(Search(request, address, Key(KeyFile(), "19.0"), client.tell))
+    search = Search(request, address, Key(KeyFile(), "19.0"), client.tell)
+    client.connect(search.find)
 except OSError as error:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
     print(error.strerror)

@@ -156,8 +156,9 @@ def test_a_node_has_time_to_wait_for_the_other_one(monkeypatch):
     here = SimpleNamespace(task=Task(0, 2))
     zero = conductor.Conductor(here, Wishes(timeout=5), print)
     zero._first = {0: 0, 1: 1}
-    asking = SimpleNamespace(ask_all=lambda _, wait, __: wait({}) or {})
-    zero._client = SimpleNamespace(questions=asking, failure=None)
+    zero._client = SimpleNamespace(
+        ask_all=lambda _, wait, __: wait({}) or {}, failure=None
+    )
     assert [*zero._measured("0/0", [(0, 1)])] == []
     assert (
         limits[0] > link._PARTNER_TIMEOUT + link._OPEN_TIMEOUT + link._MESSAGE_TIMEOUT
@@ -191,8 +192,7 @@ def test_a_launch_that_fails_on_a_task_is_ended_elsewhere(
 
     monkeypatch.setattr(conductor.waiting, "until", until)
     zero = conductor.Conductor(SimpleNamespace(task=Task(0, 2)), Wishes(), print)
-    asking = SimpleNamespace(ask_all=ask_all)
-    zero._client = SimpleNamespace(questions=asking, failure=None)
+    zero._client = SimpleNamespace(ask_all=ask_all, failure=None)
     assert zero._ask(LAUNCH, None, [0, 1], "", Ended, 220) == found
     assert (seen, waited) == (asked, limits)
 

@@ -6,24 +6,9 @@ import os
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from trees import AMD, VIRTUAL, Machine, hiding, uuid, write
 
-from torchrun_hpc.host.topology import Core, Gpu, Topology, parse_cpus, this_node
-from torchrun_hpc.names import ranges
-
-
-@given(st.sets(st.integers(0, 1000)))
-def test_a_list_of_cpus_is_read_as_it_is_written(cpus):
-    assert parse_cpus(ranges(cpus, most=len(cpus)) + "\n") == cpus
-
-
-@pytest.mark.parametrize("text", ["a", "-", "0x3", "1 2", "0-3-5"])
-def test_no_list_of_cpus(text):
-    with pytest.raises(ValueError, match="invalid literal"):
-        parse_cpus(text)
-
+from torchrun_hpc.host.topology import Core, Gpu, Topology, this_node
 
 # Two GPUs of each maker, the first one at the second NUMA node.
 SMALL = Machine(

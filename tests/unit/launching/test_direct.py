@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from nodes import COMMAND, explicit, juelich, make_inputs, mode_of
@@ -18,7 +19,6 @@ from plans import (
 from torchrun_hpc import main
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import direct, start
-from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import read
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.preflight import Preflight
@@ -31,8 +31,8 @@ def starter(options, script, arguments=(), environ=None, rank=0):
     """Return what starts a script with these options, in a task of two nodes."""
     environ = {"PATH": "/usr/bin:/bin"} if environ is None else environ
     inputs = make_inputs(job=job_at(BLOCK, rank), environ=environ)
-    line = CommandLine(read(explicit(options)), script, arguments)
-    return direct.DirectStarter(inputs, line)
+    options = read(explicit(options), (script, *arguments))
+    return direct.DirectStarter(replace(inputs, options=options))
 
 
 def set_up(job, hostname, environ):

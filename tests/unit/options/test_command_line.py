@@ -96,7 +96,7 @@ def test_what_was_typed_beats_its_variable():
 )
 def test_script(argv, script, arguments, unknown):
     found = command_line.parse(argv, {})
-    assert (found.script, found.arguments) == (script, arguments)
+    assert found.options.words == (script, *arguments)
     assert (found.unknown, found.problem) == (unknown, None)
 
 
@@ -142,10 +142,10 @@ def test_no_command_line_is_too_wrong(argv, environ):
     found = command_line.parse(argv, environ)
     if found.problem or found.wants_help:
         assert found.options == Options()
-        assert (found.script, found.unknown) == ("", ())
+        assert found.unknown == ()
     assert found.options.given.keys() <= {*arguments.TORCHRUN, "hpc_site"}
-    rest = len(found.arguments)
-    assert tuple(argv[len(argv) - rest :]) == found.arguments
+    _, *rest = found.options.words or [""]
+    assert argv[len(argv) - len(rest) :] == rest
 
 
 # --- the versions -------------------------------------------------------------------

@@ -23,7 +23,8 @@ from trees import (
     write,
 )
 
-from torchrun_hpc.host.topology import Core, Gpu, Topology, parse_cpus, this_node
+from torchrun_hpc.host.topology import Core, Gpu, Topology, this_node
+from torchrun_hpc.names import numbers_in
 from torchrun_hpc.planning import binding
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers import flux, hydra, jsrun, pals, pbs, slurm
@@ -128,7 +129,7 @@ def test_as_the_centre_types_it(case, tree):
     machine, expected, *mask = CENTRES[case]
     found = bound(tree(machine, *mask), len(machine.gpus))
     if isinstance(expected, str):
-        expected = [set(parse_cpus(cpus)) for cpus in expected.split()]
+        expected = [set(numbers_in(cpus)) for cpus in expected.split()]
     assert [set(share.cpus) for share in found.shares] == expected
     assert (found.problem, found.instead) == ("", "")
     for share, (address, node) in zip(found.shares, machine.gpus.items(), strict=True):

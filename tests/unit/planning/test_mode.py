@@ -257,7 +257,7 @@ def direct(line, environ=None):
     ],
 )
 def test_a_line_that_direct_mode_accepts(line, environ):
-    assert direct(line, environ).script
+    assert direct(line, environ).options.script
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,12 @@ TORCH = {OPTION: "torch"}
 SITE = replace(JSC, options={OPTION: "torch,numpy"})
 
 
+def with_script(inputs, script="train.py"):
+    return replace(inputs, options=replace(inputs.options, words=(script,)))
+
+
 def planned(script="train.py", **inputs):
-    return preload.plan(make_inputs(**inputs), script)
+    return preload.plan(with_script(make_inputs(**inputs), script))
 
 
 def codes(messages):
@@ -98,7 +102,8 @@ def test_what_needs_an_exec(case):
         (SITE, {}, []),  # nobody has asked for it
     ):
         inputs = make_inputs(options=options | typed, environ=environ, site=site)
-        inputs = replace(inputs, preload=preload.plan(inputs, "train.py"))
+        inputs = with_script(inputs)
+        inputs = replace(inputs, preload=preload.plan(inputs))
         assert inputs.preload.problem == reason
         found = [m for m in make_plan(inputs).messages.advice if m.code == "HPC169"]
         assert codes(found) == expected

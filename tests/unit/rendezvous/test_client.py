@@ -96,7 +96,7 @@ def test_the_first_failure_is_everybodys(job):
     made = job.at_work()
     first = Failure(Kind.SIGNAL, (1,), code=2)
     made[1].fail(first)
-    until(lambda: job.server.coordinator.failure)
+    until(lambda: job.server.coordinator.rounds.failure)
     made[2].failure = None  # as if it was not informed yet
     made[2].fail(Failure(Kind.AGENT, (2,), text="mine"))
     made[2].leave()
@@ -288,6 +288,7 @@ class Sampled:
         self.clock = job.clock
         job.start_server(max_restarts=1)
         self.silent = set()
+        self.question = None  # the latest one
         self.made = [
             job.client(rank, on_event=partial(self._answer, rank)) for rank in range(3)
         ]
@@ -295,6 +296,7 @@ class Sampled:
         join_all(self.made)
 
     def _answer(self, rank, event):
+        self.question = event.get("question", self.question)
         if "question" in event and rank not in self.silent:
             assert event["what"] in (STACKS, HANG)
             self.made[rank].send({"reply": event["question"], "of": [f"of {rank}"]})
@@ -305,10 +307,7 @@ class Sampled:
         until(
             lambda: (
                 waits(self.made[0])
-                and [
-                    set(answers)
-                    for answers in [*self.made[0].questions._of_nodes.values()]
-                ]
+                and [set(replies) for replies in [*self.made[0]._replies.values()]]
                 == [set(answered)]
             )
         )
@@ -339,7 +338,7 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
     sampled.silent.add(1)
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     # Stacks that come too late are not taken for others.
-    sampled[1].send({"reply": [0, sampled[0].questions._asked], "of": ["late"]})
+    sampled[1].send({"reply": sampled.question, "of": ["late"]})
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
     assert ask_for_stacks(sampled[0], STACKS, LIMIT) == ANSWERS

@@ -183,7 +183,7 @@ def test_a_job_from_its_beginning_to_its_end():
         assert not job.coordinator.all_informed
         assert job.send(rank, bye=True) == {rank: ["close"]}
     assert job.coordinator.all_informed
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_an_agent_that_joins_the_next_round_restarts_all():
     assert job.join(0, 2) == to(range(3), go(1))
     job.send(1, join=2)
     text = "it asked for another restart"
-    assert job.coordinator.failure == failure(Kind.AGENT, text=text, by=1)
+    assert job.rounds.failure == failure(Kind.AGENT, text=text, by=1)
 
 
 @pytest.mark.parametrize("max_restarts", [0, 1, 3])
@@ -240,7 +240,7 @@ def test_restarts_are_counted_for_the_job(max_restarts):
         job.sent()
     sent = job.died(KILLED, max_restarts)
     assert sent == job.failed(KILLED)
-    assert job.coordinator.failure == KILLED
+    assert job.rounds.failure == KILLED
 
 
 def test_the_store_is_empty_after_a_restart():
@@ -277,7 +277,7 @@ def test_no_end_of_a_round_that_does_not_run(done):
     assert job.is_running
     job.died(KILLED)
     assert job.send(2, done=done) == {}  # it is not of the round that has ended
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
 
 
 def test_agents_hear_that_a_collective_failed():
@@ -383,7 +383,7 @@ def test_a_worker_of_another_round_is_ignored(case):
     job.join(*joined)
     assert job.died(KILLED, number) == {}
     assert job.reported() is None
-    assert (job.rounds.round, job.coordinator.failure) == (0, None)
+    assert (job.rounds.round, job.rounds.failure) == (0, None)
 
 
 def test_all_hear_that_the_failures_are_reported():
@@ -481,7 +481,7 @@ def test_a_reply_for_nobody(reply):
     """Nor is anything but a number passed on: who gets it would end the connection."""
     job = Job().all_at_work()
     assert job.send(2, reply=reply, of=SAMPLES) == {}
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
 
 
 json_values = st.recursive(
@@ -544,7 +544,7 @@ def test_an_agent_is_lost_while_others_are_waited_for():
     job.join(0, 2)
     assert job.lose(2) == {0: [{"lost": 2}], 2: ["close"]}
     job.send("again", **request_of(2, agent="second"))
-    assert (job.rounds.round, job.coordinator.failure) == (0, None)
+    assert (job.rounds.round, job.rounds.failure) == (0, None)
     job.join(1)
     assert not job.is_running
     job.send("again", join=0)
@@ -555,7 +555,7 @@ def test_an_agent_that_has_only_looked_may_go():
     """A dry run does: it joins nothing."""
     job = Job().all_there()
     assert job.lose(2) == {2: ["close"]}
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
     assert job.connect(2) == {2: [welcome()]}
 
 
@@ -563,7 +563,7 @@ def test_an_agent_that_leaves_as_it_should_is_no_loss():
     job = Job().all_at_work()
     assert job.send(2, bye=True) == {2: ["close"]}
     assert job.lose(2) == {}
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
 
 
 def test_an_agent_that_has_finished_is_no_loss():
@@ -589,7 +589,7 @@ def test_the_last_agents_of_a_job_that_has_finished():
     assert job.lose(2) == {2: ["close"]}
     assert job.send(1, failed=wire.encode(KILLED)) == {}
     assert job.send(1, join=1) == {}
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
     assert job.connect(2) == {2: [welcome(is_over=True), {"finished": 0}]}
 
 
@@ -615,7 +615,7 @@ def test_the_first_one_answers_and_the_second_is_refused(answer):
     assert job.send(1, **answer) == refusal("taken", "second") | stranger(text)
     assert job.send(1, **answer) == {}
     assert job.lose("second") == {}
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
 
 
 def test_the_first_one_is_gone_and_the_second_is_accepted():
@@ -691,7 +691,7 @@ def test_an_agent_that_connects_anew_is_accepted_first():
     sent = job.send("again", **request_of(1))
     assert sent == to((0, 2), {"over": 0}) | {1: ["close"], "again": [welcome(1)]}
     assert job.lose(1) == {}
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
 
 
 # --- which agents are refused -------------------------------------------------------
@@ -777,7 +777,7 @@ def test_an_agent_that_does_not_fit_ends_nothing(case, start):
     assert job.send("new", **request_of(1) | changes) == expected
     assert job.lose("new") == {}
     assert job.send("new", **request_of(1) | changes) == refusal(reason)  # once
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
 
 
 @pytest.mark.parametrize("rank", [None, True, -1, 3, 10**30, "1", 1.0, [1]])
@@ -796,7 +796,7 @@ def test_who_has_no_node_rank_ends_nothing(case, rank):
     else:
         expected = {0: [{"stranger": (), "because": text}]}
         assert sent == refusal(reason) | expected
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
 
 
 def test_an_agent_of_another_command_ends_nothing():
@@ -807,7 +807,7 @@ def test_an_agent_of_another_command_ends_nothing():
     expected = refusal("started") | stranger(text, 1)
     assert job.send("new", **request_of(1) | {"started": "b.py [2]"}) == expected
     assert job.lose("new") == {}
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
     # Only where a launch id does not tell launches apart a command is sent.
     for rank, started in (1, "a.py [1]"), (2, ""):
         assert job.connect(rank, started=started)[rank] == [welcome()]
@@ -827,7 +827,7 @@ def test_one_line_that_names_the_job():
     for job in (Job(), Job().all_there(), running(), restarting()):
         sent = job.send("new", protocol=2)
         assert sent["new"] == refusal("version")["new"]
-        assert job.coordinator.failure is None
+        assert job.rounds.failure is None
 
 
 def test_a_stranger_is_reported_once_for_each_reason():
@@ -990,7 +990,7 @@ def test_another_failure_after_sigterm(kind):
     stop(job, 1)
     assert job.send(0, failed=wire.encode(failure(kind, 0))) == {}
     job.lose(2)
-    assert job.coordinator.failure == failure(Kind.LOST, 2)
+    assert job.rounds.failure == failure(Kind.LOST, 2)
 
 
 def test_sigterm_and_other_failures_of_all_agents():
@@ -998,7 +998,7 @@ def test_sigterm_and_other_failures_of_all_agents():
     stop(job, 1)
     for rank in (0, 2):
         job.send(rank, failed=wire.encode(failure(Kind.WORKER, rank)))
-    assert job.coordinator.failure == STOP
+    assert job.rounds.failure == STOP
 
 
 @pytest.mark.parametrize("seconds", [0, 2, 3])
@@ -1008,7 +1008,7 @@ def test_sigterm_after_a_loss(seconds):
     job.lose(2)
     job.wait(seconds, 0, 1)
     stop(job, 1)
-    assert job.coordinator.failure == (failure(Kind.LOST, 2) if seconds < 3 else STOP)
+    assert job.rounds.failure == (failure(Kind.LOST, 2) if seconds < 3 else STOP)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -1019,7 +1019,7 @@ def test_sigterm_of_pbs(is_lost):
         job.lose(2)
     stop(job, 1)
     job.lose(0)
-    assert job.coordinator.failure == STOP
+    assert job.rounds.failure == STOP
 
 
 def test_sigterm_while_a_job_starts():
@@ -1039,7 +1039,7 @@ def test_the_first_failure_counts():
     job.coordinator.fail(other)
     assert job.sent() == {}
     assert job.lose(2) == {2: ["close"]}  # nor is anybody waited for
-    assert job.coordinator.failure == KILLED
+    assert job.rounds.failure == KILLED
     assert (job.rounds.round, job.is_finished) == (0, False)
 
 
@@ -1059,7 +1059,7 @@ def test_nobody_is_there():
     job = Job()
     assert job.coordinator.all_informed
     assert job.wait(5000) == {}
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
 
 
 @pytest.mark.parametrize(
@@ -1078,7 +1078,7 @@ def test_a_failure_that_is_none(message):
     job = Job(max_restarts=1).all_at_work()
     with pytest.raises(WireError):
         job.send(1, **message)
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
     assert job.is_running
 
 
@@ -1115,7 +1115,7 @@ def test_a_message_ends_the_silence(last):
     again = {} if last < 30 else {1: [(0, {"answering": [1]})]}
     assert job.wait(29, 0, 2) == again
     assert job.wait(1, 0, 2) == {1: [(0, {"silent": [1], "left": 90})]}
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
 
 
 def test_several_are_named_together():
@@ -1142,7 +1142,7 @@ def test_a_limit_below_the_first_report():
     job = Job(silence_timeout=15).all_at_work()
     sent = job.wait(100, 0, 2)
     assert list(sent) == [15]
-    assert job.coordinator.failure == failure(Kind.SILENT, code=15)
+    assert job.rounds.failure == failure(Kind.SILENT, code=15)
 
 
 # --- waiting ------------------------------------------------------------------------
@@ -1204,9 +1204,9 @@ def test_a_restart_has_all_the_time_of_a_start():
     assert job.wait(50, 0, 1, 2) == {}  # their workers end first
     job.join(0, 1)
     assert sorted(job.wait(99, 0, 1, 2)) == [10, 40, 70]
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
     job.wait(1, 0, 1, 2)
-    assert job.coordinator.failure == Failure(Kind.MISSING, (2,), code=100)
+    assert job.rounds.failure == Failure(Kind.MISSING, (2,), code=100)
 
 
 def test_nodes_at_work_are_reported_without_a_timeout():
@@ -1224,7 +1224,7 @@ def test_nodes_at_work_are_reported_without_a_timeout():
     }
     job.send(1, done=0)
     assert job.wait(100, 0, 1, 2) == {}
-    assert job.coordinator.failure is None
+    assert job.rounds.failure is None
 
 
 # --- the store of torch's agents ----------------------------------------------------
@@ -1480,7 +1480,7 @@ class AnyCoordinator(RuleBasedStateMachine):
 
     @invariant()
     def everybody_there_knows_of_a_failure(self):
-        if self.coordinator.failure is not None:
+        if self.coordinator.rounds.failure is not None:
             assert self.coordinator.members._ranks.keys() <= self.informed
 
     @invariant()
@@ -1497,8 +1497,8 @@ class AnyCoordinator(RuleBasedStateMachine):
 
     @invariant()
     def it_ends_once(self):
-        assert not (self.is_finished and self.coordinator.failure)
-        assert self.coordinator.failure == self.first or not self.informed
+        assert not (self.is_finished and self.coordinator.rounds.failure)
+        assert self.coordinator.rounds.failure == self.first or not self.informed
         assert self.rounds.round <= 2
 
 

@@ -88,7 +88,7 @@ def events():
 def client(events, monkeypatch):
     """Return member 1 of four, connected to nobody; what it sends is in ``sent``."""
     first = policy.first_record(4, 1, 0)
-    settings = Settings("mine", 4, 1, 9, 60, 40, 1, spare_after=60, kill=5)
+    settings = Settings("mine", 4, 1, 40, 9, 60, 1, spare_after=60, kill=5)
     request = JoinRequest("mine", 4, 1, "n1", 101, __version__, "agent 1", spares=1)
     member = Member(1, ("n1", 4001), first)
     made = Client(loop_started(), request, SILENCE, events.append)
@@ -317,7 +317,7 @@ def raw_to():
 @pytest.fixture
 def coordinating():
     """Start the only active member of two; return its server and its client."""
-    settings = Settings("mine", 2, 0, 9, 60, SILENCE, 1, spare_after=60)
+    settings = Settings("mine", 2, 0, SILENCE, 9, 60, 1, spare_after=60)
     record = policy.first_record(2, 1, 0)
     member = Member(0, (HERE, 4000), record)
     coordinator = Owned(settings, member)

@@ -18,6 +18,7 @@ from loopback import (
     STORE,
     VERSION,
     Job,
+    fail,
     failure_of,
     key_of,
     other_program,
@@ -269,7 +270,7 @@ def test_an_agent_that_cannot_start_ends_all(job):
 
 def test_an_agent_that_cannot_start_is_informed_of_the_first_failure(job):
     job.start_server()
-    job.server.fail(FAILURE_BEFORE)
+    fail(job.server, FAILURE_BEFORE)
     last = job.client(2, own_failure=CANNOT, run_id="")
     with suppress(JobFailedError):
         last.connect()

@@ -16,6 +16,7 @@ from loopback import (
     SETTINGS,
     Clock,
     end,
+    fail,
     failure_of,
     join_all,
     key_of,
@@ -81,7 +82,7 @@ def test_the_coordinator_does_not_stay_for_ever(job, raw):
 def test_a_failure_of_the_head_node(job):
     made = job.at_work()
     own = Failure(Kind.AGENT, (0,), text="why")
-    job.server.fail(own)
+    fail(job.server, own)
     for client in made:
         assert failure_of(client) == own
 
@@ -310,7 +311,7 @@ def reset(peer):
 
 
 def ends(job, made):
-    job.server.fail(Failure(Kind.AGENT, (0,), text="why"))
+    fail(job.server, Failure(Kind.AGENT, (0,), text="why"))
     failure_of(made[0])
 
 
@@ -332,7 +333,7 @@ def test_nothing_is_answered_without_a_proof(job, raw, state, key):
     made = [job.client(rank, key=OURS) for rank in range(number)]
     together(*(client.connect for client in made))
     go_on(job, made)
-    failure = job.server.coordinator.failure
+    failure = job.server.coordinator.rounds.failure
     for more in {}, {"failed": wire.encode(FAILURE_BEFORE)}, {"asks": True}:
         peer, request = raw(), request_of(1, **more)
         peer.send_message(**next(key.secret.call((HERE, job.port), request)))
@@ -344,7 +345,7 @@ def test_nothing_is_answered_without_a_proof(job, raw, state, key):
         peer.send(b"".join(map(wire.to_line, lines)))
         assert peer.receive() is None
     settle(job.server)
-    assert job.server.coordinator.failure == failure
+    assert job.server.coordinator.rounds.failure == failure
     assert len(job.server.coordinator.members.agents) == number
 
 

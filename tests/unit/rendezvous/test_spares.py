@@ -626,7 +626,7 @@ def test_a_member_that_has_not_come_yet_is_not_gone():
     job.come(0, 2, 3)
     job.gone(1)
     job.come(1)
-    assert job.coordinator.failure is None
+    assert job.coordinator.rounds.failure is None
     assert job.confirm() == to((0, 1, 2), go(0))
 
 
@@ -735,7 +735,7 @@ def test_two_are_not_reached_and_one_comes_back():
     job.join(0, 3)
     assert job.wait(LEASE - 1) is None
     assert prepared(job.come(2)).active == (0, 3, 2)
-    assert job.coordinator.failure is None
+    assert job.coordinator.rounds.failure is None
 
 
 @pytest.mark.parametrize(("join_timeout", "limit"), [(JOIN, JOIN), (1, LEASE)])
@@ -823,7 +823,7 @@ def test_too_many_are_not_well():
     sent = job.send(3, unhealthy=UNFIT)
     assert sent.pop(3)[0] == {"out": UNFIT}
     expected = Failure(Kind.EXCLUDED, (1, 3), text=UNFIT)
-    assert job.coordinator.failure == expected
+    assert job.coordinator.rounds.failure == expected
     (message,) = sent[2]
     assert wire.decode(Failure, message["failed"]) == expected
     assert message["out_at_end"] == [1, 3]
@@ -956,7 +956,7 @@ def test_no_restart_after_others_have_finished(what, kind, done):
     job = Job().all_at_work()
     job.finish(*done)
     what(job, 1)
-    failure = job.coordinator.failure
+    failure = job.coordinator.rounds.failure
     assert (failure.kind, failure.nodes) == (kind, (1,))
     assert failure.finished == len(done)
 
@@ -985,7 +985,7 @@ def test_a_member_that_had_finished_before_another_took_over(member):
     expected = Failure(Kind.LOST, (0,), finished=1)
     if member == 0:  # then it is not lost, but its connection was
         expected = Failure(Kind.AGENT, (0,), finished=1)
-    assert job.coordinator.failure == expected
+    assert job.coordinator.rounds.failure == expected
 
 
 def test_nodes_that_were_lost_are_named_at_the_end():
@@ -1111,9 +1111,9 @@ def test_an_end_that_was_seen_in_an_earlier_round_says_nothing():
     job.gone(2, number=BEFORE.round - 1)
     job.join(1, 3)
     job.gone(0)
-    assert job.coordinator.failure is None
+    assert job.coordinator.rounds.failure is None
     job.gone(2)
-    assert job.coordinator.failure == Failure(Kind.LOST, (0, 2))
+    assert job.coordinator.rounds.failure == Failure(Kind.LOST, (0, 2))
 
 
 def test_workers_of_a_round_before_the_one_that_was_prepared():
@@ -1208,7 +1208,7 @@ def test_a_second_agent_of_a_silent_member():
     assert "close" in sent[2]
     assert "welcome" in sent["second"][0]
     job.lose("second")
-    assert job.coordinator.failure is None
+    assert job.coordinator.rounds.failure is None
 
 
 def test_a_member_comes_when_the_job_has_ended():
@@ -1231,7 +1231,7 @@ def test_a_node_that_gives_up_is_replaced(is_new):
         job.connect(1)
     (*_, told) = job.send(1, failed=given_up)[1]
     assert told["failed"] == as_sent(given_up)
-    assert job.coordinator.failure is None
+    assert job.coordinator.rounds.failure is None
     assert prepared(job.join(0, 2, 3)).active == (0, 3, 2)
     assert job.events == [{"excluded": 1, "because": "HPC012 no GPU"}]
 
@@ -1241,7 +1241,7 @@ def test_two_nodes_give_up_and_there_is_one_spare():
     for member in (3, 2):
         given_up = Failure(Kind.AGENT, (member,), text="no space left")
         job.send(member, failed=wire.encode(given_up))
-    assert job.coordinator.failure == given_up
+    assert job.coordinator.rounds.failure == given_up
 
 
 def test_a_replaced_member_comes_back_that_had_finished():
@@ -1250,7 +1250,7 @@ def test_a_replaced_member_comes_back_that_had_finished():
     job.restart(0, 2, 3)
     assert job.is_running
     job.connect(1, term=[0, 0], round=0, done=True)
-    assert job.coordinator.failure is None
+    assert job.coordinator.rounds.failure is None
     assert 1 in job.record.excluded
 
 

@@ -15,7 +15,7 @@ from torchrun_hpc.rendezvous.policy import first_record
 from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Settings
 from torchrun_hpc.rendezvous.record import Record
 
-SETTINGS = Settings("mine", 4, 1, 9, 200, 40, 1, spare_after=60, kill=5)
+SETTINGS = Settings("mine", 4, 1, 40, 9, 200, 1, spare_after=60, kill=5)
 FAILURE = Failure(Kind.SIGNAL, (1,), code=15)
 
 
