@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _MOST = 12  # ranges, names or texts in a list
+_NUMBERS = 2**16  # CPUs and ports are below; the text may come from another node
 _IN_FULL = 2  # up to so many hosts are not folded
 
 # A name in three parts: before the first label's last number, the number, the rest.
@@ -33,7 +34,8 @@ def numbers_in(text: str) -> frozenset[int]:
     try:
         for part in filter(None, text.strip().split(",")):
             first, _, last = part.partition("-")
-            found.update(range(int(first), int(last or first) + 1))
+            end = min(int(last or first) + 1, _NUMBERS)
+            found.update(range(int(first), end))
     except ValueError:
         return frozenset()
     return frozenset(found)

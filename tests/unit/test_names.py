@@ -44,6 +44,10 @@ def test_a_text_in_another_form_has_no_numbers(text):
     assert numbers_in(text) == frozenset()
 
 
+def test_a_huge_range_takes_no_memory():
+    assert numbers_in("0-999999999999") == {*range(2**16)}
+
+
 @given(st.sets(st.integers(0, 60)), st.randoms())
 def test_ranks_can_be_read_again(ranks, random):
     shuffled = sorted(ranks)
