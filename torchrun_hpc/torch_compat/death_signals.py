@@ -90,3 +90,20 @@ def die(number: int, _frame: FrameType | None) -> None:
     """End this process as the signal does without a handler."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+@contextlib.contextmanager
+def interrupt_kills() -> Iterator[None]:
+    """Let Ctrl-C end this process at once, unless the program handles it otherwise.
+
+    C++ code that runs during an import of torch can ignore a `KeyboardInterrupt`.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) != signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

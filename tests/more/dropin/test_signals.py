@@ -334,6 +334,32 @@ def test_sigterm_while_a_worker_is_started(
     assert ours.alive() == []
 
 
+# So does C++ code that an import of torch runs.
+AT_IMPORT = """
+import contextlib, os, signal, sys
+
+class Finder:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "torch._C" and "RANK" not in os.environ:
+            with contextlib.suppress(BaseException):
+                os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--hpc-preload=torch"]])
+def test_ctrl_c_while_torch_is_imported(
+    options: list[str], tmp_path: Path, launch: Callable[..., Launch]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AT_IMPORT)
+    path = os.pathsep.join([str(tmp_path), clean_environ()["PYTHONPATH"]])
+    ours = launch(OURS, *options, PYTHONPATH=path)
+    assert ours.process.wait(PATIENCE) == -signal.SIGINT, ours.stderr()
+    assert ours.stderr() == ""
+
+
 # The job has ended well, and the process ends.
 AT_EXIT = """
 import atexit, os, signal

@@ -163,6 +163,22 @@ def test_signals_that_are_held(run, what):
     assert (done.returncode, done.stdout.split()) == (0, printed.split()), done.stderr
 
 
+def test_an_interrupt_kills_where_its_exception_may_be_ignored(run):
+    done = run("""
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with death_signals.interrupt_kills():
+    pass
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("as before", flush=True)
+with death_signals.interrupt_kills(), contextlib.suppress(BaseException):
+    signal.raise_signal(signal.SIGINT)
+print("ignored")
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (-2, "as before\n", "")
+
+
 def test_a_process_that_ends_writes_its_last_lines(run):
     done = run("""
 signals.end()
