@@ -68,7 +68,7 @@ CASES = {
 
 # What the last line says of the odd one: with its call's number, or its place.
 _ABSENT = (
-    r"rank 3 on jwb0002 (perhaps )?did not call \w+ (\d+.*|at stays_away.py:\d+); "
+    r"rank 3 on jwb0002 (probably )?did not call \w+ (\d+.*|at stays_away.py:\d+); "
 )
 _IN = r"it was in {} at stays_away.py:\d+"
 WAS = {

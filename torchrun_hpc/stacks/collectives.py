@@ -63,7 +63,7 @@ def absent(stacks: Sequence[WorkerStack], hosts: Mapping[int, str], failed: int)
     who = rank_list([stack.rank for stack in ranks]) + (f" on {on}" if on else "")
     where = first.problem or f"it was in {places[first] or 'no Python frame'}"
     whose = f"rank {first.rank}: " if len(ranks) > 1 else ""
-    doubt = "" if has_calls else "perhaps "
+    doubt = "" if has_calls else "probably "
     return f"{who} {doubt}did not call {call}; {whose}{where}"
 
 

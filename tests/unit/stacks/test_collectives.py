@@ -198,7 +198,7 @@ ABSENT = {
     ),
     "one is unknown": (
         {5: None},
-        f"rank 5 on jwb0003 perhaps did not call all_reduce 4; {IN_IT}",
+        f"rank 5 on jwb0003 probably did not call all_reduce 4; {IN_IT}",
     ),
     "most": (dict.fromkeys(range(1, 6), called(3)), ""),
 }
@@ -230,7 +230,7 @@ def test_who_did_not_come(name):
     ],
 )
 def test_who_was_elsewhere(changes, rest):
-    rest = f"perhaps did not call all_reduce at train.py:9; {rest}"
+    rest = f"probably did not call all_reduce at train.py:9; {rest}"
     found = placed(lambda _: [], {5}, **changes)
     assert collectives.absent(found, HOSTS, 6).startswith(f"rank 5 on jwb0003 {rest}")
     assert collectives.absent(found, {}, 6).startswith(f"rank 5 {rest}")
@@ -270,7 +270,7 @@ def test_the_group_with_the_fewest_absent_ranks_tells():
 
 def test_of_two_the_other_one_did_not_come():
     pair = [WorkerStack(0, 0, SCRIPT), WorkerStack(1, 0, AWAY)]
-    assert collectives.absent(pair, {}, 0).startswith("rank 1 perhaps did not")
+    assert collectives.absent(pair, {}, 0).startswith("rank 1 probably did not")
     assert collectives.absent(pair, {}, 7) == ""  # that rank is unknown
     assert collectives.absent([], {}, 0) == ""
 
