@@ -29,9 +29,10 @@ NAMES = ("SIGTERM", "SIGINT", "SIGUSR1")
 # In the environment of all processes of a launch; its folder.
 MARK = "TORCHRUN_HPC_MOMENT"
 
-# Seconds. A signal that comes so late may find workers that are done.
-_LATE = 0.3
-_LONGEST = 4.0  # of a quiet launch on one node
+# Seconds. A signal that comes so late may find workers that are done: it may wait 1 s,
+# and a forwarded one 0.2 s.
+_LATE = 1.7
+_LONGEST = 5.0  # of a quiet launch on one node
 _PAUSE = 0.002
 _START = 0.03  # of a worker, until it is its script
 

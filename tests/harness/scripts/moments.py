@@ -39,7 +39,7 @@ HANDLED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 for each in HANDLED:
     signal.signal(each, take)
 note("begins")
-end = time.monotonic() + (0.5 if ATTEMPT == RESTARTS else 0.2)
+end = time.monotonic() + (2.5 if ATTEMPT == RESTARTS else 0.2)
 while time.monotonic() < end:
     time.sleep(0.02)
 if ATTEMPT < RESTARTS and RANK == "0":
