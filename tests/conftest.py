@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from launchers import Launcher
 
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
 # Of these, too, pytest shows what an assertion compares.
 pytest.register_assert_rewrite("compared", "parsers", "bound")
 
@@ -58,6 +60,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         grouped: str | None = getattr(item, "_nodeid", None)
         if grouped is not None and hasattr(item, "_id"):
             item._id = type(item._id).parse(grouped)
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """Put back the handlers that a command leaves, because its process would end."""
+    numbers = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -824,15 +824,6 @@ class Recording(SchedulerRendezvous):
 
 
 @pytest.fixture
-def signals_again() -> Iterator[None]:
-    numbers = (1, 2, 3, 15, signal.SIGUSR1, signal.SIGUSR2)
-    old = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handle in old.items():
-        signal.signal(number, handle)
-
-
-@pytest.fixture
 def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return what is to be written when Python ends."""
     registered: list[Any] = []
@@ -877,7 +868,6 @@ ENDINGS: dict[str, tuple[Any, Failure | None, Any]] = {
 }
 
 
-@pytest.mark.usefixtures("signals_again")
 @pytest.mark.parametrize("case", ENDINGS)
 def test_an_end(
     job: Job, case: str, at_exit: list[Any], capsys: pytest.CaptureFixture[str]
@@ -907,7 +897,6 @@ def test_an_end(
     assert err == (expected if case == "a full disk" else "")
 
 
-@pytest.mark.usefixtures("signals_again")
 def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -> None:
     failure = Failure(Kind.WORKER, (1,), code=-9, by=1, worker=WorkerPart(5))
     for rank in (0, 1):
@@ -928,7 +917,6 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
     assert kind == "error"
 
 
-@pytest.mark.usefixtures("signals_again")
 @pytest.mark.parametrize("is_command", [True, False])
 def test_a_failure_that_node_0_does_not_report(
     job: Job,
@@ -962,7 +950,6 @@ def test_a_failure_that_node_0_does_not_report(
     assert (expected in capfd.readouterr().err) is not is_command
 
 
-@pytest.mark.usefixtures("signals_again")
 def test_signals_before_there_are_workers(job: Job) -> None:
     handler = Recording(job.plan(1))
     names = ("SIGTERM", "SIGUSR9", "SIGKILL", "signal")
