@@ -30,8 +30,8 @@ def compare(
         for group in stack.groups:
             members.setdefault(group.name, {})[stack] = group
     ordered = sorted(members.items(), key=lambda item: -len(item[1]))
-    found = (_difference(name, groups, stacks, hosts) for name, groups in ordered)
-    lines = [(line, missed) for line, missed in found if missed[1]]
+    compared = (_difference(name, groups, stacks, hosts) for name, groups in ordered)
+    lines = [(line, missed) for line, missed in compared if missed[1]]
     if more := lines[_LINES:]:
         text = f"{count(len(more), 'other group')} whose ranks differ"
         lines[_LINES:] = [(text, ("", []))]
@@ -59,12 +59,13 @@ def absent(stacks: Sequence[WorkerStack], hosts: Mapping[int, str], failed: int)
         ranks = [stack for stack in ranks if stack in elsewhere]
     if not 0 < 2 * len(ranks) <= len(stacks):
         return ""
-    first, on = ranks[0], fold(filter(None, (hosts.get(s.node) for s in ranks)))
-    who = rank_list([stack.rank for stack in ranks]) + (f" on {on}" if on else "")
-    where = first.problem or f"it was in {places[first] or 'no Python frame'}"
-    whose = f"rank {first.rank}: " if len(ranks) > 1 else ""
+    first, names = ranks[0], fold(filter(None, (hosts.get(s.node) for s in ranks)))
+    who = rank_list([stack.rank for stack in ranks])
+    who += f" on {names}" if names else ""
+    state = first.problem or f"it was in {places[first] or 'no Python frame'}"
+    of_first = f"rank {first.rank}: " if len(ranks) > 1 else ""
     doubt = "" if has_calls else "probably "
-    return f"{who} {doubt}did not call {call}; {whose}{where}"
+    return f"{who} {doubt}did not call {call}; {of_first}{state}"
 
 
 def _difference(

@@ -46,7 +46,7 @@ def fits() -> bool:
 
 
 def apply(_plan: object, hooks: Hooks) -> None:
-    """Let torch's handler wait until the workers have started, or ended."""
+    """Let a signal wait until the workers have started, or ended."""
 
     class DeferringAgent(LocalElasticAgent):
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:
