@@ -42,12 +42,12 @@ def absent(stacks: Sequence[WorkerStack], hosts: Mapping[int, str], failed: int)
     """Return who did not come to a collective, and where they were.
 
     Others wait for the fewest absent ranks. If the calls do not tell, these are the
-    ranks elsewhere than rank ``failed``, if no stack is missing. Return nothing if they
-    are most ranks.
+    ranks known to be elsewhere than rank ``failed``, if all can be read. Return nothing
+    if they are most ranks.
     """
     places = {stack: tree.place(stack.frames) for stack in stacks}
     waits_at = next((places[stack] for stack in stacks if stack.rank == failed), "")
-    elsewhere = [stack for stack in stacks if places[stack] != waits_at]
+    elsewhere = [s for s in stacks if s.is_known and places[s] != waits_at]
     differences = [each for each in compare(stacks, hosts).values() if each[1]]
     is_complete = waits_at and not any(stack.is_lasting for stack in stacks)
     if not (differences or is_complete):

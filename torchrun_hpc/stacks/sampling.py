@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.failures.worker import Worker
 
-ENDED = "it has ended"  # instead of a stack
-STOPPED = "it is stopped (SIGSTOP)"
+# What is known of a worker without a stack.
+_IT = "it "
+ENDED = f"{_IT}has ended"
+STOPPED = f"{_IT}is stopped (SIGSTOP)"
 _STOPPED = "T (stopped)"  # in /proc/PID/status; "t" is a moment of py-spy's
 
 _ANSWER = 0.5  # seconds for a fork to answer; usually it takes some milliseconds
@@ -81,6 +83,11 @@ class WorkerStack:
     waits: int = field(default=0, compare=False)
     cpu: float = field(default=0.0, compare=False)
     groups: tuple[Group, ...] = field(default=(), compare=False)
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether it is known where this worker is, or why it is nowhere."""
+        return bool(self.frames) or self.problem.startswith(_IT)
 
     def has_progressed(self, before: WorkerStack, seconds: float) -> bool:
         """Return whether this worker has made progress, even at the same line.
@@ -126,7 +133,7 @@ def ended(worker: Worker, failure: Failure | None) -> WorkerStack:
     part = failure and failure.worker
     record = _told(worker) or Record()
     frames = record.frames or tuple(_of_traceback(part.lines if part else ()))
-    how = f"it {ending(failure.code)}" if failure else ENDED
+    how = f"{_IT}{ending(failure.code)}" if failure else ENDED
     groups = record.groups or dumps.groups(worker, environment())
     problem = "" if frames else how
     return WorkerStack(worker.rank, worker.node, frames, problem, groups=groups)

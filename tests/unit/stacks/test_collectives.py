@@ -225,8 +225,8 @@ def test_who_did_not_come(name):
     ("changes", "rest"),
     [
         ({}, "it was in lost_in_data at hang.py:3"),
-        ({"frames": ()}, "it was in no Python frame"),
         ({"frames": (), "problem": "it is stopped (SIGSTOP)"}, "it is stopped (SIGS"),
+        ({"frames": (), "problem": "it was killed by SIGKILL (9)"}, "it was killed"),
     ],
 )
 def test_who_was_elsewhere(changes, rest):
@@ -243,6 +243,8 @@ def test_who_was_elsewhere(changes, rest):
         ((0, 1, 2, 3, 4), {}),
         ((6,), {}),  # the one that failed
         ((5,), {"frames": (), "problem": PY_SPY, "is_lasting": True}),
+        ((5,), {"frames": (), "problem": "py-spy did not answer"}),
+        ((5,), {"frames": ()}),  # it is about to end
         (range(8), {"frames": ()}),
     ],
 )
