@@ -52,7 +52,7 @@ def sample(
     start = time.monotonic()
     stacks = sampling.sample(_running(watch), timeout, with_calls=with_calls)
     found = {stack.rank: stack for stack in stacks}
-    ending = {s.rank for s in stacks if not s.frames and s.problem != sampling.STOPPED}
+    ending = {stack.rank for stack in stacks if not stack.is_known}
     waiting.until(
         lambda: ending.isdisjoint(worker.rank for worker in _running(watch)),
         limit - (time.monotonic() - start),
