@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.failures.worker import Worker
 
-# What is known of a worker without a stack.
+# States of a worker without a stack.
 _IT = "it "
 ENDED = f"{_IT}has ended"
 STOPPED = f"{_IT}is stopped (SIGSTOP)"
