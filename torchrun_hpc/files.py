@@ -68,7 +68,7 @@ def write(path: Path, text: str) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
         return
-    with _beside(path) as new:
+    with beside(path) as new:
         with new.open("x", encoding="utf-8") as file:
             file.write(text)
         new.replace(path)
@@ -79,12 +79,12 @@ def check(path: Path) -> None:
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not is_of_system(path):
-        with _beside(path) as new:
+        with beside(path) as new:
             new.touch(exist_ok=False)
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
+def beside(path: Path) -> Iterator[Path]:
     """Yield a random path in the same folder for a new file; remove it in the end."""
     new = path.parent / f".torchrun_hpc.{os.urandom(8).hex()}"
     try:

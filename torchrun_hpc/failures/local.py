@@ -32,9 +32,7 @@ class LocalWorld:
     is_unreported = False
     out_at_end: tuple[int, ...] = ()
 
-    def __init__(
-        self, meeting: Meeting, explain: Explain = lambda first: (first, ())
-    ) -> None:
+    def __init__(self, meeting: Meeting, explain: Explain) -> None:
         self._explain = explain
         self.failure: Failure | None = None
         self.restarts = 0

@@ -122,12 +122,10 @@ def _is_said(text: str) -> bool:
     pbsdsh gives all tasks of a node the same number. The first one keeps a socket name
     for two seconds, until the others have tried.
     """
-    try:
-        said = sockets.hold(text)
-    except BlockingIOError:
-        return True
-    threading.Timer(_HEAD_START, said.close).start()
-    return False
+    with contextlib.suppress(BlockingIOError):
+        threading.Timer(_HEAD_START, sockets.hold(text).close).start()
+        return False
+    return True
 
 
 def meeting_place(known: LaunchState) -> Meeting | None:

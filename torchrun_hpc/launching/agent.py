@@ -230,9 +230,7 @@ class AgentStarter(Starter):
         """Describe what this node would do."""
         inputs, options = self.inputs, {**plan.asked.given, **plan.options}
         command = torchrun_parser.plain_command(self._args, options, inputs.environ)
-        outcomes = self._outcomes or registry.examine(
-            registry.patches_for(plan), plan.asked.hpc_without_patches
-        )
+        outcomes = self._outcomes or registry.planned(plan)
         described = [registry.described(outcome) for outcome in outcomes]
         return description.description(
             inputs.job, plan, torch.__version__, described, command

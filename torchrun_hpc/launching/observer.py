@@ -68,9 +68,8 @@ class Observer:
 
     def end_workers(self) -> None:
         """Kill the workers of this node at once, which counts as no failure."""
-        workers = self.watch.workers
         self.watch.stopping(look=False)
-        for worker, _ in workers:
+        for worker, _ in self.watch.workers:
             if worker.exit_code() is None:  # now: torch may have reaped it meanwhile
                 with contextlib.suppress(OSError):  # each leads a session
                     os.killpg(worker.pid, signal.SIGKILL)

@@ -106,13 +106,8 @@ class Preloaded:
         request = requests.request_of(command, environ)
         own, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         asks, questions = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        files = [
-            0,
-            1 if stdout is None else stdout.fileno(),
-            2 if stderr is None else stderr.fileno(),
-            answers.fileno(),
-            questions.fileno(),
-        ]
+        out, err = stdout.fileno() if stdout else 1, stderr.fileno() if stderr else 2
+        files = [0, out, err, answers.fileno(), questions.fileno()]
         try:
             with answers, questions:
                 requests.send(self._connection, request, files)

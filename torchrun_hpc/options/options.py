@@ -264,13 +264,11 @@ class Options:
         return replace(self, of_site=of_site, **found)
 
 
+_FIELDS = {each.name: each.metadata for each in fields(Options) if each.metadata}
 READERS: dict[str, Reader] = {
-    each.name: each.metadata["read"]
-    for each in fields(Options)
-    if each.metadata.get("read")
+    name: about["read"] for name, about in _FIELDS.items() if about.get("read")
 }
-_FIELDS = frozenset(each.name for each in fields(Options) if each.metadata)
-EQUAL = tuple(each.name for each in fields(Options) if each.metadata.get("equal"))
+EQUAL = tuple(name for name, about in _FIELDS.items() if about.get("equal"))
 
 
 def read(

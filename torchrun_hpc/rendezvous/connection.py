@@ -254,8 +254,7 @@ class Connection:
         # If it accepts this agent, its own agent has not connected yet.
         refused = RefusedError(Refusal.TAKEN, ports[0])
         try:
-            finder = search.Search(request, address, self.key, client.tell)
-            client.connect(finder.find)
+            client.connect(search.Search(request, address, self.key, client.tell).find)
         except RefusedError as error:
             refused = error
         except (CoordinatorNotFoundError, JobFailedError):

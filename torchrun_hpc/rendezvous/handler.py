@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.client import Client
 
 _torch: Any = distributed
+_SERVER = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
 
 # Seconds that an agent may be silent: without --rdzv-conf, and at least.
 SILENCE_TIMEOUT = 120
@@ -297,14 +298,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self, opening: list[Any], host: str, port: int, options: Mapping[str, Any]
     ) -> None:
         try:
-            store = _torch.TCPStore(
-                host,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                multi_tenant=True,
-                **options,
-            )
+            store = _torch.TCPStore(host, port, **_SERVER, **options)
         except Exception as error:  # noqa: BLE001 - the other nodes wait for it
             self.give_up(Failure(Kind.AGENT, text=f"the workers' store: {error}"))
         else:

@@ -136,13 +136,10 @@ def _make(path: Path, *, anywhere: bool) -> bytes:
     if not anywhere and kind.removeprefix("fuse.") not in mounts.SHARED:
         raise OSError(f"nodes do not share its file system ({kind})")
     folder.mkdir(0o700, parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
+    with files.beside(path) as new:
         with open(new, "xb", 0, opener=partial(os.open, mode=0o600)) as file:
             file.write(secrets.token_bytes(_SIZE))
             os.fsync(file.fileno())
         key = _read(new)  # a full disk may show only then
         os.link(new, path)
-    finally:
-        new.unlink(missing_ok=True)
     return key

@@ -46,10 +46,8 @@ def bound(share: Share, worker: str) -> Iterator[None]:
     try:
         os.sched_setaffinity(0, share.cpus)
     except OSError as error:  # all are offline, or no longer this job's
-        text = (
-            f"{worker} on {socket.gethostname()} is not bound to CPUs "
-            f"{share.cpu_list}: this job has none of them now ({error.strerror})"
-        )
+        text = f"{worker} on {socket.gethostname()} is not bound to CPUs "
+        text += f"{share.cpu_list}: this job has none of them now ({error.strerror})"
         console.write(Message("HPC223", text), "warning")
     try:
         yield

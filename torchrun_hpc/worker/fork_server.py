@@ -108,7 +108,9 @@ class ForkServer:
                 ended.recv(_WAKEUPS)
                 self._tell_ends()
             for answers in self._ended.keys() & {*ready}:
-                self._reap(answers)
+                # The agent has closed its end, so it signals the number no longer.
+                os.waitpid(self._ended.pop(answers), 0)
+                answers.close()
             if connection not in ready:
                 continue
             received = requests.receive(connection)
@@ -159,11 +161,3 @@ class ForkServer:
                 self._ended[answers] = pid
                 with contextlib.suppress(OSError):
                     answers.send(b"%d" % code)
-
-    def _reap(self, answers: socket.socket) -> None:
-        """Free a worker's process number: the agent has closed its end.
-
-        Until then the agent may signal the number, so no other process may get it.
-        """
-        os.waitpid(self._ended.pop(answers), 0)
-        answers.close()

@@ -20,12 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # An agent sets these for each worker, so they do not exist at the import.
-_OF_A_WORKER = frozenset(
-    (
-        *("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-        *("MASTER_ADDR", "MASTER_PORT"),
-    )
-)
+_OF_A_WORKER = {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+_OF_A_WORKER |= {"MASTER_ADDR", "MASTER_PORT"}
 
 # Device files of NVIDIA's, AMD's and Intel's drivers.
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
@@ -57,10 +53,8 @@ def import_all(names: Iterable[str]) -> None:
             _import(name)
             if _WatchedEnvironment.read:
                 read = ", ".join(sorted(_WatchedEnvironment.read))
-                raise ForkError(
-                    f"{name} reads {read} at its import, but each worker has its own "
-                    "value"
-                )
+                text = f"{name} reads {read} at its import"
+                raise ForkError(f"{text}, but each worker has its own value")
     finally:
         environ.__class__ = plain
     if Path.cwd() != folder:
@@ -80,13 +74,10 @@ def _import(name: str) -> None:
 def check_gpus(files: Iterable[int]) -> None:
     """Raise `ForkError` if an import has opened ``files`` of a GPU driver."""
     found = [name for name in map(procfs.target, files) if name.startswith(_GPUS)]
-    torch: Any = sys.modules.get("torch")
-    devices = ("cuda", "xpu") if torch is not None else ()
-    found += [
-        f"torch.{device}"
-        for device in devices
-        if getattr(torch, device, None) and getattr(torch, device).is_initialized()
-    ]
+    for device in ("cuda", "xpu"):
+        module: Any = getattr(sys.modules.get("torch"), device, None)
+        if module and module.is_initialized():
+            found.append(f"torch.{device}")
     if found:
         raise ForkError(f"the import initialised a GPU ({found[0]})")
 
@@ -103,10 +94,9 @@ def check_threads(*, is_bound: bool = False) -> None:
             child = os.fork()
         if child == 0:
             try:
-                leaves_cpus = is_bound and _leaves_cpus()
-            except BaseException:  # noqa: BLE001 - this process must not continue
-                leaves_cpus = True
-            os._exit(leaves_cpus)
+                os._exit(is_bound and _leaves_cpus())
+            finally:  # this process must not continue
+                os._exit(1)
         if os.waitpid(child, 0)[1] or (is_bound and affinity.chosen_by_import):
             raise ForkError("in a fork, OpenMP hangs or leaves the fork's CPUs")
     if _other_threads():

@@ -72,9 +72,9 @@ def test_no_scheduler(argv: list[Any]) -> None:
     assert found["command"][0] == "torchrun"
     assert "--standalone" in found["command"]
     assert found["command"][-1] == "SCRIPT"
-    modules = registry.patches_for(make_launch_plan())
-    for patch, module in zip(found["patches"], modules, strict=True):
-        needed = module.IS_FOR.is_expected
+    outcomes = registry.planned(make_launch_plan())
+    for patch, outcome in zip(found["patches"], outcomes, strict=True):
+        needed = outcome.patch.IS_FOR.is_expected
         expected = registry.State.APPLIED if needed else registry.State.NOT_NEEDED
         assert patch["state"] == expected.value, patch
     assert json.loads(json.dumps(found)) == found

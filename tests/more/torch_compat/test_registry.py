@@ -372,9 +372,7 @@ def test_a_torch_without_a_class_that_two_patches_need(
     done = run([sys.executable, "-c", WITHOUT, name], cwd=tmp_path)
     assert (done.code, done.own_lines) == (0, []), done.err
     found = dict(line.split() for line in done.out.splitlines())
-    outcomes = registry.examine(
-        registry.patches_for(make_plan(preload=None, binding=None))
-    )
+    outcomes = registry.planned(make_plan(preload=None, binding=None))
     expected = {o.name: expected_state(o.patch).name for o in outcomes}
     left_out = dict.fromkeys(("state_as_json", "node_order"), "DOES_NOT_FIT")
     assert found == {**expected, **left_out}

@@ -31,7 +31,11 @@ def local(monkeypatch):
     monkeypatch.setattr(
         report, "COLLECT_TIMEOUT", dict.fromkeys((False, True), NEVER_S)
     )
-    return LocalWorld(MEETING)
+    return LocalWorld(MEETING, unexplained)
+
+
+def unexplained(failure):
+    return failure, ()
 
 
 def of(rank, text, **changes):
@@ -52,14 +56,14 @@ def test_failures_of_one_node_are_one_report(local, capsys):
 
 def test_the_last_line_is_of_the_same_failure_as_the_report(local, capsys, monkeypatch):
     """What comes later follows from it, whatever it looks like."""
-    timeout = of(5, "TimeoutError: timed out reading shard 12")
+    lost = of(5, "RuntimeError: Connection closed by peer")
     monkeypatch.setattr(report, "COLLECT_TIMEOUT", {True: 0})
-    local.worker_failed(timeout, LAST)
+    local.worker_failed(lost, LAST)
     local._timer.join(PATIENCE)
     assert "worker 5" in capsys.readouterr().err
     local.worker_failed(of(0, "", code=-9), LAST)
     local.give_up(TORCHS)
-    assert local.failure == timeout
+    assert local.failure == lost
 
 
 def test_restarts_are_one_line_each(local, capsys):
@@ -101,7 +105,7 @@ def test_a_worker_that_nobody_has_watched(local, capsys):
 
 def test_the_cause_is_known_after_its_consequence(monkeypatch, capsys):
     monkeypatch.setattr(report, "COLLECT_TIMEOUT", {True: NEVER_S, False: 0})
-    local = LocalWorld(MEETING)
+    local = LocalWorld(MEETING, unexplained)
     local.worker_failed(of(0, "RuntimeError: Connection closed by peer"), LAST)
     local.worker_failed(FIRST, LAST)
     assert lines_of(capsys) == []

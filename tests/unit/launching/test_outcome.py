@@ -46,7 +46,7 @@ def plan(file="", node_rank=0, **changes):
 
 def end(plan, error=None):
     """End a launch that torch's own rendezvous serves."""
-    local = LocalWorld(plan.meeting)
+    local = LocalWorld(plan.meeting, lambda failure: (failure, ()))
     with exit_status.together(plan, local, DeathSignals(), is_command=False):
         if error:
             raise error

@@ -119,24 +119,22 @@ def apply_patches(
     none, except ``without``; a plan has its own.
     """
     replacing.restore()
-    if plan is None:
-        outcomes = examine(ALWAYS, without)
-    else:
-        outcomes = examine(patches_for(plan), plan.asked.hpc_without_patches)
+    outcomes = examine(ALWAYS, without) if plan is None else planned(plan)
     for outcome in outcomes:
         if outcome.state is State.APPLIED:
             outcome.patch.apply(plan, hooks)
     return outcomes
 
 
-def patches_for(plan: LaunchPlan) -> tuple[Patch, ...]:
-    """Return the patches for a launch: some belong to an option."""
+def planned(plan: LaunchPlan) -> tuple[Outcome, ...]:
+    """Return what would become of a launch's patches: some belong to an option."""
     left_out = set()
     if plan.workers.preload is None:
         left_out.add(fork_workers)
     if plan.workers.binding is None or not plan.workers.binding.shares:
         left_out.add(bind_workers)
-    return tuple(patch for patch in PATCHES if patch not in left_out)
+    patches = [patch for patch in PATCHES if patch not in left_out]
+    return examine(patches, plan.asked.hpc_without_patches)
 
 
 def examine(
