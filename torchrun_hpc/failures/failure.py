@@ -23,8 +23,8 @@ _FOLLOWS = re.compile(
     r"connection (was )?(closed|reset|refused)|peer closed|broken pipe"
     r"|failed to recv|(recv|send)\w+ failed|failed to connect to any network address"
     r"|connectFullMesh|remote process exited|unhandled system error|ncclRemoteError"
-    r"|ncclSystemError|communicator was aborted|timed out|timeout"
-    r"|successfully reached monitoredBarrier",
+    r"|ncclSystemError|communicator was aborted|connect timeout"
+    r"|client socket has timed out|successfully reached monitoredBarrier",
     re.IGNORECASE,
 )
 # Errors of a collective, or of a store: another rank may be the reason. From gloo's
@@ -125,7 +125,8 @@ class Failure:
         if part is None or part.size == 1 or self.absent:
             return False
         is_silent = part.unread and not self.text and self.code in _VAGUE
-        return bool(self.was_stopped or is_silent or _FOLLOWS.search(self.text))
+        has_lost_peer = self.is_hang or _FOLLOWS.search(self.text)
+        return bool(self.was_stopped or is_silent or has_lost_peer)
 
     @property
     def is_hang(self) -> bool:

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -61,11 +62,13 @@ def together(
     handlers = _handle(plan, death_signals.handler(_raise))
     problem: BaseException | None = None
     try:
-        yield
-        death_signals.end()
+        try:
+            yield
+        finally:
+            death_signals.end()
     except BaseException as error:  # noqa: BLE001 - raised again below
-        death_signals.end()
         problem = error
+    death_signals.end()  # a signal may have interrupted the first call
     # It ignores them now, unlike torch's own handler without our patch.
     _handle(plan, death_signals.handler(_raise))
     try:
@@ -142,13 +145,7 @@ def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
     exception: so write them now, and the reason only without a report.
     """
     failure, meeting = world.failure, plan.meeting
-
-    def say(message: Message, kind: str) -> None:
-        if is_command:
-            atexit.register(console.write, message, kind)
-        else:
-            console.write(message, kind)
-
+    say: Any = partial(atexit.register, console.write) if is_command else console.write
     if not world.reports:
         if world.is_unreported and failure and failure.nodes == (meeting.node_rank,):
             failed = report.failed(failure, meeting)

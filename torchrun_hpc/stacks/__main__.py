@@ -74,6 +74,8 @@ def _ask(name: str) -> Mapping[str, Any] | None:
     """Return an agent's answer, empty without one; ``None`` if it is another user's."""
     try:
         return service.ask(name, _TIMEOUT)
+    except BlockingIOError:  # its queue is full: no agent's is
+        return None
     except OSError as error:
         text = f"the agent did not answer: {error.strerror or error}"
         console.write(Message("HPC173", text), "error")

@@ -44,6 +44,7 @@ GLOO = "RuntimeError: Connection closed by peer [10.0.0.{}]:{}. This is typicall
         "torch.distributed.DistNetworkError: recvVector failed on SocketImpl(fd=9)",
         "RuntimeError: Remote peer closed the connection",
         "torch.distributed.DistStoreError: wait timeout after 300000ms",
+        "DistNetworkError: The client socket has timed out after 60000ms while trying",
         "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received",
     ],
 )
@@ -59,6 +60,8 @@ RAISES = worker_failure(3, text="ValueError: bad")
 CRASHES = worker_failure(3, code=-signal.SIGSEGV, **UNREAD)
 KILLED = worker_failure(3, code=-signal.SIGKILL, **UNREAD)
 EXITS = worker_failure(3, code=3, **UNREAD)
+WAITED = worker_failure(3, text="TimeoutError: timed out reading shard 12")
+REFUSED = worker_failure(3, text="ValueError: unknown key 'timeout' in config")
 SILENT = worker_failure(2, **UNREAD)
 DOUBTFUL = [
     SILENT,
@@ -71,7 +74,7 @@ DOUBTFUL = [
 ]
 
 
-@pytest.mark.parametrize("cause", [RAISES, CRASHES, KILLED, EXITS])
+@pytest.mark.parametrize("cause", [RAISES, CRASHES, KILLED, EXITS, WAITED, REFUSED])
 @pytest.mark.parametrize("other", DOUBTFUL)
 def test_a_cause_is_named_first_whenever_it_comes(cause, other):
     assert not cause.is_doubtful
@@ -99,7 +102,9 @@ def test_whoever_says_nothing_has_failed_if_it_was_read():
 _FAILURES = st.builds(
     worker_failure,
     st.integers(0, 11),
-    text=st.sampled_from(["", "ValueError: bad", GLOO.format(1, 2), "timed out"]),
+    text=st.sampled_from(
+        ["", "ValueError: bad", GLOO.format(1, 2), "timed out", "Socket Timeout"]
+    ),
     code=st.sampled_from([1, 3, 134, -6, -9, -11, -15]),
     unread=st.sampled_from(["", "it is a terminal"]),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,9 @@ from plans import make_launch_plan
 
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.launching import exit_status
+from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.schedulers import hydra, openmpi, pbs
+from torchrun_hpc.torch_compat.death_signals import DeathSignals
 
 LOST = Failure(Kind.LOST, (1,))
 STOP = Failure(Kind.SIGNAL, (1,), code=15)
@@ -41,3 +44,34 @@ def test_a_launcher_that_may_wait(started_by, failure, out, waits, capsys):
     text = f"warning[HPC235]: {name} may wait forever for a lost node. End the job"
     assert (text in written) is waits
     assert ("HPC213" in written) is bool(out)
+
+
+class Struck(DeathSignals):
+    """Gets a signal when its launch ends, just before it ignores signals."""
+
+    is_struck = False
+
+    def end(self):
+        if not self.is_struck:
+            self.is_struck = True
+            signal.raise_signal(signal.SIGTERM)
+        super().end()
+
+
+@pytest.mark.parametrize("problem", [JobFailedError(LOST), None])
+def test_a_signal_when_the_job_fails_or_is_done(problem):
+    """The other nodes learn of it in the usual way."""
+    left = []
+    world = SimpleNamespace(
+        leave=lambda: left.append(True), took_part=False, failure=None
+    )
+    plan = make_launch_plan(nodes=2, launch_id="7", backend="scheduler")
+
+    def run():
+        with exit_status.together(plan, world, Struck(), is_command=False):
+            if problem is not None:
+                raise problem
+
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert (ended.value.code, left) == (128 + signal.SIGTERM, [True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import socket
@@ -152,18 +154,21 @@ def test_one_task_of_a_step_prints(serve, run, monkeypatch):
 # --- what may be wrong ----------------------------------------------------------------
 
 
+NO_LAUNCH = (
+    1,
+    "",
+    [
+        (
+            "torchrun_hpc: error[HPC172]: no running torchrun_hpc job of yours on "
+            f"{HOST}. On a cluster:"
+        ),
+        f"    srun --overlap --jobid=JOBID {COMMAND}",
+    ],
+)
+
+
 def test_no_launch(run):
-    assert run() == (
-        1,
-        "",
-        [
-            (
-                "torchrun_hpc: error[HPC172]: no running torchrun_hpc job of yours on "
-                f"{HOST}. On a cluster:"
-            ),
-            f"    srun --overlap --jobid=JOBID {COMMAND}",
-        ],
-    )
+    assert run() == NO_LAUNCH
     assert run("--json")[:2] == (1, "")
 
 
@@ -191,6 +196,20 @@ def test_an_agent_that_does_not_answer(run, monkeypatch, serve):
     serve("", lambda: ONE_NODE)
     code, out, err = run("--json")
     assert (code, json.loads(out), err) == (1, [ONE_NODE], [f"{NO_ANSWER}timed out"])
+
+
+def test_a_name_that_takes_no_more_callers(run, broken):
+    """No agent's does: another user has taken it, who cannot be asked."""
+    broken.listen(0)
+    with contextlib.ExitStack() as opened:
+        callers = [
+            opened.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(9)
+        ]
+        for caller in callers:
+            caller.settimeout(0)
+        took = [caller.connect_ex(broken.getsockname()) for caller in callers]
+        assert took[-1] == errno.EAGAIN
+        assert run() == NO_LAUNCH
 
 
 @pytest.mark.parametrize("launch", ["", "19.0"])

@@ -14,6 +14,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.launcher import api as launcher
 
+from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.death_signals import FOREVER, LIMIT
 from torchrun_hpc.torch_compat.patches import agent
@@ -49,13 +50,12 @@ def apply(_plan: object, hooks: Hooks) -> None:
     """Let a signal wait until the workers have started, or ended."""
 
     class DeferringAgent(LocalElasticAgent):
-        def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+        def _start_workers(self, worker_group: Any) -> Any:
             with hooks.death_signals.held(LIMIT):
-                pids: dict[int, Any] = super()._start_workers(worker_group)
-            return pids
+                return super()._start_workers(worker_group)
 
         def _shutdown(self, *args: Any, **options: Any) -> None:
-            if isinstance(sys.exc_info()[1], _torch.SignalException):
+            if isinstance(sys.exc_info()[1], (_torch.SignalException, JobFailedError)):
                 hooks.death_signals.end()
             super()._shutdown(*args, **options)
 
