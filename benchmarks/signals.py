@@ -12,6 +12,7 @@ traceback, a process that is left, or a signal without effect. Fails if there is
 from __future__ import annotations
 
 import collections
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,6 +34,8 @@ def main() -> None:
         sys.exit(f"this needs the test cluster: {reason}")
     count = int(sys.argv[1]) if len(sys.argv) > 1 else MOMENTS
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else SEED  # noqa: PLR2004
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a shell, in background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     ends: collections.Counter[str] = collections.Counter()
     faults, begin = 0, time.monotonic()
     with Cluster(("n1", "n2", "n3"), management="open", fast_names=str) as cluster:

@@ -129,18 +129,17 @@ class _Forwarder:
 
     def _deliver(self, workers: Mapping[int, int], now: float) -> None:
         known = [r for r in self._undelivered if r.workers_have_it is not None]
-        alive: set[int] = set()
         parents = {str(os.getpid()), str(self._fork_server)}
         for rank, pid in workers.items():
             status = procfs.status(pid)
             # If this worker was reaped, its number may belong to another process.
             if status.get("PPid") not in parents or status["State"][0] in "ZX":
                 continue
-            alive.add(pid)
             self._deliver_to(rank, pid, status, known, now)
-        # Keep what some workers have not had for the workers that replace them.
+        # Keep what some workers have not had for the workers that replace them: one
+        # that has ended may have failed.
         for received in tuple(self._undelivered):
-            if alive and alive <= received.delivered_to:
+            if workers and received.delivered_to.issuperset(workers.values()):
                 self._undelivered.remove(received)
 
     def _deliver_to(
