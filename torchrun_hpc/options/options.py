@@ -120,8 +120,8 @@ class Options:
         "auto",
         "auto|require|none",
         "Make the nodes prove with a key that they belong to this job. 'auto' does so "
-        "if there is a key. 'require' refuses to start without a key. Default: the "
-        "site's value, or auto.",
+        "if there is a key. 'require' starts several nodes only with a key. Default: "
+        "the site's value, or auto.",
         values.auth,
     )
     hpc_key_file: str = _ours(
