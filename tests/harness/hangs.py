@@ -91,7 +91,7 @@ def run(cluster, cases, *options, form="fork", nodes=2, first=""):
         check(case, lines, form)
     # The notes about the restarts, and the last line.
     *named, _, last = re.findall(r"HPC12[58]\]: [^:]*: (.*)", written)
-    # Without calls, nobody is named if the odd one itself is the first to fail.
+    # Without calls, nobody is named if the odd rank is the first to fail.
     may_be_first = ("shape",) if _has_calls(form) else ("shape", "order")
     for case, sentence in zip(cases, [*named, last], strict=True):
         if case not in may_be_first:

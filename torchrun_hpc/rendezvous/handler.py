@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.client import Client
 
 _torch: Any = distributed
+# Options of the workers' store, which node rank 0 opens.
 _SERVER = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
 
 # Seconds that an agent may be silent: without --rdzv-conf, and at least.

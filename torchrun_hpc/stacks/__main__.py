@@ -74,7 +74,7 @@ def _ask(name: str) -> Mapping[str, Any] | None:
     """Return an agent's answer, empty without one; ``None`` if it is another user's."""
     try:
         return service.ask(name, _TIMEOUT)
-    except BlockingIOError:  # its queue is full: no agent's is
+    except BlockingIOError:  # a full queue is not an agent's
         return None
     except OSError as error:
         text = f"the agent did not answer: {error.strerror or error}"

@@ -86,7 +86,7 @@ class WorkerStack:
 
     @property
     def is_known(self) -> bool:
-        """Return whether it is known where this worker is, or why it is nowhere."""
+        """Whether it is known where this worker is, or that it is stopped or ended."""
         return bool(self.frames) or self.problem.startswith(_IT)
 
     def has_progressed(self, before: WorkerStack, seconds: float) -> bool:
