@@ -567,13 +567,15 @@ class Cluster:
             )
         return foreign
 
-    def cut(self, host: str) -> None:
-        """Let nothing through on the fast network between a host and the others.
+    def cut(self, host: str, *networks: str) -> None:
+        """Let nothing through on a network between a host and the others.
 
         The interface stays up; its packets go nowhere, as behind a broken switch.
+        Without any, it is the fast network.
         """
-        port = self.port(host)
-        self.configure(SWITCH, "ip", "link", "set", port, "nomaster")
+        for network in networks or (self.fast,):
+            port = f"{network}.{self._numbers[host]}"
+            self.configure(SWITCH, "ip", "link", "set", port, "nomaster")
 
     def heal(self, host: str) -> None:
         """Undo `cut`."""

@@ -30,6 +30,7 @@ class LocalWorld:
 
     took_part = reports = True
     is_unreported = False
+    takeovers = 0
     out_at_end: tuple[int, ...] = ()
 
     def __init__(self, meeting: Meeting, explain: Explain) -> None:

@@ -154,17 +154,19 @@ def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
         return
     bad = world.out_at_end
     notes = [bad_nodes(bad, meeting)] if bad else []
-    is_lost = notes if failure is None else failure.kind in _LOST
     by = meeting.started_by
-    if is_lost and by and by.may_wait and not (failure and by.ends_others):
+    # It sees itself that a connection has ended, but not that a node is silent.
+    kinds = (Kind.SILENT,) if by and by.ends_others else _LOST
+    is_lost = notes if failure is None else failure.kind in kinds
+    if is_lost and by and by.may_wait:
         waits = f"{by.name} may wait forever for a lost node. {_END_SCRIPT}"
         notes.append(Message("HPC235", waits))
     for note in notes:
         # atexit runs in reverse order, so these are written after the reason.
         say(note, "warning")
     if world.is_certain:
-        ended = outcome.outcome_of(failure, plan, bad, world.restarts)
-        outcome.write(ended, plan)
+        counts = world.restarts, world.takeovers
+        outcome.write(outcome.outcome_of(failure, plan, bad, *counts), plan)
     # With torch's rendezvous, torch reports why it ended, unless a worker failed.
     if failure and (is_command if failure.worker else meeting.is_ours):
         say(report.failed(failure, meeting), "error")

@@ -15,12 +15,13 @@ from torchrun_hpc import files, wire
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.failures.report import sentence
+from torchrun_hpc.names import nodes
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.failures.worker import Worker
     from torchrun_hpc.planning.plan import LaunchPlan
@@ -46,6 +47,7 @@ def outcome_of(
     plan: LaunchPlan,
     out: Sequence[int] = (),
     restarts: int = 0,
+    takeovers: int = 0,
 ) -> dict[str, Any]:
     """Return how a job has ended, as plain data.
 
@@ -55,20 +57,24 @@ def outcome_of(
         ``outcome`` (a constant of this module), ``launch_id``, ``reason`` (a sentence),
         ``rank`` and ``code`` of the worker that failed first, or ``None``,
         ``nodes`` (names of the nodes that failed), ``exclude`` (these, and nodes
-        lost before), ``restarts`` (of all workers).
+        lost before), ``restarts`` (of all workers), ``takeovers`` (of the
+        coordinator), and ``by``, the name of a node that has only lost the coordinator.
     """
-    kind = DONE if failure is None else _OUTCOMES[failure.kind]
+    kind, where = DONE if failure is None else _OUTCOMES[failure.kind], plan.meeting
+    is_alone = failure is not None and failure.kind is Kind.COORDINATOR
     about = set(failure.nodes) if failure else set()
     bad = {*out, *(about if kind == NODES else ())}
     return {
         "outcome": kind,
-        "launch_id": plan.meeting.launch_id,
-        "reason": sentence(failure, plan.meeting) if failure else "",
+        "launch_id": where.launch_id,
+        "reason": sentence(failure, where) if failure else "",
         "rank": failure.rank if failure and failure.worker else None,
         "code": failure.code if failure and failure.worker else None,
         "nodes": _hosts(about, plan),
         "exclude": _hosts(bad, plan),
         "restarts": restarts,
+        "takeovers": takeovers,
+        "by": nodes([where.node_rank], where.hosts) if is_alone else "",
     }
 
 
@@ -80,13 +86,13 @@ def _hosts(ranks: set[int], plan: LaunchPlan) -> list[str]:
 def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
     """Write the outcome, if it is wanted: the whole file, or none.
 
-    The first final outcome counts: a node that was cut off may come back later, and
-    believe that all others were lost.
+    The first final outcome of the coordinator with the most takeovers counts: a node
+    that was cut off may come back later, and believe that all others were lost.
     """
     if not plan.asked.hpc_outcome:
         return
     file = Path(plan.asked.hpc_outcome)
-    if _launch_of(file) == plan.meeting.launch_id:
+    if _stands(file, outcome):
         return
     # The reason may have come over the network, and a shell script may source this.
     written = json.dumps(outcome, indent=2).translate(_INERT)
@@ -97,13 +103,22 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
         console.write(Message("HPC215", text), "error")
 
 
-def _launch_of(file: Path) -> str | None:
+def _stands(file: Path, other: Mapping[str, Any]) -> bool:
+    """Return whether a file has this launch's final outcome, and it counts more."""
     try:
-        found = wire.from_json(files.read(file, _LARGEST, os.O_NOFOLLOW))
+        present = wire.from_json(files.read(file, _LARGEST, os.O_NOFOLLOW))
     except (OSError, WireError):
-        return None
-    is_final = isinstance(found, dict) and found.get("outcome") != RUNNING
-    return found.get("launch_id") if is_final else None
+        return False
+    if not isinstance(present, dict) or present.get("outcome") == RUNNING:
+        return False
+    is_same = present.get("launch_id") == other["launch_id"]
+    return is_same and _weight(present) >= _weight(other)
+
+
+def _weight(outcome: Mapping[str, Any]) -> int:
+    takeovers = outcome.get("takeovers")
+    known = takeovers if type(takeovers) is int else 0
+    return -1 if outcome.get("by") else known
 
 
 def forget(plan: LaunchPlan) -> None:

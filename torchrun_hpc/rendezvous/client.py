@@ -202,8 +202,12 @@ class Client:
             self.failure = failure
             self.send({"failed": wire.encode(failure.brief)})
 
-    def leave(self) -> None:
-        """Disconnect; after a failure, once the first failure is known."""
+    def leave(self, timeout: float = 0) -> None:
+        """Disconnect; after a failure, once the first failure is known.
+
+        Then wait up to `timeout` seconds until the coordinator's node ends, which
+        reports. Some launchers end all tasks when one ends with an error.
+        """
         if not self._is_running:
             return
         if self._wanted >= 0 and not self.finished:
@@ -213,8 +217,8 @@ class Client:
             self._loop.call(self._ask_for_report)  # all have ended: no more fail
         if self.failure is not None and self.is_accepted:
             self.wait_for(lambda: self.ending, _DECIDED_TIMEOUT)
-            # Some schedulers end all tasks when one ends with an error.
             self.wait_for(lambda: not self.is_unreported, _REPORT_TIMEOUT)
+            self.wait_for(lambda: False, timeout)
         self._loop.call(self._disconnect)
         self.wait_for(lambda: not self._is_running, _LEAVE_TIMEOUT)
 

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 # Seconds to find out which program has a port.
 _CHECK_TIMEOUT = 2
 
+# Seconds by which the coordinator gives up before the others, and reports.
+_HEAD_START = 10
+
 _REPLIES = 4  # made at once
 
 # Identifies this process. A fork of it has another process id.
@@ -100,9 +103,8 @@ class Connection:
         self._request = request_of(meeting, settings.run_id)
         self._server: CoordinatorServer | None = None
         self.key = Key(meeting.key, meeting.launch_id)
-        self.client = Client(
-            self._loop, self._request, settings.silence_timeout, self._hear
-        )
+        silence = settings.silence_timeout + _HEAD_START * (not settings.has_spares)
+        self.client = Client(self._loop, self._request, silence, self._hear)
 
     def open(self, timeout: float) -> Client:
         """Start the coordinator, if this is its node, and connect to it.
@@ -136,9 +138,12 @@ class Connection:
             raise self._refusal(refused) from None
         return self.client
 
-    def close(self) -> None:
-        """Disconnect. The coordinator ends once all others know how the job ended."""
-        self.client.leave()
+    def close(self, timeout: float = 0) -> None:
+        """Disconnect. The coordinator ends once all others know how the job ended.
+
+        For `timeout`, see `Client.leave`.
+        """
+        self.client.leave(timeout)
         if self._server is not None:
             self._server.close()
             self._server = None

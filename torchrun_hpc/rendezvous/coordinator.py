@@ -59,7 +59,8 @@ class Coordinator:
         # Seconds in which nodes may join for the first time.
         self._expected_for = settings.join_timeout if record.round < 0 else 0
         self._reported: set[Refusal] = set()  # why others were refused
-        self._questions: dict[int, dict[str, Any]] = {}  # to all, by the asking agent
+        # To all, by the asking agent; with the agents that have received it.
+        self._questions: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self._printed = False  # the user knows which workers have failed
         # The second of the latest loss of an agent, and the loss.
         self._loss = -1 - _BESIDE, Failure(Kind.LOST)
@@ -219,11 +220,17 @@ class Coordinator:
             own = {"coordinator": self.settings.coordinator}
             self.members.send(rank, {"welcome": protocol.VERSION, **known, **own})
             for question in self._questions.values():
-                self.members.send(rank, question)
+                self._pass_on(*question)
         if rounds.has_ended:  # it was not here when that was sent
             self.members.inform(rank, rounds.ending)
             if self._printed:
                 self.members.send(rank, {"printed": True})
+
+    def _pass_on(self, question: Mapping[str, Any], received: set[str]) -> None:
+        for rank, agent in self.members.agents.items():
+            if agent.request.agent not in received:
+                received.add(agent.request.agent)
+                self.members.send(rank, question)
 
     def _refused(self, refused: Refused) -> None:
         reason, rank, text = refused
@@ -256,7 +263,7 @@ class Coordinator:
         """
         rounds, has_spares = self.rounds, self.settings.has_spares
         self._remove(rank)
-        for asks, question in self._questions.items():
+        for asks, (question, _) in self._questions.items():
             _, number = question["question"]
             self.members.send(asks, {"replied": number, "node": rank, "of": None})
         if failure is not None:
@@ -371,9 +378,8 @@ class Coordinator:
             what = message.get("what")
             if type(what) is str and len(what) <= _SHORT:
                 about = {"what": what, "with": message.get("with")}
-                asked = {"question": [rank, number], **about}
-                self._questions[rank] = asked
-                members.send_all(asked)
+                self._questions[rank] = {"question": [rank, number], **about}, set()
+                self._pass_on(*self._questions[rank])
         match message.get("reply"):
             case [int(asks), int(number)]:
                 reply = {"replied": number, "node": rank, "of": message.get("of")}

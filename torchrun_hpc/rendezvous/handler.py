@@ -213,6 +213,11 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return tuple(self.client.ending.get("out_at_end", ()))
 
     @property
+    def takeovers(self) -> int:
+        """How often another node had become the coordinator that ended the job."""
+        return int(self.client.ending.get("takeovers", 0))
+
+    @property
     def took_part(self) -> bool:
         """Whether the coordinator has accepted this agent."""
         return self.client.is_accepted
@@ -254,7 +259,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def leave(self) -> None:
         """Disconnect. The coordinator ends once all others know how the job ended."""
-        self._connection.close()
+        is_last = self.reports or self._meeting.is_coordinator
+        self._connection.close(0 if is_last else self._settings.kill)
         self._workers_store = []
         if self._opening is not None:
             self._opening.join(_PATIENCE)

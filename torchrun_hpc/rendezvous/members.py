@@ -242,4 +242,6 @@ class Members:
         """Tell an agent how the job ended, and the reporting node what to report."""
         reports = "failed" in message and rank == self._settings.reporter
         self.send(rank, {**message, "reports": True} if reports else message)
-        self.unread.add(self.agents[rank].connection)
+        agent = self.agents[rank]
+        if agent.silent_for < self._settings.silence_timeout:
+            self.unread.add(agent.connection)

@@ -70,6 +70,13 @@ class Rounds:
         phase = self._failed_in or self.phase
         return phase not in BETWEEN_ROUNDS or self.roster.is_complete
 
+    @property
+    def _own_term(self) -> tuple[int, int]:
+        """The highest term if it is this coordinator's, otherwise the next one."""
+        takeovers, of = self._term
+        own = self._settings.coordinator
+        return takeovers + (of != own), own
+
     def _enter(self, phase: Phase) -> None:
         if phase not in NEXT[self.phase]:
             raise RuntimeError(f"{self.phase.value} -> {phase.value}")
@@ -192,8 +199,7 @@ class Rounds:
         pairs = zip(roster.record.active, active, strict=True)
         places = [(rank, old, new) for rank, (old, new) in enumerate(pairs)]
         self._replaced = [each for each in places if each[1] != each[2]]
-        if self._term[1] != settings.coordinator:
-            self._term = self._term[0] + 1, settings.coordinator
+        self._term = self._own_term
         self.round = self._newest + 1
         if self.round > settings.max_restarts:
             self.fail(roster.why(self._cause))
@@ -308,6 +314,7 @@ class Rounds:
         if self._settings.has_spares:
             has_begun, has_quorum = self.began >= 0, self.has_quorum
             told |= self.roster.closing(has_begun=has_begun, has_quorum=has_quorum)
+            told["takeovers"] = self._own_term[0]
         return told
 
     # --- time ---------------------------------------------------------------------
@@ -352,7 +359,7 @@ class Rounds:
         roster, settings = self.roster, self._settings
         active, has_quorum = {*roster.record.active}, self.phase is not Phase.SEEK
         roster.count(has_quorum=has_quorum)
-        if roster.leases and has_quorum and waiting.is_report_due(self._gathered_for):
+        if roster.leases and has_quorum and self._gathered_for == waiting.FIRST_REPORT:
             left = max(roster.leases.values())
             self._members.report({"leased": sorted(roster.leases), "left": left})
         late = active - self._confirmed

@@ -33,6 +33,7 @@ MPIEXEC = Launcher(
     block_option="-ppn {tasks}",
     host_file_option="-f",
     bind_option="-bind-to core:N",
+    may_wait=True,
 )
 
 

@@ -48,7 +48,7 @@ MPIRUN = Launcher(
     bind_option="--map-by slot:PE=N --bind-to core",
     network_hint="mpirun -x MASTER_ADDR=HOST, or --mca oob_tcp_if_include {interface}; "
     "in a PBS job -x PBS_JOBID",
-    may_wait=True,  # with --enable-recovery
+    may_wait=True,
 )
 
 

@@ -1,14 +1,15 @@
-"""All processes of a host are killed under mpirun and mpiexec, over ssh."""
+"""A host is lost under mpirun and mpiexec, over ssh: killed, or without a network."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from contextlib import contextmanager
 
 import pytest
 from commands import ENVIRON, FORMS, HPC, own_lines, require
 from launchers import MPICH_4, OPENMPI_4, missing, once
-from testbed import Cluster
+from testbed import MANAGEMENT, Cluster
 from waiting import PATIENCE, until
 
 HOSTS = ("n9", "n10", "n11")
@@ -37,33 +38,50 @@ def cluster(machine):  # noqa: ARG001
         yield cluster
 
 
+@contextmanager
+def job(cluster, mpi, hosts, folder, *options):
+    """Run a job, from when all are at work; end it at the end."""
+    require(missing(mpi))
+    folder.chmod(0o777)
+    (folder / "train.py").write_text(SCRIPT)
+    slots = [f"{host}:1" for host in hosts] if mpi == OPENMPI_4 else hosts
+    ours = (*HPC, *options, f"--hpc-outcome={folder / 'outcome.json'}")
+    words = (*once(mpi, len(hosts)), *ours, "train.py", folder)
+    with (folder / "output").open("w") as file:
+        program = cluster.popen(
+            [*mpi.command(cluster, *slots), *words],
+            host=hosts[0],
+            env=ENVIRON | FORMS["fork"],
+            cwd=folder,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        until(lambda: len([*folder.glob("ready.*")]) == len(hosts))
+        yield program
+    finally:
+        cluster.end(program)
+        print(output_of(folder))
+
+
+def output_of(folder):
+    return (folder / "output").read_text(errors="replace")
+
+
+def outcome_of(folder):
+    return json.loads((folder / "outcome.json").read_text())
+
+
 def lose(cluster, mpi, hosts, folder):
     """Start a job, and kill the last host; return what it has printed, and outcomes.
 
     The outcomes are that of the running job, and that of the end.
     """
-    require(missing(mpi))
-    folder.chmod(0o777)
-    (folder / "train.py").write_text(SCRIPT)
-    file = folder / "outcome.json"
-    slots = [f"{host}:1" for host in hosts] if mpi == OPENMPI_4 else hosts
-    words = (*once(mpi, len(hosts)), *HPC, f"--hpc-outcome={file}", "train.py", folder)
-    program = cluster.popen(
-        [*mpi.command(cluster, *slots), *words],
-        host=hosts[0],
-        env=ENVIRON | FORMS["fork"],
-        cwd=folder,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        until(lambda: len([*folder.glob("ready.*")]) == len(hosts))
-        running = json.loads(file.read_text())
+    with job(cluster, mpi, hosts, folder) as program:
+        running = outcome_of(folder)
         cluster.run(["sh", "-c", "kill -9 -1"], host=hosts[-1])
-        output, _ = program.communicate(timeout=PATIENCE)
-    finally:
-        cluster.end(program)
-    print(output)
-    return output, running, json.loads(file.read_text())
+        program.wait(PATIENCE)
+    return output_of(folder), running, outcome_of(folder)
 
 
 def test_mpirun_ends_all_others_by_sigterm(cluster, tmp_path):
@@ -79,3 +97,25 @@ def test_mpiexec_kills_all_others(cluster, tmp_path):
     output, _, ended = lose(cluster, MPICH_4, HOSTS[:2], tmp_path)
     assert "HPC125" not in output
     assert ended["outcome"] == "running"  # that it was killed
+
+
+@pytest.mark.parametrize("mpi", [OPENMPI_4, MPICH_4], ids=str)
+def test_a_host_without_a_network(mpi, tmp_path, machine):  # noqa: ARG001
+    """It still sees the outcome's file. The launcher waits for it forever."""
+    brief = "--rdzv_conf=keep_alive_interval=5,keep_alive_max_attempt=1"
+    with (
+        Cluster(HOSTS, management="open", slurm=False) as cluster,
+        job(cluster, mpi, HOSTS, tmp_path, brief) as program,
+    ):
+        cluster.cut(HOSTS[1], MANAGEMENT, cluster.fast)
+        until(lambda: "HPC235" in output_of(tmp_path), lambda: output_of(tmp_path))
+        assert program.poll() is None
+    reason = "the agent on node 1 did not answer for 5 s"
+    ended = outcome_of(tmp_path)
+    assert (ended["outcome"], ended["reason"], ended["by"]) == (
+        "nodes failed",
+        reason,
+        "",
+    )
+    codes = [line.partition("[")[2][:6] for line in own_lines(output_of(tmp_path))]
+    assert codes[-2:] == ["HPC125", "HPC235"]

@@ -15,6 +15,7 @@ from torchrun_hpc.schedulers import hydra, openmpi, pbs
 from torchrun_hpc.torch_compat.death_signals import DeathSignals
 
 LOST = Failure(Kind.LOST, (1,))
+SILENT = Failure(Kind.SILENT, (1,), code=30)
 STOP = Failure(Kind.SIGNAL, (1,), code=15)
 
 
@@ -27,8 +28,12 @@ STOP = Failure(Kind.SIGNAL, (1,), code=15)
         (pbs.PBSDSH, None, (), False),
         (openmpi.MPIRUN, None, (1,), True),  # with --enable-recovery
         (openmpi.MPIRUN, LOST, (1,), False),  # it has ended the job
-        (hydra.MPIEXEC, None, (1,), False),
+        (openmpi.MPIRUN, SILENT, (), True),
+        (hydra.MPIEXEC, None, (1,), True),
+        (hydra.MPIEXEC, SILENT, (), True),
+        (hydra.MPIEXEC, LOST, (), False),
         (None, LOST, (), False),
+        (None, SILENT, (), False),
     ],
 )
 def test_a_launcher_that_may_wait(started_by, failure, out, waits, capsys):
@@ -36,7 +41,12 @@ def test_a_launcher_that_may_wait(started_by, failure, out, waits, capsys):
         nodes=2, hosts=("dec0001", "dec0002"), started_by=started_by, launch_id="7"
     )
     ended = SimpleNamespace(
-        failure=failure, reports=True, restarts=0, out_at_end=out, is_certain=True
+        failure=failure,
+        reports=True,
+        restarts=0,
+        takeovers=0,
+        out_at_end=out,
+        is_certain=True,
     )
     exit_status._report(plan, ended, is_command=False)
     name = started_by.name if started_by else ""

@@ -62,6 +62,8 @@ def expected(kind, reason="", nodes=(), **changes):
         "nodes": [*nodes],
         "exclude": [*nodes] if kind == "nodes failed" else [],
         "restarts": 0,
+        "takeovers": 0,
+        "by": "",
     }
     return values | changes
 
@@ -87,7 +89,8 @@ def test_an_outcome(failure, kind, nodes):
     reason = report.sentence(failure, plan().meeting)
     assert reason
     of_a_worker = {"rank": 5, "code": -9} if failure.kind is Kind.WORKER else {}
-    found = expected(kind, reason, nodes, **of_a_worker)
+    by = "jwb0001 (node 0)" if failure.kind is Kind.COORDINATOR else ""
+    found = expected(kind, reason, nodes, by=by, **of_a_worker)
     assert outcome.outcome_of(failure, plan()) == found
 
 
@@ -105,8 +108,9 @@ def test_every_kind_of_failure_has_an_outcome():
     ],
 )
 def test_nodes_that_were_lost_before_are_to_be_excluded(failure, exclude):
-    found = outcome.outcome_of(failure, plan(), (3, 2), 2)
-    assert (found["exclude"], found["restarts"]) == (exclude, 2)
+    found = outcome.outcome_of(failure, plan(), (3, 2), 2, 1)
+    assert found["exclude"] == exclude
+    assert (found["restarts"], found["takeovers"]) == (2, 1)
 
 
 def test_nodes_without_a_name_are_left_out():
@@ -141,6 +145,28 @@ def test_the_first_one_of_a_launch_is_written(file, capsys):
     assert read(file) == later
     assert [*file.parent.iterdir()] == [file]
     assert capsys.readouterr().err == ""
+
+
+OLD, NEW = expected("nodes failed"), expected("nodes failed", takeovers=1)
+ALONE = expected("nodes failed", by="jwb0002 (node 1)")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "last"),
+    [
+        (OLD, NEW, NEW),  # the old coordinator was cut off
+        (NEW, OLD, NEW),
+        (ALONE, OLD, OLD),
+        (OLD, ALONE, OLD),
+        (NEW, ALONE, NEW),
+        (ALONE, {**ALONE, "by": "jwb0003 (node 2)"}, ALONE),
+        ({**NEW, "takeovers": "many"}, NEW, NEW),
+    ],
+)
+def test_the_last_coordinator_has_the_last_word(first, second, last, file):
+    outcome.write(first, plan(file))
+    outcome.write(second, plan(file))
+    assert read(file) == last
 
 
 NO_OUTCOMES = {
@@ -274,7 +300,8 @@ def test_a_disk_that_is_full(file, capsys, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
-    outcome.write(expected("stopped"), plan(file, launch_id="20.0"))
+    later = expected("stopped", launch_id="20.0")
+    outcome.write(later, plan(file, launch_id="20.0"))
     assert f"to {file}: No space left on device\n" in capsys.readouterr().err
     assert [*file.parent.iterdir()] == [file]
     assert read(file) == DONE

@@ -449,6 +449,18 @@ def test_who_asks_hears_of_an_agent_that_goes():
     assert asked_by(1) in job.send("again", **request_of(2, agent="second"))["again"]
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_agent_that_reconnects_gets_no_question_twice(is_lost):
+    """It still replies to the first one."""
+    job = Job(max_restarts=1).all_at_work()
+    job.send(1, **ask())
+    if is_lost:  # otherwise it connects before the end of the first connection arrives
+        job.lose(2)
+    assert asked_by(1) not in job.send("again", **request_of(2))["again"]
+    reply = {"replied": 7, "node": 2, "of": SAMPLES}
+    assert job.send("again", reply=[1, 7], node=2, of=SAMPLES) == {1: [reply]}
+
+
 def test_an_agent_that_comes_later_is_asked_too():
     job = Job()
     job.connect(0)
@@ -1104,6 +1116,10 @@ def test_an_agent_that_does_not_answer_is_named_and_ends_the_job():
     ends = [(rank, last_words(silent, rank)) for rank in range(3)]
     assert job.wait(1, 0, 2) == {1: ends}
     assert job.wait(200, 0, 2) == {}  # it is reported once
+    job.send(0, read=True)
+    assert not job.coordinator.all_informed
+    job.send(2, read=True)
+    assert job.coordinator.all_informed  # nobody waits for the silent one
 
 
 @pytest.mark.parametrize("last", [29, 30, 119])
