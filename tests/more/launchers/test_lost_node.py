@@ -39,19 +39,24 @@ def cluster(machine):  # noqa: ARG001
 
 
 @contextmanager
-def job(cluster, mpi, hosts, folder, *options):
-    """Run a job, from when all are at work; end it at the end."""
+def job(cluster, mpi, hosts, folder, *options, environ=()):
+    """Run a job, from when all are at work; end it at the end.
+
+    Variables of the environ are passed to all hosts.
+    """
     require(missing(mpi))
     folder.chmod(0o777)
     (folder / "train.py").write_text(SCRIPT)
     slots = [f"{host}:1" for host in hosts] if mpi == OPENMPI_4 else hosts
     ours = (*HPC, *options, f"--hpc-outcome={folder / 'outcome.json'}")
-    words = (*once(mpi, len(hosts)), *ours, "train.py", folder)
+    passed = [word for name in environ for word in ("-x", name)]
+    options = (*once(mpi, len(hosts)), *(passed if mpi == OPENMPI_4 else ()))
+    words = (*options, *ours, "train.py", folder)
     with (folder / "output").open("w") as file:
         program = cluster.popen(
             [*mpi.command(cluster, *slots), *words],
             host=hosts[0],
-            env=ENVIRON | FORMS["fork"],
+            env=ENVIRON | FORMS["fork"] | dict(environ),
             cwd=folder,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -101,21 +106,21 @@ def test_mpiexec_kills_all_others(cluster, tmp_path):
 
 @pytest.mark.parametrize("mpi", [OPENMPI_4, MPICH_4], ids=str)
 def test_a_host_without_a_network(mpi, tmp_path, machine):  # noqa: ARG001
-    """It still sees the outcome's file. The launcher waits for it forever."""
+    """It still sees the outcome's file. In PBS, the launcher waits for it forever."""
+    nodes = tmp_path / "nodes"
+    nodes.write_text("".join(f"{host}\n" for host in HOSTS))
+    environ = {"PBS_JOBID": "7.login", "PBS_NODEFILE": str(nodes)}
     brief = "--rdzv_conf=keep_alive_interval=5,keep_alive_max_attempt=1"
     with (
         Cluster(HOSTS, management="open", slurm=False) as cluster,
-        job(cluster, mpi, HOSTS, tmp_path, brief) as program,
+        job(cluster, mpi, HOSTS, tmp_path, brief, environ=environ) as program,
     ):
         cluster.cut(HOSTS[1], MANAGEMENT, cluster.fast)
         until(lambda: "HPC235" in output_of(tmp_path), lambda: output_of(tmp_path))
         assert program.poll() is None
-    reason = "the agent on node 1 did not answer for 5 s"
     ended = outcome_of(tmp_path)
-    assert (ended["outcome"], ended["reason"], ended["by"]) == (
-        "nodes failed",
-        reason,
-        "",
-    )
+    reason = f"the agent on {HOSTS[1]} (node 1) did not answer for 5 s"
+    assert (ended["outcome"], ended["reason"]) == ("nodes failed", reason)
+    assert (ended["exclude"], ended["by"]) == ([HOSTS[1]], "")
     codes = [line.partition("[")[2][:6] for line in own_lines(output_of(tmp_path))]
     assert codes[-2:] == ["HPC125", "HPC235"]
