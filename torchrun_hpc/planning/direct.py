@@ -93,10 +93,6 @@ def _completed(inputs: Inputs, job: Job, where: Meeting, source: str) -> Meeting
         listen=(where.connect_host, where.ports[0]) if listens else None,
         interface=network_env.interface_name(inputs.environ, environment),
         environment=environment,
-        notes=(
-            *where.notes,
-            *messages.unused(inputs, messages.DIRECT_MODE, ("hpc_rendezvous",)),
-        ),
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.options.arguments import variable_of
-from torchrun_hpc.options.values import SCHEDULER
+from torchrun_hpc.options.values import REQUIRE, SCHEDULER
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.schedulers.job import LaunchContext, Launcher
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 NO_SCHEDULER = "no scheduler"
 
 DIRECT_MODE = "in direct mode, where each task is a worker"
+
+# Modules set the variables of these options for all jobs.
+_OF_MODULES = ("hpc_site", "hpc_auth", "hpc_key_file")
 
 # Variables that an agent, or direct mode, sets for a worker.
 RUN_ID, RANK = "TORCHELASTIC_RUN_ID", "RANK"
@@ -51,20 +54,23 @@ def interactive_note(inputs: Inputs) -> tuple[Message, ...]:
 
 def unused(inputs: Inputs, where: str, names: Sequence[str]) -> tuple[Message, ...]:
     """Return a note on each of our options that has no effect."""
-    useless = [str(inputs.options[name]) for name in names if name in inputs.options]
+    by_module = {n for n in _OF_MODULES if variable_of(n) in inputs.environ}
+    useless = (n for n in names if n in inputs.options and n not in by_module)
     return tuple(
-        Message("HPC077", f"{option} has no effect {where}") for option in useless
+        Message("HPC077", f"{inputs.options[name]} has no effect {where}")
+        for name in useless
     )
 
 
 def unused_on_one_node(inputs: Inputs, where: str) -> tuple[Message, ...]:
     """Return a note on each option that only works on several nodes of a job."""
-    # A module sets the variable for all jobs.
-    by_module = variable_of("hpc_site") in inputs.environ
-    is_used = inputs.site is None or inputs.site.options or by_module
-    useless = () if is_used else ("hpc_site",)
-    numbered = inputs.options.hpc_rendezvous == SCHEDULER
-    return unused(inputs, where, useless + (("hpc_rendezvous",) if numbered else ()))
+    options, site = inputs.options, inputs.site
+    is_useless = {
+        "hpc_site": site is not None and not site.options,
+        "hpc_rendezvous": options.hpc_rendezvous == SCHEDULER,
+        "hpc_auth": options.hpc_auth == REQUIRE,
+    }
+    return unused(inputs, where, [name for name in is_useless if is_useless[name]])
 
 
 def warnings(inputs: Inputs, here: LocalEndpoint, host: str) -> tuple[Message, ...]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.meeting import Meeting
 
-_OF_AGENTS = ("hpc_stall_report", "hpc_outcome", "hpc_without_patches")
+_OF_AGENT = ("hpc_stall_report", "hpc_outcome", "hpc_without_patches", "hpc_rendezvous")
 
 _MEETINGS = {
     Mode.ONE_NODE: one_node.meet,
@@ -148,7 +148,7 @@ def _messages(inputs: Inputs, meeting: Meeting, own: Workers) -> Messages:
         notes=(
             *meeting.notes,
             *preload.notes(inputs),
-            *_unused(inputs),
+            *_unused(inputs, meeting),
             *_left_out(inputs),
         ),
         advice=(
@@ -161,13 +161,15 @@ def _messages(inputs: Inputs, meeting: Meeting, own: Workers) -> Messages:
     )
 
 
-def _unused(inputs: Inputs) -> tuple[Message, ...]:
+def _unused(inputs: Inputs, meeting: Meeting) -> tuple[Message, ...]:
+    of_key = () if meeting.has_coordinator and meeting.key.path else ("hpc_key_file",)
+    found = messages.unused(inputs, "because no node checks a key", of_key)
     if inputs.mode.is_direct:
-        return messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENTS)
-    if inputs.lacks("watch_workers"):
+        found += messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENT)
+    elif inputs.lacks("watch_workers"):
         where = "on workers that are not watched"
-        return messages.unused(inputs, where, ("hpc_stall_report",))
-    return ()
+        found += messages.unused(inputs, where, ("hpc_stall_report",))
+    return found
 
 
 def _left_out(inputs: Inputs) -> tuple[Message, ...]:
