@@ -24,7 +24,7 @@ from torchrun_hpc.rendezvous.errors import (
     JobFailedError,
     RefusedError,
 )
-from torchrun_hpc.rendezvous.key import REMEDY, Key
+from torchrun_hpc.rendezvous.key import LATE, REMEDY, Key
 from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.peers import Peers
@@ -123,12 +123,12 @@ class Connection:
         opened = self._listen()
         if opened is not None and meeting.is_coordinator:
             ports = (opened.getsockname()[1],)
-        # Later, the search asks other members.
+        # Later, the search asks other members. Another key on the head node is certain
+        # only after LATE seconds, and agents start at different times.
         settings = self._settings
         first = min(timeout, settings.spare_after) if settings.has_spares else timeout
-        address = search.CoordinatorAddress(
-            meeting.connect_host, ports, first, meeting.notice_ports
-        )
+        where = (meeting.connect_host, ports, first, meeting.notice_ports)
+        address = search.CoordinatorAddress(*where, min(timeout, 2 * LATE))
         tell, own_failure = self.client.tell, self._own_failure
         finder = search.Search(self._request, address, self.key, tell, own_failure)
         peers = None if opened is None else self._serve(opened, finder, timeout)

@@ -38,6 +38,8 @@ CALLER, LISTENER = "caller", "listener"
 NOWHERE = ("", 0)  # dialled within a process
 _ALL = ("0.0.0.0", "::")
 
+NO_PROOF = "no proof: another job, or another key"
+
 
 class UnprovedError(ConnectionError):
     """The other side does not have the secret of this launch."""
@@ -77,7 +79,7 @@ class Secret:
         answer = yield wire.encode(hello)
         nonce, theirs = (wire.decode(str, answer.get(x)) for x in ("nonce", "proof"))
         if not _is_same(theirs, self.proof(LISTENER, hello, nonce)):
-            raise UnprovedError("no proof: another job, or another key")
+            raise UnprovedError(NO_PROOF)
         yield {**request, "proof": self.proof(CALLER, hello, nonce)}
 
     def listen(self, address: str, port: int) -> Steps:

@@ -14,7 +14,7 @@ from torchrun_hpc import waiting, wire
 from torchrun_hpc.rendezvous.end import End
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, RefusedError
 from torchrun_hpc.rendezvous.key import LATE
-from torchrun_hpc.rendezvous.proof import NOWHERE, UnprovedError
+from torchrun_hpc.rendezvous.proof import NO_PROOF, NOWHERE, UnprovedError
 from torchrun_hpc.rendezvous.protocol import LINE_LIMIT, Refusal
 from torchrun_hpc.wire import WireError
 
@@ -47,13 +47,14 @@ class CoordinatorAddress:
     """The coordinator's host, and the ports in the order in which it tries them.
 
     It may be on `notice_ports` only to report that it cannot start. `timeout` is the
-    search's limit in seconds.
+    search's limit in seconds; `proof_timeout`, if longer, while a port has no proof.
     """
 
     host: str
     ports: Sequence[int]
     timeout: float
     notice_ports: Sequence[int] = ()
+    proof_timeout: float = 0
 
 
 class Channel(End):
@@ -190,8 +191,10 @@ class Search:
                 if found is not None:
                     return found
                 turn += 1
-                waited = clock() - start
-                if waited > self._address.timeout:
+                waited, limit = clock() - start, self._address.timeout
+                if NO_PROOF in self._summary():
+                    limit = max(limit, self._address.proof_timeout)
+                if waited > limit:
                     raise CoordinatorNotFoundError(self._summary())
                 while reported + 1 < waited:
                     reported += 1

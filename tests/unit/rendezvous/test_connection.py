@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from dataclasses import replace
 
 import pytest
-from loopback import HERE, JOB, SETTINGS, listening
+from loopback import HERE, JOB, SETTINGS, key_of, listening, started
 from plans import make_launch_plan
-from waiting import NEVER_S, PATIENCE
+from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import notice
 from torchrun_hpc.rendezvous.connection import Connection
+from torchrun_hpc.rendezvous.key import LATE
 
 WHY = Failure(Kind.AGENT, (1,), text="why", by=1)
 
@@ -75,3 +78,51 @@ def test_who_gives_up_without_a_key_does_not_warn(stranger, tmp_path, capfd):
     stranger.close()
     assert notice.inform(where, WHY, 0, lambda _: None) is None
     assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def opened(job, tmp_path, monkeypatch):
+    """Let node 1 look for the head node, with spares; their keys differ."""
+    made, new_loop = [], asyncio.new_event_loop
+
+    def by_clock():
+        loop = new_loop()
+        loop.time = job.clock
+        return loop
+
+    def opened(spare_after):
+        job.start_server(key=key_of(b"theirs"))
+        where = meeting(1, KeyFile(str(tmp_path / "key"), "FILE"), job.port, 1)
+        settings = replace(SETTINGS, coordinator=1, spares=1, spare_after=spare_after)
+        made.append(Connection(where, settings, {}, lambda _: None))
+        monkeypatch.setattr(asyncio, "new_event_loop", by_clock)
+        connected = started(lambda: made[0].open(NEVER_S))
+        client = made[0].client
+        until(lambda: client._is_running)
+        job.clock.drive(client)
+        return connected
+
+    yield opened
+    made[0].client.finished = True  # so that it waits for no other node
+    closed = started(made[0].close)
+    job.clock.passes_until(closed.done)
+
+
+@pytest.mark.parametrize("after", [1, LATE - 1, LATE, 60])
+def test_two_keys_in_a_job_with_spares(job, opened, after):
+    """However soon it would ask the other members."""
+    connected = opened(int(after))
+    job.clock.passes_until(connected.done)
+    with pytest.raises(LaunchError, match="another key") as caught:
+        connected.result()
+    assert caught.value.code == "HPC119"
+
+
+def test_a_stranger_who_leaves_the_port(job, opened):
+    """Then the other members are asked, as if nobody had listened there."""
+    connected = opened(1)
+    job.clock.go_on(LATE - 1)
+    assert not connected.done()
+    job.end_server()
+    job.clock.passes_until(connected.done)
+    connected.result()
