@@ -35,9 +35,11 @@ from torchrun_hpc.rendezvous.handler import (
     SchedulerRendezvous,
     settings_of,
 )
+from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.reporting.start_line import joined_line
+from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities, cpp_log
 from torchrun_hpc.torch_compat.death_signals import DeathSignals
 from torchrun_hpc.torch_compat.patches import (
@@ -230,6 +232,12 @@ class AgentStarter(Starter):
         """Describe what this node would do."""
         inputs, options = self.inputs, {**plan.asked.given, **plan.options}
         command = torchrun_parser.plain_command(self._args, options, inputs.environ)
+        if plan.meeting.is_ours:
+            file = plan.meeting.key
+            key = Key(replace(file, may_make=False), plan.meeting.launch_id)
+            key.attempt()
+            used = Setting(key.name, file.source or "default")
+            plan = replace(plan, options={**plan.options, "hpc_key_file": used})
         outcomes = self._outcomes or registry.planned(plan)
         described = [registry.described(outcome) for outcome in outcomes]
         return description.description(

@@ -7,7 +7,7 @@ others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message
@@ -37,6 +37,7 @@ class KeyFile:
     path: str = ""  # ``~`` is the user's home; empty without a key
     source: str = ""  # the option that sets the path; empty for the default path
     required: str = ""  # the option that requires a key; empty without it
+    may_make: bool = True  # whether a node makes the file if it does not exist
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,3 @@ class Meeting:
         is_known = self.nodes > 1 and bool(self.hosts)
         can_meet = self.backend in {C10D, STATIC} and not options.rdzv_conf.uses_file
         return self.is_ours or (bool(options.hpc_dry_run) and is_known and can_meet)
-
-    def by_torch(self) -> Meeting:
-        """Return the same meeting by torch's c10d."""
-        is_coordinator = self.is_coordinator and not self.in_process
-        return replace(
-            self, backend=C10D, ports=self.ports[:1], is_coordinator=is_coordinator
-        )

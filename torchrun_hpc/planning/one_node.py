@@ -62,7 +62,7 @@ def meet(inputs: Inputs) -> Meeting:
         local_address=address,
         coordinator=0 if in_process else None,
         is_coordinator=in_process,
-        listen=listen,
+        listen=None if in_process else listen,
         options=derived,
         notes=(
             *_range_note(inputs),

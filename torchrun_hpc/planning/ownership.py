@@ -25,7 +25,7 @@ def key_file(inputs: Inputs) -> KeyFile:
     required = str(options["hpc_auth"]) if options.hpc_auth == REQUIRE else ""
     path = options.hpc_key_file
     source = str(options["hpc_key_file"]) if path else ""
-    return KeyFile(path or default, source, required)
+    return KeyFile(path or default, source, required, not options.hpc_dry_run)
 
 
 def check(inputs: Inputs, meeting: Meeting) -> None:

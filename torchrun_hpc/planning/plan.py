@@ -88,7 +88,8 @@ def meet(inputs: Inputs) -> Meeting:
 
 def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
     """Complete the plan, before the nodes meet; refuse what torch does not support."""
-    meeting = _with_torch(inputs, meeting)
+    if meeting.has_coordinator and inputs.node.incompatible_patches:
+        meeting = meet(inputs)  # perhaps by torch's own rendezvous
     own, asked = _workers(inputs), inputs.options
     options = {**meeting.options}
     environment = {**own.environment, **meeting.environment}
@@ -113,18 +114,6 @@ def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
         environment=environment,
         messages=_messages(inputs, meeting, own),
     )
-
-
-def _with_torch(inputs: Inputs, meeting: Meeting) -> Meeting:
-    if not (meeting.has_coordinator and inputs.node.incompatible_patches):
-        return meeting
-    several_nodes.check_rendezvous(inputs)
-    by_ours = several_nodes.meets_by_ours(inputs)
-    if meeting.spares.number and (inputs.lacks("watch_workers") or not by_ours):
-        raise spares.not_possible(inputs)
-    meeting = meeting if by_ours else meeting.by_torch()
-    ownership.check(inputs, meeting)
-    return meeting
 
 
 def _workers(inputs: Inputs) -> Workers:

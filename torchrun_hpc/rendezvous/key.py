@@ -71,32 +71,35 @@ class Key:
             return None
         try:
             path = path.expanduser()  # RuntimeError: there is no home
-            key = _read_or_make(path, anywhere=bool(self._file.source))
+            key = _read_or_make(path, self._file)
         except (OSError, ValueError, RuntimeError) as error:
             if self.secret.key:  # another thread was faster
                 return None
             kind = "none" if isinstance(error, RuntimeError) else "unusable"
             self.name = f"{kind} ({path}: {getattr(error, 'strerror', None) or error})"
             return error
+        if not key:
+            self.name = f"none yet ({path}: a launch creates it)"
+            return None
         fingerprint = hashlib.sha256(b"fingerprint" + key).hexdigest()
         self.name = f"{path} ({fingerprint[:8]})"
         self.secret = Secret(self.secret.launch, key)
         return None
 
 
-def _read_or_make(path: Path, *, anywhere: bool) -> bytes:
+def _read_or_make(path: Path, wanted: KeyFile) -> bytes:
     try:
         return _read(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         if os.path.lexists(path):  # not if its folder cannot be searched
             raise
     try:
-        return _make(path, anywhere=anywhere)
+        return _make(path, wanted)
     except OSError as error:
         if error.errno in _PASSING:
             raise
         reason = error.strerror or str(error)
-        if not anywhere and any(map(_is_others, path.parents)):
+        if not wanted.source and any(map(_is_others, path.parents)):
             # One of the others may have removed the key, or replaced a folder.
             raise OSError(f"{reason}; others can write to its folder") from None
         raise RuntimeError(reason) from None
@@ -129,12 +132,14 @@ def _read(path: Path) -> bytes:
     return key
 
 
-def _make(path: Path, *, anywhere: bool) -> bytes:
-    """Make a key. Raise `FileExistsError` if another node was faster."""
+def _make(path: Path, wanted: KeyFile) -> bytes:
+    """Make a key, or return nothing. Raise `FileExistsError` if another node has."""
     folder = Path(os.path.realpath(path.parent))
     kind = mounts.file_system(folder, procfs.read("/proc/self/mountinfo") or "")
-    if not anywhere and kind.removeprefix("fuse.") not in mounts.SHARED:
+    if not wanted.source and kind.removeprefix("fuse.") not in mounts.SHARED:
         raise OSError(f"nodes do not share its file system ({kind})")
+    if not wanted.may_make:
+        return b""
     folder.mkdir(0o700, parents=True, exist_ok=True)
     with files.beside(path) as new:
         with open(new, "xb", 0, opener=partial(os.open, mode=0o600)) as file:

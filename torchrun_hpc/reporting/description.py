@@ -71,7 +71,7 @@ def description(
     command: Sequence[str],
 ) -> Description:
     """Describe a launch, with torch's version, the patches, and the plain command."""
-    options = {**plan.asked.given, **plan.options}
+    options = {**plan.asked.of_site, **plan.asked.given, **plan.options}
     options.pop("hpc_dry_run", None)  # not part of the launch
     return Description(
         version=VERSION,

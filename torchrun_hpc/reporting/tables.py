@@ -117,7 +117,9 @@ def _decisions(node: Description) -> Iterator[Sequence[str]]:
     if workers.preload and not workers.preload.problem:
         setting = workers.preload.setting
         yield "imports once", str(setting.value), setting.source
-    yield "rendezvous", f"{meeting.backend} at {meeting.endpoint}", ""
+    meets = f"{meeting.backend} at {meeting.endpoint}"
+    within = "within the agent, without a port"
+    yield "rendezvous", within if meeting.in_process else meets, ""
     if meeting.listen:
         yield "listens on", join_endpoint(*meeting.listen), "this node is the host"
     for name, option in node.options.items():

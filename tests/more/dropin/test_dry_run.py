@@ -89,7 +89,7 @@ def test_every_value_has_its_source(launcher: Launcher, folder: Path) -> None:
     rows = [" ".join(line.split()) for line in result.out.splitlines()]
     for row in (
         "workers 2 --nproc_per_node=2",
-        "listens on 127.0.0.1:0 this node is the host",
+        "rendezvous within the agent, without a port",
         "--standalone True one node",
         "--max_restarts 1 --max_restarts",
         "--role trainer PET_ROLE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,19 @@ def test_a_launch_that_is_refused_because_of_its_key(unpadded, tmp_path, case):
     assert sorted(line for line in refused(said) if "torchrun_hpc:" in line) == [
         f"torchrun_hpc: error[HPC238]: on {host}: {text}" for host in ("n10", "n9")
     ]
+
+
+def test_a_dry_run_shows_the_key_and_makes_none(unpadded, tmp_path):
+    key, found = tmp_path / "key", []
+    for name in rf"none yet \({key}: a launch creates it\)", own("key"):
+        done = launch(unpadded, f"--hpc_key_file={key}", "--hpc-dry-run")
+        row = rf"^--hpc_key_file +{name} +--hpc_key_file={key}$"
+        assert re.search(row, done.stdout, re.MULTILINE), done.stdout
+        assert "HPC23" not in done.stderr, done.stderr
+        found.append(key.exists())
+        key.write_bytes(bytes(range(32)))
+        key.chmod(0o600)
+    assert found == [False, True]
 
 
 def test_nodes_where_no_key_is_possible(unpadded, tmp_path):

@@ -35,7 +35,7 @@ def test_one_node_of_a_job(job, network):
     assert plan.meeting.endpoint == "localhost"
     assert plan.meeting.local_address == "127.0.0.1"
     assert (plan.meeting.nodes, plan.ranks_follow_scheduler) == (1, False)
-    assert plan.meeting.listen == ("127.0.0.1", 0)
+    assert plan.meeting.listen is None  # it meets within the process
     assert plan.messages.warnings == ()
     assert is_reporter(plan.meeting.report_rank)
 
@@ -112,8 +112,10 @@ def test_our_coordinator_serves_one_node(job, options, in_process):
     meeting = planned(job=job, options=options).meeting
     assert (meeting.in_process, meeting.has_coordinator) == (in_process, in_process)
     assert not meeting.is_ours  # for a user it is torch's
+    assert (meeting.listen is None) is in_process
     unfit = planned(job=job, options=options, incompatible_patches=("agent",)).meeting
     assert not unfit.in_process
+    assert unfit.listen == (meeting.listen or ("127.0.0.1", 0))
 
 
 @pytest.mark.parametrize(

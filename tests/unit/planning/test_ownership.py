@@ -27,6 +27,7 @@ FILES = [
     ({FILE: "~/k"}, {}, KeyFile("~/k", source="--hpc_key_file=~/k")),
     ({AUTH: "require"}, {}, KeyFile(HOME, required="--hpc_auth=require")),
     ({AUTH: "none", FILE: "/k"}, {}, KeyFile()),
+    ({"hpc_dry_run": "json"}, {}, KeyFile(HOME, may_make=False)),
 ]
 
 

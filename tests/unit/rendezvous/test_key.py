@@ -263,6 +263,21 @@ def test_a_key_that_somebody_removes_is_made_again(file, source):
     assert loaded(file, source).secret == Secret("19.0", file.read_bytes())
 
 
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("required", ["", "--hpc_auth=require"])
+@pytest.mark.parametrize("source", [DEFAULT, EXPLICIT])
+def test_a_dry_run_makes_no_key(file, source, required):
+    made = file.parent / "torchrun_hpc" / "key"
+    key = Key(KeyFile(str(made), source, required, may_make=False), "19.0")
+    assert key.load()  # a launch would have one
+    assert (key.secret, [*file.parent.iterdir()]) == (Secret("19.0"), [])
+    assert key.name == f"none yet ({made}: a launch creates it)"
+    made.parent.mkdir()
+    write(made)
+    assert key.attempt() is None
+    assert (key.secret, key.name) == (OURS, f"{made} (fa4e5cc0)")
+
+
 # --- what may pass --------------------------------------------------------------------
 
 MEMORY = "/proc/self/mem"  # it cannot be read from the start, and is private

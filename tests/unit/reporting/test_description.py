@@ -95,6 +95,22 @@ def test_another_node_gets_all_values_and_their_sources(inputs):
     assert all(setting["source"] for setting in settings)
 
 
+def test_the_options_of_a_site_have_their_source():
+    site = replace(JSC, options={"hpc_auth": "require", "hpc_key_file": "~/k"})
+    found = described(make_inputs(site=site, options={"hpc_auth": "auto"}))["options"]
+    assert found["hpc_auth"] == {"value": "auto", "source": "--hpc_auth"}
+    assert found["hpc_key_file"] == {"value": "~/k", "source": "site jsc: key_file"}
+
+
+def test_one_node_opens_no_port():
+    inputs = make_inputs(job=None)
+    assert described(inputs)["meeting"]["listen"] is None
+    found = description.description(None, make_plan(inputs), "2.13.0", [], COMMAND)
+    rows = [line.split() for line in tables.render([found], (), 0).splitlines()]
+    assert ["rendezvous", *["within", "the", "agent,", "without", "a", "port"]] in rows
+    assert not [row for row in rows if row[:2] == ["listens", "on"]]
+
+
 def heard(changes, here=HERE):
     """Return what is made of a description of node 0 with these changes."""
     return read(described(THREE_NODES) | changes, here=here)

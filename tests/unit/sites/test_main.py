@@ -93,7 +93,8 @@ def test_show(run):
 
 
 def test_show_a_file(run, mine):
-    text = MINE.replace('"a/page"', '"a/page"\npreload = ["torch"]\nbind = "gpu"', 1)
+    options = 'preload = ["torch"]\nbind = "gpu"\nauth = "require"\nkey_file = "~/k"'
+    text = MINE.replace('"a/page"', f'"a/page"\n{options}', 1)
     mine.write_text(text, encoding="utf-8")
     code, out, _ = run("show", str(mine))
     assert code == 0
@@ -104,6 +105,8 @@ def test_show_a_file(run, mine):
     assert [line for line in words if "hpc_" in line[-1]] == [
         ["options", "hpc_preload=torch"],
         ["hpc_bind=gpu"],
+        ["hpc_auth=require"],
+        ["hpc_key_file=~/k"],
     ]
     assert run("show", "none")[0::2] == (0, "")
 
