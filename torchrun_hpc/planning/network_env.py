@@ -196,14 +196,20 @@ def warnings(inputs: Inputs) -> list[Message]:
                 f"It is left out ({site.file}). There are: {', '.join(names)}"
             )
             found.append(Message("HPC076", text))
-    if inputs.profile.problem and _missing(inputs):
-        text = (
-            f"{site.profile} cannot be read: {inputs.profile.problem}. Site "
-            f"{site.name} takes variables of NCCL from it. Mount it on this node, or "
-            f"export them: {', '.join(sorted(_missing(inputs)))}"
-        )
-        found.append(Message("HPC247", text))
-    return found
+    return [*found, *unread(inputs)]
+
+
+def unread(inputs: Inputs) -> tuple[Message, ...]:
+    """Return that the profile cannot be read here, if anything needs it."""
+    site, missing = inputs.site, _missing(inputs)
+    if site is None or not (missing and inputs.profile.problem):
+        return ()
+    text = (
+        f"{site.profile} cannot be read: {inputs.profile.problem}. Site {site.name} "
+        "takes variables of NCCL from it. Mount it on this node, or export them: "
+        f"{', '.join(sorted(missing))}"
+    )
+    return (Message("HPC247", text),)
 
 
 def advice(inputs: Inputs) -> tuple[Message, ...]:

@@ -7,13 +7,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import sites
+from torchrun_hpc import files, sites
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.host.network import this_node
 from torchrun_hpc.options.arguments import of_setup
+from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.values import BIND_NONE
+from torchrun_hpc.planning import network_env
+from torchrun_hpc.planning.inputs import Inputs
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.sites import profile
 from torchrun_hpc.sites.reading import read
 
 if TYPE_CHECKING:
@@ -93,10 +99,17 @@ def _here(_: argparse.Namespace) -> int:
 
 def _check(file: str) -> int:
     try:
-        names = ", ".join(site.name for site in read(Path(file), everywhere=False))
+        found = read(Path(file), everywhere=False)
     except LaunchError as error:
         return console.refuse(error)
-    console.output(f"{file}: ok: {names}\n")
+    console.output(f"{file}: ok: {', '.join(site.name for site in found)}\n")
+    network, options = this_node(), Options()
+    for site in found:
+        seen = profile.of_site(site)
+        inputs = Inputs(Mode.ONE_NODE, None, site, network, options, {}, profile=seen)
+        for message in (*network_env.unread(inputs), *network_env.advice(inputs)):
+            # Other machines may have the file.
+            console.write(message, "warning" if files.exists(site.profile) else "note")
     return 0
 
 

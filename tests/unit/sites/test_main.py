@@ -208,6 +208,42 @@ def test_check_says_what_is_wrong_in_each(run, mine, tmp_path):
     assert second.startswith(f"torchrun_hpc: error[HPC041]: {missing} cannot be read")
 
 
+NOT_TAKEN = (
+    "warning[HPC248]: FILE: not taken: NCCL_A (line 1, only a shell can tell its "
+    "value). Export what you need, or remove the names from the site file\n"
+)
+MISSING = (
+    "note[HPC247]: FILE cannot be read: No such file or directory. Site other takes "
+    "variables of NCCL from it. Mount it on this node, or export them: NCCL_A\n"
+)
+PROFILES = {
+    "good": (b"NCCL_A=1\nexport NCCL_B=2\nNCCL_C=3\n", ""),
+    "only for a shell": (b"NCCL_A=$HOME\nNCCL_C=3\n", NOT_TAKEN),
+    "the site has a value": (b"NCCL_B=$HOME\n", ""),
+    "not text": (b"\xff", "warning[HPC247]: FILE cannot be read: 'utf-8' codec "),
+    "missing": (None, MISSING),
+}
+
+
+@pytest.mark.parametrize("case", PROFILES)
+def test_check_reads_the_profile(run, mine, tmp_path, case):
+    content, said = PROFILES[case]
+    file = tmp_path / "profile"
+    if content is not None:
+        file.write_bytes(content)
+    mine.write_text(
+        f'{MINE}variables.NCCL_B = "1"\nprofile.file = "{file}"\n'
+        'profile.names = ["NCCL_A", "NCCL_B"]\n',
+        encoding="utf-8",
+    )
+    code, out, err = run("check", str(mine))
+    assert (code, out) == (0, f"{mine}: ok: mine, other\n")
+    assert err.startswith(
+        f"torchrun_hpc: {said}".replace("FILE", str(file)) * bool(said)
+    )
+    assert err.count("\n") == bool(said)
+
+
 @pytest.mark.parametrize("args", [(), ("here",), ("show", "jsc")])
 def test_a_broken_file_of_the_user(args, run, mine):
     mine.write_text("[", encoding="utf-8")
