@@ -35,6 +35,9 @@ _TAKEN = {
 
 _MOST_SECONDS = 10**10  # torch adds them to the date
 
+# Seconds that an agent may be silent: by default, and at least.
+_SILENCE, _SHORTEST_SILENCE = 120, 5
+
 # torch's dynamic_rendezvous.create_handler and c10d_rendezvous_backend.create_backend.
 # Torch accepts 0 keep-alives, but then the nodes never meet.
 _OF_C10D = (
@@ -56,6 +59,16 @@ class RdzvConf:
     join_timeout: int | None = None  # seconds for the nodes to join
     keep_alive_interval: int | None = None  # seconds between signs of life
     keep_alive_max_attempt: int | None = None  # missing signs of a lost node
+
+    @property
+    def silence_timeout(self) -> int:
+        """Seconds that an agent may be silent, if the nodes meet by our rendezvous.
+
+        One key alone, with PyTorch's default for the other, only makes the time longer.
+        """
+        interval, attempts = self.keep_alive_interval, self.keep_alive_max_attempt
+        least = _SHORTEST_SILENCE if interval and attempts else _SILENCE
+        return max((interval or 5) * (attempts or 3), least)
 
     def filled(self, **defaults: object) -> str:
         """Write it again, with defaults for keys that are not there."""

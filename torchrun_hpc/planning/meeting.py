@@ -77,6 +77,7 @@ class Meeting:
     fast_hosts: tuple[str, ...] = ()
     fewest: int = 0  # number of nodes that is enough to start; 0 if all are needed
     may_grow: bool = False  # whether agents of other launches can join
+    silence_timeout: int = 0  # seconds that an agent may be silent, if ours
     spares: Spares = field(default_factory=Spares)
     key: KeyFile = field(default_factory=KeyFile)  # empty if nobody else can connect
     site: Setting | None = None

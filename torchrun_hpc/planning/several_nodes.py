@@ -84,6 +84,7 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         fast_hosts=tuple(map(inputs.rewrite, hosts)),
         fewest=options.nnodes.low if "nnodes" in options else 0,
         may_grow=_may_grow(inputs, job),
+        silence_timeout=options.rdzv_conf.silence_timeout,
         spares=spares.plan(inputs),
         key=ownership.key_file(inputs),
         site=inputs.site_setting,

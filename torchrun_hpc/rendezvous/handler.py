@@ -47,10 +47,6 @@ _torch: Any = distributed
 # Options of the workers' store, which node rank 0 opens.
 _SERVER = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
 
-# Seconds that an agent may be silent: without --rdzv-conf, and at least.
-SILENCE_TIMEOUT = 120
-_SHORTEST_SILENCE = 5
-
 # Seconds in which an agent notices that its workers must end, and kills them.
 _MARGIN = 10
 
@@ -332,18 +328,13 @@ def settings_of(
 ) -> Settings:
     """Return what all agents agree on. `shutdown` is torch's limit in seconds."""
     spares, conf = meeting.spares, asked.rdzv_conf
-    interval, attempts = conf.keep_alive_interval, conf.keep_alive_max_attempt
-    silence = SILENCE_TIMEOUT
-    if interval is not None or attempts is not None:
-        # PyTorch's defaults. Agents must have time to answer.
-        silence = max((interval or 5) * (attempts or 3), _SHORTEST_SILENCE)
     return Settings(
         run_id=run_id,
         nodes=meeting.nodes,
         coordinator=meeting.node_rank if meeting.is_coordinator else -1,
         max_restarts=asked.max_restarts,
         join_timeout=conf.join_timeout or JOIN_TIMEOUT,
-        silence_timeout=silence,
+        silence_timeout=conf.silence_timeout,
         spares=spares.number,
         started=meeting.started,
         signals_on_loss=meeting.started_by is None or meeting.started_by.ends_others,

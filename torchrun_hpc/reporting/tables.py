@@ -119,7 +119,9 @@ def _decisions(node: Description) -> Iterator[Sequence[str]]:
         yield "imports once", str(setting.value), setting.source
     meets = f"{meeting.backend} at {meeting.endpoint}"
     within = "within the agent, without a port"
-    yield "rendezvous", within if meeting.in_process else meets, ""
+    silence = f"an agent may be silent for {meeting.silence_timeout} s"
+    about = silence if meeting.is_ours else ""
+    yield "rendezvous", within if meeting.in_process else meets, about
     if meeting.listen:
         yield "listens on", join_endpoint(*meeting.listen), "this node is the host"
     for name, option in node.options.items():

@@ -320,7 +320,7 @@ def test_node_0_need_not_run_the_coordinator(job: Job) -> None:
     [
         ({}, 120, PATIENCE),
         ({"join_timeout": 77}, 120, 77),
-        ({"keep_alive_interval": 20}, 60, PATIENCE),
+        ({"keep_alive_interval": 10}, 120, PATIENCE),
         ({"keep_alive_max_attempt": 100}, 500, PATIENCE),
         ({"keep_alive_interval": 7, "keep_alive_max_attempt": 6}, 42, PATIENCE),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options import rdzv_conf
+from torchrun_hpc.options.values import C10D
 from torchrun_hpc.setting import Setting
 
 
@@ -30,6 +31,22 @@ def test_pairs(text, expected):
     found = rdzv_conf.read(conf(text), "theirs")
     assert found.pairs == expected
     assert rdzv_conf.read(conf(found.filled()), "theirs") == found
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("", 120),
+        ("keep_alive_interval=10", 120),
+        ("keep_alive_interval=100", 300),
+        ("keep_alive_max_attempt=6", 120),
+        ("keep_alive_max_attempt=100", 500),
+        ("keep_alive_interval=10,keep_alive_max_attempt=6", 60),
+        ("keep_alive_interval=1,keep_alive_max_attempt=1", 5),
+    ],
+)
+def test_how_long_an_agent_may_be_silent(text, seconds):
+    assert rdzv_conf.read(conf(text), C10D).silence_timeout == seconds
 
 
 def test_not_set():

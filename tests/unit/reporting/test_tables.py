@@ -109,6 +109,12 @@ def test_patches_are_shown_on_request():
     ] in found
 
 
+def test_dry_run_shows_how_long_an_agent_may_be_silent():
+    node = described(backend="scheduler", silence_timeout=120)
+    row = "rendezvous scheduler at n0:25592 an agent may be silent for 120 s"
+    assert row in paragraphs([node])[1]
+
+
 def test_the_last_column_is_wrapped():
     source = "a long reason " * 20
     lines = tables.render([described(environment={"X": ("1", source)})], (), 0)
