@@ -42,6 +42,8 @@ DRY_RUN = {
 }
 
 PORTS_END = 2**16
+MOST_WORKERS = 2**22  # PID_MAX_LIMIT in Linux's include/linux/threads.h
+LARGEST = 10**9 - 1  # of other numbers
 
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
@@ -111,7 +113,7 @@ def _workers(value: int | str) -> int | str:
         number = int(value)
     except ValueError:
         return str(value)
-    return _checked(number, number > 0)
+    return _checked(number, 0 < number <= MOST_WORKERS)
 
 
 def _signals(value: str) -> tuple[str, ...]:
@@ -176,8 +178,11 @@ backend = reader(
     lambda word: _checked(str(word), word not in {SCHEDULER, DIRECT}),
     ": torch has no such backend. Use c10d, or remove the option",
 )
-workers = reader(_workers, " starts no worker. Use 1 or more, or gpu")
-max_restarts = reader(lambda n: _checked(n, n >= 0), ": use 0 or more")
+workers = reader(_workers, f": use 1 to {MOST_WORKERS} workers, or gpu")
+number = reader(lambda n: _checked(n, abs(n) <= LARGEST), f": use at most {LARGEST}")
+max_restarts = reader(
+    lambda n: _checked(n, 0 <= n <= LARGEST), f": use 0 to {LARGEST} restarts"
+)
 monitor_interval = reader(
     lambda seconds: _checked(seconds, 0 < seconds < threading.TIMEOUT_MAX),
     ": use a number of seconds above 0",

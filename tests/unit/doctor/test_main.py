@@ -61,7 +61,7 @@ def test_sizes(capsys):
         (["--json=a", "--html=a"], "are both a. Pass two files"),
         (["--quiet=yes"], "argument --quiet: ignored explicit argument 'yes'"),
         (["--hpc-dry-run"], "--hpc_dry_run=table: the doctor has no dry run"),
-        (["--nproc_per_node=0"], "--nproc_per_node=0 starts no worker"),
+        (["--nproc_per_node=0"], "--nproc_per_node=0: use 1 to 4194304 workers"),
         (["--nproc-per-node=two"], "--nproc_per_node=two is wrong"),
         (["--nnodes=2", "--node_rank=2", "--master_addr=127.0.0.1"], "from 0 to 1"),
         (["--jsn=a", "--nnodes=2"], "unknown option --jsn. --help lists all options"),
@@ -69,7 +69,7 @@ def test_sizes(capsys):
 )
 def test_wrong_values(words, problem, capsys):
     line = wrong(capsys, *words)
-    assert ("HPC014]: " if "starts no worker" in problem else "HPC010]: ") in line
+    assert ("HPC014]: " if "workers" in problem else "HPC010]: ") in line
     assert problem in line
 
 

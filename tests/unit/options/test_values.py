@@ -19,10 +19,15 @@ GOOD = {
         "1": 1,
         "16": 16,
         16: 16,
+        str(2**22): 2**22,
         **{word: word for word in ("gpu", "cpu", "auto", "many", "1.5", "")},
     },
     "rdzv_backend": {name: name for name in ("c10d", "static", "etcd-v2", "mine")},
-    "max_restarts": {0: 0, 3: 3, 10**20: 10**20},
+    "max_restarts": {0: 0, 3: 3, 10**9 - 1: 10**9 - 1},
+    **{
+        name: {0: 0, -1: -1, 10**9 - 1: 10**9 - 1}
+        for name in ("node_rank", "shutdown_timeout")
+    },
     "monitor_interval": {0.1: 0.1, 5: 5.0, 1e-9: 1e-9, 1e6: 1e6},
     "master_port": {0: 0, 1: 1, 29500: 29500, 65535: 65535},
     "signals_to_handle": {
@@ -74,9 +79,11 @@ NO_ENDPOINTS = (
 # Wrong values, and what follows the value if that depends on it.
 BAD = [
     ("nnodes", NO_NODES, ""),
-    ("nproc_per_node", ("0", "-1", 0, "-٣"), ""),
+    ("nproc_per_node", ("0", "-1", 0, "-٣", "20000000", "9" * 21), ""),
     ("rdzv_backend", ("scheduler", "direct"), ""),
-    ("max_restarts", (-1, -(10**20)), ""),
+    ("max_restarts", (-1, -(10**20), 10**9, 10**20), ": use 0 to 999999999 restarts"),
+    ("node_rank", (10**9, 10**20, -(10**20)), ": use at most 999999999"),
+    ("shutdown_timeout", (10**9, 10**20), ": use at most 999999999"),
     (
         *("monitor_interval", (0, -1, -0.1, 1e300, float("inf"), float("nan"))),
         "",
