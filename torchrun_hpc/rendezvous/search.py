@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import socket
 from dataclasses import dataclass
@@ -114,7 +115,9 @@ class Channel(End):
             fault = {"message": "a message of the coordinator", "exception": error}
             asyncio.get_running_loop().call_exception_handler(fault)
 
-    async def open(self, host: str, port: int) -> Mapping[str, Any]:
+    async def open(
+        self, host: str, port: int, on_connect: Callable[[], Any] = lambda: None
+    ) -> Mapping[str, Any]:
         """Connect; return the answer to the request, see `answer`.
 
         Without such a host or port, raise `OSError`, `ValueError` or `OverflowError`.
@@ -122,6 +125,7 @@ class Channel(End):
         opening = asyncio.get_running_loop().create_connection(lambda: self, host, port)
         try:
             await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
+            on_connect()
             return await self.answer()
         except BaseException:
             self.abort()
@@ -246,8 +250,10 @@ class Search:
         channel = Channel(self.first_line, self.key.secret)
         now = asyncio.get_running_loop().time()
         since = self._unproved.pop(port, now)
+        # The next report is due before a silent program has had its time.
+        silent = functools.partial(self._found.setdefault, port, _SILENT)
         try:
-            answer = await channel.open(self._address.host, port)
+            answer = await channel.open(self._address.host, port, silent)
         except UnprovedError as error:
             self._unproved[port] = since
             if now - since > LATE and port in self._address.ports:

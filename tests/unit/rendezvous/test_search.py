@@ -80,6 +80,19 @@ def test_another_program_and_nobody_else(job, case, monkeypatch):
     assert found == f"port {port}: {what}"
 
 
+def test_a_program_that_keeps_the_connection(job):
+    """The reports name it before its time to answer is over."""
+    with other_program(OTHER_PROGRAMS[SILENT]) as port:
+        client = job.client(1, (port,), where={"timeout": FOREVER})
+        connected = started(client.connect)
+        until(lambda: client._search._found)  # before any time has passed
+        job.clock.passes_until(lambda: job.events[1])
+        assert client._search._attempts.keys() == {port}
+        assert not connected.done()
+    found = f"port {port}: a program that sends nothing"
+    assert job.events[1][0] == {"looking": 1, "found": found}
+
+
 def test_the_coordinator_of_another_job_on_the_first_port(job):
     other = Job()
     other.start_server(key=key_of(launch="20.0"))
