@@ -69,9 +69,16 @@ def faults_reported(known: LaunchState) -> Iterator[None]:
     """Turn a fault into one message and exit code 2, and tell the other nodes."""
     try:
         yield
-    except LaunchError as fault:
-        give_up(fault, known)
+    except (ImportError, LaunchError) as error:
+        give_up(_without(error) if isinstance(error, ImportError) else error, known)
         sys.exit(WRONG_USE)
+
+
+def _without(error: ImportError) -> LaunchError:
+    """Return the refusal of a Python that lacks a package, or has a broken one."""
+    text = f"{sys.executable} cannot import what torchrun_hpc needs: {error}. Activate "
+    text += "the environment that torchrun_hpc was installed into, in the job script "
+    return LaunchError("HPC152", f"{text}before srun")
 
 
 def give_up(fault: LaunchError, known: LaunchState, *, is_silent: bool = False) -> None:
@@ -152,7 +159,7 @@ def _meeting(known: LaunchState, seen: Preflight, options: Options) -> Meeting |
         if mode is not Mode.SEVERAL_NODES:
             return None
         return several_nodes.meet_anyway(inputs_of(mode, seen, options))
-    except (LaunchError, OSError):
+    except (ImportError, LaunchError, OSError):
         return None
 
 

@@ -26,6 +26,9 @@ def python(tmp_path):
     return run
 
 
+# What pip writes.
+CONSOLE_SCRIPT = "from torchrun_hpc.__main__ import run; run()"
+
 BEFORE_TORCH = [
     *("main", "launching.direct", "schedulers", "sites", "host.network"),
     *("planning.plan", "reporting.tables"),
@@ -48,13 +51,20 @@ assert "torch" not in sys.modules
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_python_without_what_it_needs(python):
+@pytest.mark.parametrize("is_broken", [False, True])
+@pytest.mark.parametrize("command", [["-m", "torchrun_hpc"], ["-c", CONSOLE_SCRIPT]])
+def test_a_python_without_what_it_needs(python, tmp_path, command, is_broken):
     """In a clone any Python finds the command; this one has no installed package."""
-    done = python("-S", "-m", "torchrun_hpc", "train.py", torch="")
+    problem = "No module named 'psutil'"
+    if is_broken:  # it was built for another Python
+        problem = "undefined symbol: PyModule"
+        text = f"raise ImportError({problem!r})\n"
+        (tmp_path / "psutil.py").write_text(text, encoding="utf-8")
+    done = python("-S", *command, "train.py", torch="")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert "torchrun_hpc: error[HPC152]: on " in line
-    assert f": {sys.executable} has no packaging: it is not the Python" in line
+    what = f"{sys.executable} cannot import what torchrun_hpc needs: {problem}. "
+    assert line.startswith(f"torchrun_hpc: error[HPC152]: {what}Activate ")
 
 
 COMMAND = ["-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1"]
