@@ -13,15 +13,26 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
-
+# The command can handle Ctrl-C only after this module, so it imports little.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from torchrun_hpc.errors import LaunchError
 
 __version__ = "0.3.0.dev0"
 __all__ = ["LaunchError", "__version__", "describe", "setup_environment"]
+
+
+def __getattr__(name: str) -> type:
+    """Import `LaunchError` at its first use."""
+    if name != "LaunchError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torchrun_hpc.errors import LaunchError  # noqa: PLC0415 - slow to import
+
+    return LaunchError
 
 
 def describe(argv: Sequence[str] = ()) -> dict[str, Any]:
@@ -70,8 +81,10 @@ def setup_environment() -> Mapping[str, str]:
 @contextlib.contextmanager
 def _faults_with_code() -> Iterator[Any]:
     """Put the code of a fault into its text: a traceback shows only the text."""
+    from torchrun_hpc import errors  # noqa: PLC0415 - slow to import
+
     main = importlib.import_module("torchrun_hpc.main")
     try:
         yield main
-    except LaunchError as fault:
-        raise EmbeddedLaunchError(fault.code, str(fault)) from None
+    except errors.LaunchError as fault:
+        raise errors.EmbeddedLaunchError(fault.code, str(fault)) from None

@@ -32,6 +32,7 @@ from torchrun_hpc.planning.plan import meet
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
+from torchrun_hpc.torch_compat.death_signals import interrupt_kills
 from torchrun_hpc.worker import SplitOff
 
 if TYPE_CHECKING:
@@ -67,13 +68,15 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
 
 
 def _launch(argv: Sequence[str], job: Job | None, *, may_split_off: bool) -> None:
-    streams.open_closed()  # first, because the next opened file gets their numbers
-    streams.forgive_at_exit(sys.stderr)
-    signals.install()  # a scheduler may send one at any time
     known = LaunchState()
     with faults_reported(known):
-        environment.drop_empty_options()
-        start(*_planned(argv, known, job, may_split_off=may_split_off))
+        with interrupt_kills():
+            streams.open_closed()  # first: the next opened file gets their numbers
+            streams.forgive_at_exit(sys.stderr)
+            signals.install()  # a scheduler may send one at any time
+            environment.drop_empty_options()
+            planned = _planned(argv, known, job, may_split_off=may_split_off)
+        start(*planned)
 
 
 def _planned(

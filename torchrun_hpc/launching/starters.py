@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ from torchrun_hpc.launching import debug
 from torchrun_hpc.launching.direct import DirectStarter
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
-from torchrun_hpc.torch_compat.death_signals import interrupt_kills
 from torchrun_hpc.worker import affinity
 
 if TYPE_CHECKING:
@@ -42,13 +40,12 @@ def starter_of(
     # The search for garbage takes a sixth of the import time (measured, torch 2.13).
     gc.disable()
     try:
-        with interrupt_kills() if is_launch else contextlib.nullcontext():
-            preloaded = _preloaded(inputs) if is_launch else None
-            import_torch()
-            from torchrun_hpc.launching.agent import AgentStarter  # noqa: PLC0415
-            from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
+        preloaded = _preloaded(inputs) if is_launch else None
+        import_torch()
+        from torchrun_hpc.launching.agent import AgentStarter  # noqa: PLC0415
+        from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
 
-            gc.freeze()  # modules stay: do not look at them again
+        gc.freeze()  # modules stay: do not look at them again
     finally:
         gc.enable()
     args = torchrun_parser.parse(argv, inputs.environ)

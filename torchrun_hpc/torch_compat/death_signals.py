@@ -96,7 +96,8 @@ def die(number: int, _frame: FrameType | None) -> None:
 def interrupt_kills() -> Iterator[None]:
     """Let Ctrl-C end this process at once, unless the program handles it otherwise.
 
-    C++ code that runs during an import of torch can ignore a `KeyboardInterrupt`.
+    Before the start, a `KeyboardInterrupt` would only print a traceback. C++ code that
+    runs during an import of torch can ignore it.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) != signal.default_int_handler:

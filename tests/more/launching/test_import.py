@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 
 import pytest
@@ -65,6 +66,25 @@ def test_a_python_without_what_it_needs(python, tmp_path, command, is_broken):
     (line,) = done.stderr.splitlines()
     what = f"{sys.executable} cannot import what torchrun_hpc needs: {problem}. "
     assert line.startswith(f"torchrun_hpc: error[HPC152]: {what}Activate ")
+
+
+INTERRUPTED = f"""
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+{CONSOLE_SCRIPT}
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["torchrun_hpc.main", "dataclasses", "psutil", "torch", "torchrun_hpc.wire"]
+)
+def test_ctrl_c_during_the_imports(python, name):
+    done = python("-c", INTERRUPTED, name, torch="")
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 COMMAND = ["-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1"]
