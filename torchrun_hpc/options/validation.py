@@ -35,6 +35,7 @@ def number_of_workers(options: Options, value: int | str) -> int:
         name = options.given.get("nproc_per_node") or f"--nproc_per_node={value}"
         knows_xpu = "xpu" in torch_run.determine_local_world_size.__code__.co_consts
         problem = f"use a number, gpu, {'xpu, ' * knows_xpu}cpu or auto"
+        is_for_gpus = False
         if value in {"gpu", "xpu"}:
             kinds = ("cuda", "hip") if value == "gpu" else ("xpu",)
             is_for_gpus = any(getattr(torch.version, kind, None) for kind in kinds)
@@ -44,7 +45,9 @@ def number_of_workers(options: Options, value: int | str) -> int:
                 f"node. {fix if is_for_gpus else 'Install a build for GPUs'}, or use "
                 "--nproc_per_node=2"
             )
-        raise LaunchError("HPC012", f"{name}: {problem}") from None
+        # All nodes have the same word and build, but not the same GPUs.
+        text, is_everywhere = f"{name}: {problem}", not is_for_gpus
+        raise LaunchError("HPC012", text, everywhere=is_everywhere) from None
 
 
 def number_of_gpus() -> int:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from parsers import (
     ACTIONS,
     FLAGS,
@@ -37,8 +38,8 @@ from waiting import START
 from torchrun_hpc import main
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.launching import signals
-from torchrun_hpc.options import arguments, command_line, torchrun_parser
-from torchrun_hpc.options.options import READERS, read
+from torchrun_hpc.options import arguments, command_line, torchrun_parser, validation
+from torchrun_hpc.options.options import READERS, Options, read
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat.patches import replacing
@@ -660,6 +661,23 @@ def test_wrong_line(
     (written,) = err.splitlines()
     assert written.startswith(f"torchrun_hpc: error[{code}]: ")
     assert expected.format(file=tmp_path / "file") in written
+
+
+@pytest.mark.parametrize(
+    ("value", "cuda", "is_everywhere"),
+    [("foo", None, True), ("gpu", None, True), ("gpu", "12.8", False)],
+)
+def test_whose_fault_a_number_of_workers_is(
+    value: str, cuda: str | None, is_everywhere: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes have the same word and the same build, but not the same GPUs."""
+    for name, version in (("cuda", cuda), ("hip", None)):
+        monkeypatch.setattr(torch.version, name, version, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(LaunchError) as refused:
+        validation.number_of_workers(Options(), value)
+    fault = refused.value
+    assert (fault.code, fault.everywhere) == ("HPC012", is_everywhere)
 
 
 def test_stock_does_not_start_them_either(launcher: Launcher, tmp_path: Path) -> None:
