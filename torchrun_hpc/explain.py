@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import files
-from torchrun_hpc.errors import LaunchError, near
+from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ def parts() -> dict[str, dict[str, Any]]:
 
 def _explained(wanted: str, known: dict[str, dict[str, Any]]) -> str:
     number = re.search(r"(?i)(?:^|hpc) *([0-9]+)", wanted)
-    name = f"HPC{number[1]}" if number else wanted
+    name = f"HPC{number[1].zfill(3)}" if number else wanted
     older = {old: code for code in known for old in known[code].get("aliases", ())}
     code = older.get(name, name)
     if code not in known:
-        text = f"there is no message {wanted!r}. {near(name, known)}".strip()
-        raise LaunchError("HPC245", f"{text} Without a code, the command lists all")
+        text = f"there is no message {wanted!r}. Without a code, the command lists all"
+        raise LaunchError("HPC245", text)
     entry = {key: _LINK.sub(r"\1", str(text)) for key, text in known[code].items()}
     text, cause, fix = (entry[key].strip() for key in ("text", "cause", "fix"))
     return f"{code}: {entry['title']}\n\n{text}\n\n{cause}\n\nFix: {fix}\n"

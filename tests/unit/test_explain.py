@@ -16,11 +16,20 @@ def explain(capsys):
     return run
 
 
-@pytest.mark.parametrize("wanted", ["HPC125", "hpc125 ", "125", "error[HPC125]:"])
-def test_a_code(wanted, explain):
+TYPED = ("HPC125", "hpc125 ", "125", "error[HPC125]:")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "title"),
+    [
+        *((typed, "HPC125: The job has failed") for typed in TYPED),
+        *((typed, "HPC014: Wrong value of an option") for typed in ("13", "hpc14")),
+    ],
+)
+def test_a_code(wanted, title, explain):
     code, out, err = explain(wanted)
     assert (code, err) == (0, "")
-    assert out.startswith("HPC125: The job has failed\n\n")
+    assert out.startswith(f"{title}\n\n")
     assert "\n\nFix: " in out
     assert "](" not in out  # no links
 
@@ -57,3 +66,4 @@ def test_an_unknown_code(wanted, explain):
     assert (code, out) == (2, "")
     assert err.startswith("torchrun_hpc: error[HPC245]: there is no message ")
     assert "\x1b" not in err
+    assert "Did you mean" not in err
