@@ -55,7 +55,7 @@ def examine(
         argv: The options of the job's launch command: ``["--nproc_per_node=gpu"]``. A
             script and its arguments can follow.
         max_bytes: The largest size of the collectives, in bytes.
-        timeout: Seconds to wait for the other nodes.
+        timeout: Seconds to wait for the other nodes, at least 10.
         tell: A function that receives messages about the progress.
 
     Returns:

@@ -13,7 +13,7 @@ from torchrun_hpc import files, wire
 from torchrun_hpc.doctor import comparison, results
 from torchrun_hpc.doctor.examination import examine
 from torchrun_hpc.doctor.output import STDOUT, Output
-from torchrun_hpc.doctor.place import COMMAND, TIMEOUT, Wishes
+from torchrun_hpc.doctor.place import COMMAND, SHORTEST, TIMEOUT, Wishes
 from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.doctor.text import finding_lines
 from torchrun_hpc.errors import LaunchError, Message
@@ -99,7 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     size = "largest size of the collectives: a number, with K, M or G (default: 16M)"
     names = "--max-bytes", "--max_bytes"
     add(*names, type=_bytes, default="16M", metavar="SIZE", help=size)
-    wait = f"how long to wait for nodes and for progress (default: {TIMEOUT:.0f})"
+    limits = f"default: {TIMEOUT:.0f}; at least {SHORTEST}"
+    wait = f"how long to wait for nodes and for progress ({limits})"
     add("--timeout", type=_seconds, default=TIMEOUT, metavar="SECONDS", help=wait)
     return parser
 

@@ -80,7 +80,7 @@ class Conductor:
         self._measure_pairs()
         self._launch()
         client.ask_all(END, lambda _: None, found.missing)
-        return summary.report(found, self._here, self._wishes.patience)
+        return summary.report(found, self._here, self._wishes.timeout)
 
     def _ask(  # noqa: PLR0913, PLR0917 - the last one is of a launch
         self,
@@ -116,7 +116,7 @@ class Conductor:
                     for each in map(replies.get, asked & replies.keys())
                 )
 
-            until(lambda: are_all() or has_failed(), max(self._wishes.patience, least))
+            until(lambda: are_all() or has_failed(), max(self._wishes.timeout, least))
             if has_failed() and not until(are_all, _REST):
                 client.ask_all(STOP, lambda _: None)
                 until(are_all, _REST)

@@ -69,13 +69,13 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
             tell(message)
 
     conductor = Conductor(here, wishes, tell)  # keeps the start time
-    settings = _settings(here, wishes.patience)
+    settings = _settings(here, wishes.timeout)
     connection = Connection(
         where, settings, seen.environ, hear, segment=_SEGMENT, replies=member.replies
     )
     member.key = connection.key
     try:
-        client = connection.open(wishes.patience)
+        client = connection.open(wishes.timeout)
         if here.task.rank == 0:
             return conductor.conduct(client)
         client.until(member.ended.is_set)
@@ -83,12 +83,12 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
             return None
         why = _seen_alone("the other nodes did not wait for this one")
     except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
-        why = _why(error, here, wishes.patience)
+        why = _why(error, here, wishes.timeout)
     finally:
         member.close()
         connection.close()
     found = summary.Found(nodes={here.node_rank: member.look()})
-    raise NotMetError(why, summary.report(found, here, wishes.patience))
+    raise NotMetError(why, summary.report(found, here, wishes.timeout))
 
 
 def _settings(here: Place, timeout: float) -> Settings:

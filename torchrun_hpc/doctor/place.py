@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 COMMAND = "python -m torchrun_hpc.doctor"
 
-DAY = 86400
-_LOOK = 10.0
+# Seconds. The nodes must examine themselves before they meet.
+SHORTEST, DAY = 10, 86400
 TIMEOUT = 60.0  # seconds, unless the user passes another limit
 
 
@@ -55,14 +55,9 @@ class Wishes:
         if not isinstance(size, int) or size < 8:  # noqa: PLR2004 - two elements
             known = "Pass 8 or more. The command also takes 512K, 16M, 1G"
             raise wrong_line(f"--max-bytes={size} is not a valid size. {known}")
-        if not isinstance(seconds, int | float) or not 0 < seconds <= DAY:
-            text = f"--timeout={seconds} is not a valid time. Pass up to {DAY} seconds"
-            raise wrong_line(text)
-
-    @property
-    def patience(self) -> float:
-        """Seconds to wait for other nodes, which must first examine themselves."""
-        return max(_LOOK, self.timeout)
+        if not isinstance(seconds, int | float) or not SHORTEST <= seconds <= DAY:
+            known = f"Pass {SHORTEST} to {DAY} seconds"
+            raise wrong_line(f"--timeout={seconds} is not a valid time. {known}")
 
     @property
     def limit(self) -> float:

@@ -317,8 +317,7 @@ def test_alone(bare, tmp_path):
     A function of torch's runs the script.
     """
     file, page = tmp_path / "report.json", tmp_path / "none" / "page.html"
-    # Its look at itself takes longer than this limit, which is for others to come.
-    files = f"--json={file}", f"--html={page}", "--timeout=1"
+    files = f"--json={file}", f"--html={page}"
     command = [*DOCTOR, SMALL, *files, "--run-path", "--", "main.py"]
     found = examined(bare.run(command, host="n9", env=ENVIRON), file, 2)
     codes = re.findall(r"HPC\d+", "".join(lines(found.done.stderr)))

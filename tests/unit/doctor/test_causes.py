@@ -154,7 +154,7 @@ def test_a_node_has_time_to_wait_for_the_other_one(monkeypatch):
         conductor.waiting, "until", lambda *args: limits.append(args[1])
     )
     here = SimpleNamespace(task=Task(0, 2))
-    zero = conductor.Conductor(here, Wishes(timeout=5), print)
+    zero = conductor.Conductor(here, Wishes(timeout=10), print)
     zero._first = {0: 0, 1: 1}
     zero._client = SimpleNamespace(
         ask_all=lambda _, wait, __: wait({}) or {}, failure=None

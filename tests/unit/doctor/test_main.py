@@ -53,6 +53,7 @@ def test_sizes(capsys):
         (["--timeout=1e300"], "--timeout=1e+300 is no"),
         (["--timeout=0"], "--timeout=0 is no"),
         (["--timeout=-3"], "--timeout=-3 is no"),
+        (["--timeout=5"], "--timeout=5 is not a valid time. Pass 10 to 86400 seconds"),
         (["--json"], "argument --json: expected one argument"),
         (["--json="], "argument --json: the name is empty"),
         (["--compare", ""], "argument --compare: the name is empty"),
