@@ -159,7 +159,6 @@ class Conductor:
                 for link in self._measured(turn, left):
                     looks[link.first, link.second].append(link)
         found.links = _best(looks)
-        found.steady = judgement.steadiness(looks.values())
 
     def _measured(self, name: str, together: Sequence[Pair]) -> Iterator[Link]:
         """Let pairs measure; yield the links of pairs in which both replied."""

@@ -4,12 +4,13 @@ No data sheet counts. A link is slow if it is much slower than most links of thi
 allocation, and if repeated measurements of one pair differ less than that. The usual
 value is the median over the nodes, of which each counts with the median of its
 partners. Up to four nodes, one bad node spoils half of the links, so its best partner
-counts.
+counts. The worst comes first: nodes that are much worse than most are named, and the
+rest is judged without them.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from statistics import median, median_high, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,20 +34,21 @@ if TYPE_CHECKING:
 _BANDWIDTH = 0.75
 _LATENCY, _LATENCY_S = 3.0, 1e-4
 _LOST, _LOST_TIMES = 0.001, 5.0
-_LOST_BY_ONE = 0.002  # the usual loss if there is only one pair
+_LOST_BY_FEW = 0.002  # the usual loss of only one pair, or of few beside an outlier
 _CLOCK_S = 1.0
 _FEW = 4  # nodes
+_MUCH, _MUCH_LOST = 3.0, 0.01  # of an outlier: times slower, share of the segments
 
 _SHOWN, _SINGLE = 10, 3  # findings; pairs in a text
 
 
 class Usual(NamedTuple):
-    """The usual values in this allocation, in the units of `Link`; and `steadiness`."""
+    """The usual values in this allocation, in the units of `Link`."""
 
     bandwidth: float
     latency: float
     lost: float
-    steady: float = 1.0
+    steady: float = 1.0  # of the steadiest pair: all have noise, but not a fault
 
 
 class Way(NamedTuple):
@@ -59,27 +61,50 @@ class Way(NamedTuple):
 
 
 def usual(links: Sequence[Link]) -> Usual:
-    """Return the usual values, or zeros if nothing was measured."""
-    measured = [*filter(is_measured, links)]
+    """Return the usual values without the `outliers`; zeros if nothing was measured."""
+    worst, usable = outliers(links), [*filter(is_measured, links)]
+    measured = [link for link in usable if worst.isdisjoint(_pair(link))] or usable
     of_node: dict[int, list[Link]] = defaultdict(list)
     for link in measured:
         for node in _pair(link):
             of_node[node].append(link)
-    is_few = len(of_node) <= _FEW
+    is_few, is_one = len(of_node) <= _FEW, len(measured) == 1
+    middle: Callable[[Iterable[float]], float] = min if is_few else median
 
-    def of_nodes(value: Callable[[Link], float], best: Any) -> list[float]:
-        partners = [[*map(value, own)] for own in of_node.values()]
-        return [best(own) if is_few else median(own) for own in partners] or [0.0]
+    def of_nodes(value: Callable[[Link], float]) -> list[float]:
+        return [middle(map(value, own)) for own in of_node.values()] or [0.0]
 
-    fastest = (lambda link: max(link.forward, link.backward)) if is_few else _slowest
     # With two nodes, only the other direction can be compared.
-    is_one = len(measured) == 1
-    losses = [_LOST_BY_ONE] if is_one else of_nodes(lambda link: link.lost, min)
+    bandwidths = _bandwidths(measured, max if is_one and not worst else min)
+    rates = [*bandwidths.values()] if is_few else of_nodes(_slowest)
+    is_unknown = is_one or (is_few and worst)
     return Usual(
-        bandwidth=median_high(of_nodes(fastest, max)),
-        latency=median_low(of_nodes(lambda link: link.latency_s, min)),
-        lost=median_low(losses),
+        bandwidth=median_high(rates or [0.0]),
+        latency=median_low(of_nodes(lambda link: link.latency_s)),
+        lost=_LOST_BY_FEW if is_unknown else median_low(of_nodes(lambda x: x.lost)),
+        steady=max((link.steady for link in measured), default=1.0),
     )
+
+
+def outliers(links: Sequence[Link]) -> set[int]:
+    """Return the nodes that are much worse than most with all of their partners.
+
+    A node has two partners or more. A link that loses much has no reliable bandwidth.
+    """
+    partners = Counter(way.sender for way in ways(links))
+    reliable = _bandwidths(link for link in links if link.lost <= _MUCH_LOST)
+    rates = {node: reliable.get(node, 0.0) for node in partners}
+    limit = median_high(rates.values() or [0.0]) / _MUCH
+    return {n for n, rate in rates.items() if rate < limit and partners[n] > 1}
+
+
+def _bandwidths(links: Iterable[Link], of_both: Any = min) -> dict[int, float]:
+    """Return each node's bandwidth with its best partners, in its slower direction."""
+    sends, receives = defaultdict[int, float](float), defaultdict[int, float](float)
+    for sender, receiver, _, bandwidth in ways(links):
+        sends[sender] = max(sends[sender], bandwidth)
+        receives[receiver] = max(receives[receiver], bandwidth)
+    return {node: of_both(most, receives[node]) for node, most in sends.items()}
 
 
 def is_measured(link: Link) -> bool:
@@ -120,38 +145,29 @@ def doubtful(links: Sequence[Link]) -> list[Pair]:
 def best_of(*looks: Link) -> Link:
     """Return the best figures of several measurements of a pair."""
     good = [look for look in looks if is_measured(look)] or looks
+    rates = [*map(_slowest, good)]
     return replace(
         good[0],
         latency_s=min(look.latency_s for look in good),
         forward=max(look.forward for look in good),
         backward=max(look.backward for look in good),
-        # The average, because a few hundred packets often lose none by chance.
-        lost=sum(x.lost * x.looks for x in good) / sum(x.looks for x in good),
+        lost=min(look.lost for look in good),
         looks=sum(look.looks for look in looks),
+        steady=min(rates) / max(*rates, 1),
     )
 
 
-def steadiness(pairs: Iterable[Sequence[Link]]) -> float:
-    """Return the lowest rate of one pair as a share of its highest rate: 1 is steady.
-
-    The steadiest pair counts, in its slower direction: all pairs have noise, but not a
-    fault. The result is 1 if a pair was measured only once.
-    """
-    rates = [[*map(_slowest, filter(is_measured, looks))] for looks in pairs]
-    return max((min(rate) / max(rate) for rate in rates if rate), default=1.0)
-
-
-def findings(
-    links: Sequence[Link], hosts: Sequence[str], steady: float = 1.0
-) -> Iterator[Finding]:
+def findings(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
     """Yield findings about links, and the nodes that explain them."""
-    than = usual(links)._replace(steady=steady)
+    than, worst = usual(links), outliers(links)
     tried = [_pair(link) for link in links]
     for code, (is_bad, text, remedy) in _KINDS.items():
         bad = {_pair(link): link for link in links if is_bad(link, than)}
-        blamed = blame(bad, tried)
         is_noisy = is_bad is _is_bad  # noise can hit any direction
+        rest = [pair for pair in tried if not is_noisy or worst.isdisjoint(pair)]
+        blamed = blame(bad.keys() & {*rest}, rest)
         if is_noisy:
+            blamed = [*sorted(worst), *blamed]
             blamed = [n for n in blamed if not _is_acquitted(n, links, bad, than)]
         for node in blamed:
             own = [bad.pop(pair) for pair in sorted(bad) if node in pair]
@@ -176,12 +192,9 @@ def _is_acquitted(
     node: int, links: Sequence[Link], bad: Mapping[Pair, Link], than: Usual
 ) -> bool:
     own = [link for link in bad.values() if node in _pair(link)]
-    if any(_is_late(link, than) or _loses(link, than) for link in own):
-        return False
-    known = ways(links)
-    sends = max(way.bandwidth for way in known if way.sender == node)
-    receives = max(way.bandwidth for way in known if way.receiver == node)
-    return min(sends, receives) >= _BANDWIDTH * than.bandwidth
+    is_only_slow = not any(_is_late(link, than) or _loses(link, than) for link in own)
+    has_rate = _bandwidths(links)[node] >= _BANDWIDTH * than.bandwidth
+    return not own or (is_only_slow and has_rate)
 
 
 def of_collectives(

@@ -192,6 +192,8 @@ class Link:
             arrive; 0 if no such packet was lost.
         looks: Number of measurements of this link. The other values are the best of
             these measurements.
+        steady: Lowest rate of these measurements as a share of the highest rate, in
+            the slower direction.
     """
 
     first: int
@@ -205,6 +207,7 @@ class Link:
     clock_s: float = 0.0
     lost_mtu: int = 0
     looks: int = 1
+    steady: float = 1.0
 
 
 @dataclass(frozen=True)

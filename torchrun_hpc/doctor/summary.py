@@ -29,7 +29,7 @@ _UNHEARD = "look at its output. If it has none, the launcher did not start the d
 
 @dataclass
 class Found:
-    """The records of an examination so far; ``steady`` is from `judgement.steadiness`.
+    """The records of an examination so far.
 
     Attributes:
         nodes: Records of the nodes, by rank.
@@ -43,7 +43,6 @@ class Found:
 
     nodes: dict[int, Node] = field(default_factory=dict)
     links: list[Link] = field(default_factory=list)
-    steady: float = 1.0
     workers: list[Worker] = field(default_factory=list)
     rows: list[Collective] = field(default_factory=list)
     backend: str = ""
@@ -68,7 +67,7 @@ def report(found: Found, here: Place, timeout: float) -> Report:
     links = [x for x in found.links if not {x.first, x.second} & found.hung.keys()]
     findings = [
         *_absent(found, here, hosts, timeout),
-        *judgement.findings(links, hosts, found.steady),
+        *judgement.findings(links, hosts),
         *compute.findings(found.workers, found.nodes, hosts),
         *checks.findings(nodes, hosts),
         *_of_launcher(found, hosts),

@@ -91,6 +91,18 @@ def test_a_link_with_half_the_rate(shaped, no_torch, tmp_path):
     assert found.verdict[1:] == ["    --exclude=jwb0002"]
 
 
+def test_a_slow_node_on_uneven_links(shaped, examine, no_torch):
+    """The others are as fast as a busy machine has time for, each pair differently."""
+    with (
+        links.shaped(shaped, 40_000),
+        links.throttled(shaped, "jwb0002", HALF, egress_only=True),
+    ):
+        found = examine(env=no_torch)
+    assert besides_torch(found) == [("HPC191", [1])]
+    text = r"jwb0002, with 2 of 2 nodes: 4\d Mbit/s \(usual here: \d+\.\d+ Gbit/s\)"
+    assert re.search(text, found.text("HPC191")), found.text("HPC191")
+
+
 @pytest.mark.parametrize("fault", LINKS)
 def test_a_bad_link(shaped, examine, fault, no_torch):
     caused, code, nodes, text = LINKS[fault]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -145,7 +146,8 @@ def test_the_pairs_of_a_node_are_a_row_of_squares():
 )
 def test_how_red_a_square_is(changes, bad):
     usual = {"forward": 24e9, "backward": 24e9}
-    links = make_link(0, 1), make_link(0, 2, **usual | changes), make_link(1, 2)
+    links = [make_link(*pair, **usual) for pair in ((0, 1), (0, 2), (1, 2))]
+    links[1] = replace(links[1], **changes)
     assert squares_of(links)["jwb0001"][1][0] == bad
 
 
