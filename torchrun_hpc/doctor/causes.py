@@ -69,6 +69,9 @@ def _failures(
 
 
 def _own_cause(end: Ended) -> str:
+    # Step -1 of a worker is the import of torch.
+    if not (end.cause or end.torch or any(n >= 0 for n, _ in end.at.values())):
+        return "the import of torch did not finish"
     before, mark, told = end.cause.partition(_FAILED)
     return told if mark else before * (not before.startswith("torchrun_hpc"))
 

@@ -13,7 +13,7 @@ from jobs import ended
 from programs import ROOT
 from waiting import NEVER_S, PATIENCE, until
 
-from torchrun_hpc.doctor import launch, place
+from torchrun_hpc.doctor import causes, launch, place
 from torchrun_hpc.doctor.launch import Launch, Part
 from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.preflight import preflight
@@ -74,6 +74,25 @@ def test_its_import_takes_no_cpus_from_the_workers(start):
     end = start(*TWO, script=script, OMP_PROC_BIND="close").run(NEVER_S)
     assert (end.code, end.cause) == (0, "")
     assert [code for code, *_ in end.said] == ["HPC227"]
+
+
+@pytest.mark.parametrize("options", [(), ("--hpc-preload=torch",)])
+@pytest.mark.parametrize(
+    ("line", "ending"),
+    [
+        ("os._exit(3)", "ended with exit code 3"),
+        ("raise SystemExit(3)", "ended with exit code 3"),
+        ("os.kill(os.getpid(), 4)", "was killed by SIGILL (4)"),
+    ],
+)
+def test_an_import_of_torch_that_ends_the_launch(
+    start, tmp_path, options, line, ending
+):
+    """Without a word, as a library that has no code for this CPU."""
+    (tmp_path / "torch.py").write_text(f"import os; {line}")
+    end = start(*options).run(NEVER_S)
+    text = f"n0: the task {ending}: the import of torch did not finish"
+    assert causes.cause({0: end}, {0: 0}, ["n0"]) == (text, (0,)), end
 
 
 def test_its_limit(start, workers, monkeypatch):

@@ -33,7 +33,8 @@ LATE = Ended(1, "the launch did not end within 180 s")
 LATE_TEXT = "n0: the task ended with exit code 1: the launch did not end within 180 s"
 TOLD = "the agent on n1 received SIGTERM (15)"
 REFUSED = Ended(2, said=(("HPC054", "no interface ib1", True),))
-WARNED = Ended(2, said=(("HPC162", "trying again", False),))
+WARNED = Ended(2, said=(("HPC162", "trying again", False),), torch=Torch())
+IMPORTS = "the import of torch did not finish"
 SUM = "all_reduce of 8 B"
 
 
@@ -66,7 +67,7 @@ def at(**steps):
         ([REFUSED] * 4, ("", ())),
         ([REFUSED] * 2, ("", (0, 1))),  # two have told nothing
         ([Ended(2, "bad")], ("n0: the task ended with exit code 2: bad", (0,))),
-        ([WELL, WARNED], ("n1: ended with exit code 2", ())),
+        ([replace(WELL, torch=Torch()), WARNED], ("n1: ended with exit code 2", ())),
         # A launcher that reports for itself; what it says before is no cause.
         ([reason(f"worker 0: {CLOSED}", "n0"),
           Ended(1, f"torchrun_hpc: error[HPC125]: the job has failed: {BAD}")],
@@ -81,6 +82,15 @@ def at(**steps):
          (f"rank 2 (n2) did not reach {SUM}", (2,))),
         ([replace(LATE, torch=Torch()), LATE, replace(LATE, torch=Torch())],
          ("n1 did not reach the meeting of the agents", (1,))),
+        # The import of torch ends a launcher, or a worker, by itself.
+        ([replace(LATE, torch=Torch()), Ended(3)],
+         (f"n1: the task ended with exit code 3: {IMPORTS}", (1,))),
+        ([Ended(-15, torch=Torch(), is_stopped=True), Ended(-4)],
+         (f"n1: the task was killed by SIGILL (4): {IMPORTS}", (1,))),
+        ({0: replace(LATE, at={0: (0, SUM)}), 3: Ended(3, at={3: (-1, "the import")})},
+         (f"n1: the task ended with exit code 3: {IMPORTS}", (1,))),
+        ({n: Ended(n or 1, CLOSED * (not n), at={n: (0, SUM)}) for n in (0, 3)},  # later: a consequence
+         (f"n0: the task ended with exit code 1: {CLOSED}", ())),
         # The limit: one is behind, most are, nobody is, nothing is known.
         (at(r0=5, r1=4, r2=5, r3=5), (f"rank 1 (n1) did not reach {SUM}", (1,))),
         (at(r0=5, r1=4, r2=3, r3=5), (f"rank 1-2 (n1, n2) did not reach {SUM}",
