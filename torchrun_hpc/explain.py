@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _DATA = Path(__file__).with_name("messages.toml")
-_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
+_LINK = re.compile(r"\[([^]]+)\]\(([^)]+)\)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,9 +52,9 @@ def _explained(wanted: str, known: dict[str, dict[str, Any]]) -> str:
     if code not in known:
         text = f"there is no message {wanted!r}. Without a code, the command lists all"
         raise LaunchError("HPC245", text)
-    entry = {key: _LINK.sub(r"\1", str(text)) for key, text in known[code].items()}
-    text, cause, fix = (entry[key].strip() for key in ("text", "cause", "fix"))
-    return f"{code}: {entry['title']}\n\n{text}\n\n{cause}\n\nFix: {fix}\n"
+    shown = {k: _LINK.sub(r"\1 (docs/\2)", str(of)) for k, of in known[code].items()}
+    text, cause, fix = (shown[key].strip() for key in ("text", "cause", "fix"))
+    return f"{code}: {shown['title']}\n\n{text}\n\n{cause}\n\nFix: {fix}\n"
 
 
 if __name__ == "__main__":

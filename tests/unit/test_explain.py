@@ -34,6 +34,12 @@ def test_a_code(wanted, title, explain):
     assert "](" not in out  # no links
 
 
+def test_a_link_leaves_its_page(explain):
+    """Without a page, "add these lines" would refer to nothing."""
+    _, out, _ = explain("HPC235")
+    assert "these\nlines (docs/checkpoints.md#a-launcher-that-does-not-end) to" in out
+
+
 def test_an_older_code(explain):
     older = {
         old: code

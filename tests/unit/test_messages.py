@@ -63,6 +63,8 @@ def test_every_code_is_explained_once():
     for code, entry in entries():
         assert FIELDS <= {*entry} <= {*FIELDS, "aliases"}, code
         assert all(entry[name].strip() for name in FIELDS), code
+        # Nothing follows: `explain` prints these texts alone.
+        assert not any(entry[name].strip().endswith(":") for name in FIELDS), code
         assert len(entry["title"]) <= 50, code
 
 

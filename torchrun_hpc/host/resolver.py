@@ -1,4 +1,4 @@
-"""A check of this node's resolver, which runs while torch is imported.
+"""Checks of this node's resolver; one of them runs while torch is imported.
 
 Torch asks for the names of addresses such as ``::ffff:10.20.0.1``, which no hosts file
 has. If no name server answers, each worker waits for it, and prints a warning.
@@ -6,6 +6,8 @@ has. If no name server answers, each worker waits for it, and prints a warning.
 
 from __future__ import annotations
 
+import re
+import socket
 import time
 from contextlib import suppress
 from enum import Enum
@@ -13,6 +15,7 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import programs
+from torchrun_hpc.host import procfs
 
 if TYPE_CHECKING:
     import subprocess
@@ -29,8 +32,28 @@ class Resolver(Enum):
     DOWN = "down"  # no name server is reached
 
 
+FILE, PORT = "/etc/resolv.conf", 53  # resolv.conf(5)
+_SERVERS = re.compile(r"^nameserver\s+(\S+)", re.MULTILINE)
+
 _SLOW = 0.5  # seconds after which an answer counts as late
 _RESULTS = {0: Resolver.ANSWERS, 3: Resolver.DOWN, 4: Resolver.SILENT}  # exit codes
+
+
+def reached() -> Resolver:
+    """Return `DOWN` if no name server can be reached; do not wait for any answer.
+
+    A datagram without a query is enough for the kernel to find out.
+    """
+    for server in _SERVERS.findall(procfs.read(FILE) or "") or ["127.0.0.1"]:
+        family = socket.AF_INET6 if ":" in server else socket.AF_INET
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
+            asking.connect((server, PORT))
+            asking.send(b"")
+            asking.settimeout(0)
+            with suppress(BlockingIOError):
+                asking.recv(1)
+            return Resolver.UNKNOWN
+    return Resolver.DOWN
 
 
 class ResolverCheck:

@@ -91,7 +91,7 @@ def give_up(fault: LaunchError, known: LaunchState, *, is_silent: bool = False) 
     is_first = is_reporter(seen.task_rank or 0)
     place = None if fault.others_know else meeting_place(known)
     advice = "" if fault.others_know else _advice(known.job)
-    host = "" if fault.everywhere and is_first else _host(known.job)
+    host = "" if fault.everywhere and is_first else _host(fault, seen, known.job)
     is_reported = is_silent
 
     def print_once(advice: str = "") -> None:
@@ -205,7 +205,9 @@ def _reported(limit: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _host(job: Job | None) -> str:
+def _host(fault: LaunchError, seen: Preflight, job: Job | None) -> str:
+    if fault is seen.problem and not fault.everywhere:  # the job is unclear here
+        return seen.hostname
     if job is None or len(job.nodes) == 1 or job.node_rank is None:
         return ""
     return job.own_name or socket.gethostname()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message, count, to_copy
 from torchrun_hpc.names import ranges
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
 
@@ -71,8 +72,11 @@ def worker_threads(inputs: Inputs, binding: Binding | None) -> dict[str, Setting
     # As with torchrun, a single worker can use all CPUs.
     if node.workers > 1:
         return {OMP: Setting("1", "torchrun's default")}
-    if inputs.environ.get(OMP):  # the scheduler's value, which counts as unset
-        source = f"this process's CPUs; {inputs.promise.threads.source}"
+    # The scheduler's value counts as unset. Over ssh, other nodes may lack it. Tasks in
+    # direct mode cannot compare their values.
+    is_lacked = inputs.mode is Mode.DIRECT and not inputs.the_job.nodelist_is_shared
+    if inputs.environ.get(OMP) or is_lacked:
+        source = f"this process's CPUs; {inputs.promise.threads.source}".rstrip("; ")
         return {OMP: Setting(str(_share(node, binding)), source)}
     return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +68,29 @@ def test_nobody_waits_for_an_answer(monkeypatch, tmp_path, seconds, result):
     assert check.result() is result
     assert process.returncode == -9  # nor does it ask on
     assert check.result() is Resolver.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("server", "result"),
+    [
+        ("127.0.0.1", Resolver.DOWN),  # nobody listens
+        ("::1", Resolver.DOWN),
+        ("127.0.0.2", Resolver.UNKNOWN),  # it will not answer
+        (None, Resolver.DOWN),
+    ],
+)
+def test_a_name_server_that_is_not_reached_is_known_at_once(
+    monkeypatch, tmp_path, server, result
+):
+    """Direct mode cannot wait: it imports nothing meanwhile."""
+    file = tmp_path / "resolv.conf"
+    if server:
+        file.write_text(f"# x\nnameserver {server}\n")
+    monkeypatch.setattr(resolver, "FILE", str(file))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.2", 0))
+        monkeypatch.setattr(resolver, "PORT", silent.getsockname()[1])
+        assert resolver.reached() is result
 
 
 def test_without_an_address_nothing_is_asked():

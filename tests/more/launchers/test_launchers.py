@@ -107,7 +107,7 @@ def test_a_host_that_is_there_twice(bare, mpi):
 def test_uneven_tasks_that_nobody_can_count(bare, mpi):
     done = run(bare, mpi, "-np", "3", *HPC, WORLD, hosts=HOSTS)
     assert done.returncode == 2, done.stderr
-    assert "HPC034]: Open MPI started 2 of 3 tasks on this node" in done.stderr
+    assert "HPC034]: on n9: Open MPI started 2 of 3 tasks on this node" in done.stderr
     assert "Traceback" not in done.stderr
 
 

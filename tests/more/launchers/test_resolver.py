@@ -71,3 +71,11 @@ def test_it_is_not_asked_for_peers(unpadded, tmp_path):
     questions = (tmp_path / "questions").read_text().splitlines()
     asked = [name for name in questions if name.endswith(".arpa")]
     assert 0 < len(asked) <= 1 + 2, asked
+
+
+def test_a_clean_start_in_direct_mode(unpadded, tmp_path):
+    """It imports no torch meanwhile, so it only finds out what the kernel knows."""
+    with name_server(unpadded, "", tmp_path) as how:
+        done = launch(unpadded, tasks=2, script=[ALL_REDUCE], **how)
+    assert len(read_workers(done)) == 4
+    assert len(lines(done.stderr)) == 1, done.stderr

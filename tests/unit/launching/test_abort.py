@@ -29,6 +29,15 @@ def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
     assert capfd.readouterr().err == "torchrun_hpc: error[HPC018]: no torch\n"
 
 
+def test_a_node_that_cannot_find_its_job_names_itself(capfd):
+    """Under pbsdsh, only the message shows which node has no node file."""
+    fault = LaunchError("HPC035", "cannot be read here")
+    seen = Preflight(None, fault, {}, "dec0002", "", 1)
+    abort.give_up(fault, LaunchState(seen))
+    expected = "torchrun_hpc: error[HPC035]: on dec0002: cannot be read here\n"
+    assert capfd.readouterr().err == expected
+
+
 def test_tasks_that_pbs_numbers_alike_say_the_same_once(capfd):
     """Each of the first node has the number 0, with several lines in the node file."""
     fault = LaunchError("HPC036", f"by process {os.getpid()}", everywhere=True)

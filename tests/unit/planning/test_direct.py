@@ -181,6 +181,18 @@ def test_threads_that_pbs_has_set(value, cpus, expected):
     assert plan.messages.advice == ()
 
 
+def test_threads_that_pbs_has_set_on_one_node_only():
+    """Open MPI over ssh: the tasks of other nodes have none, and nobody asks them."""
+    job = replace(job_at(BLOCK, 0), nodelist_is_shared=False)
+    workers = {"workers": 1, "cpus": 2}
+    user = {"OMP_NUM_THREADS": "4"}
+    first = {"PBS_JOBID": "1.pbs", "NCPUS": "8", "OMP_NUM_THREADS": "8"}
+    for environ in first, {"PBS_JOBID": "1.pbs"}, {}, user:
+        plan = make_direct_plan(make_inputs(job=job, environ=environ, **workers))
+        expected = None if environ == user else "2"
+        assert environment(plan).get("OMP_NUM_THREADS") == expected
+
+
 def test_debugging():
     found = environment(planned_at(BLOCK, 1, options={"hpc_debug": True}))
     assert set(found) > set(worker_environment(1, BLOCK))
