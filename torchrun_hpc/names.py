@@ -93,6 +93,20 @@ def host(rank: int, hosts: Sequence[str]) -> str:
     return hosts[rank] or f"node {rank}"
 
 
+def placed(hosts: Sequence[str], known: Mapping[int, str]) -> tuple[str, ...]:
+    """Return names by rank, given some that are known, and a guess of the others.
+
+    A known name and the one that was guessed change places.
+    """
+    names = [*hosts]
+    for rank, name in known.items():
+        if name in names:
+            names[names.index(name)] = names[rank]
+        if name:
+            names[rank] = name
+    return tuple(names)
+
+
 def fold_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:
     """Write the names of nodes: ``n[9-14], node 20``."""
     return fold(host(rank, hosts) for rank in ranks)
@@ -115,9 +129,9 @@ def listed(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_MOST]) + _and_more(len(texts[_MOST:]))
 
 
-def ranks_by_site(sites: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the node ranks of each site; the head node's site comes first."""
+def ranks_by(values: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the node ranks of each value; the head node's value comes first."""
     found: dict[str, list[int]] = {}
-    for rank in sorted(sites):
-        found.setdefault(sites[rank], []).append(rank)
+    for rank in sorted(values):
+        found.setdefault(values[rank], []).append(rank)
     return found

@@ -35,9 +35,9 @@ def test_a_code(wanted, title, explain):
 
 
 def test_a_link_leaves_its_page(explain):
-    """Without a page, "add these lines" would refer to nothing."""
+    """Without a page, "the whole script" would refer to nothing."""
     _, out, _ = explain("HPC235")
-    assert "these\nlines (docs/checkpoints.md#a-launcher-that-does-not-end) to" in out
+    assert out.endswith(" (docs/checkpoints.md#a-launcher-that-does-not-end).\n")
 
 
 def test_an_older_code(explain):

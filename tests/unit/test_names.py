@@ -165,3 +165,19 @@ def test_a_node_by_name():
 def test_texts():
     assert names.listed([*"ab"]) == "a, b"
     assert names.listed([*map(str, range(14))]).endswith("10, 11 and 2 more")
+
+
+# --- known and guessed names ---------------------------------------------------------
+
+
+@given(st.permutations("abcdef"), st.sets(st.integers(0, 5)))
+def test_known_names_are_right_and_no_other_is_lost(hosts, ranks):
+    known = {rank: hosts[rank] for rank in ranks}
+    names_by_rank = names.placed("abcdef", known)
+    assert {rank: names_by_rank[rank] for rank in ranks} == known
+    assert sorted(names_by_rank) == [*"abcdef"]
+
+
+def test_a_name_that_is_unknown():
+    assert names.placed(("", "", ""), {1: "n2", 2: ""}) == ("", "n2", "")
+    assert names.placed((), {0: ""}) == ()

@@ -106,11 +106,6 @@ class Failure:
         return -1 if self.worker is None else self.worker.rank
 
     @property
-    def unaware(self) -> tuple[int, ...]:
-        """Nodes that it is about and that have not noticed it: they may be gone."""
-        return () if self.by in self.nodes else self.nodes
-
-    @property
     def brief(self) -> Failure:
         """The same without the worker's lines, for all nodes."""
         return replace(self, worker=self.worker and replace(self.worker, lines=()))

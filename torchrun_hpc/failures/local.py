@@ -38,7 +38,7 @@ class LocalWorld:
         self.failure: Failure | None = None
         self.restarts = 0
         self.is_certain = is_reporter(meeting.report_rank)
-        self._meeting = meeting
+        self.meeting = meeting
         self._collection = Collection()
         self._attempt = 0
         self._timer: threading.Timer | None = None
@@ -53,7 +53,7 @@ class LocalWorld:
         self._collection.add(failure)
         if is_first and attempt.restarts_left:
             self.restarts += 1
-            console.write(report.restarted(self.restarts, failure, self._meeting))
+            console.write(report.restarted(self.restarts, failure, self.meeting))
         elif is_first:
             wait = report.COLLECT_TIMEOUT[failure.is_doubtful]
             self._timer = threading.Timer(wait, self._report)
@@ -63,7 +63,7 @@ class LocalWorld:
     def give_up(self, failure: Failure) -> None:
         """Record why this node ends; torch knows less about a failed worker."""
         self.leave()
-        own = (self._meeting.node_rank,)
+        own = (self.meeting.node_rank,)
         self.failure = replace(failure, nodes=own, by=own[0])
         if failure.worker is not None and self._reported is not None:
             self.failure = self._reported
@@ -79,4 +79,4 @@ class LocalWorld:
         summary = self._collection.summary()
         if self._reported is None and summary is not None:
             self._reported, lines = self._explain(summary.first)
-            report.write(summary, self._meeting, lines)
+            report.write(summary, self.meeting, lines)

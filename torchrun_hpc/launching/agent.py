@@ -208,6 +208,7 @@ class AgentStarter(Starter):
         observer.watch.on_failure = lambda failure, _: client.worker_failed(failure)
         observer.ask_all = functools.partial(ask_for_stacks, client)
         observer.is_first = lambda: rendezvous.is_first
+        observer.meeting = lambda: rendezvous.meeting
         observer.watch.hangs = lambda: rendezvous.hangs
         return rendezvous
 

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.errors import Message
 from torchrun_hpc.launching.start import DryRunReplies
-from torchrun_hpc.names import host, ranks_by_site
+from torchrun_hpc.names import host, placed, ranks_by
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous, settings_of
@@ -65,14 +65,15 @@ def meet(
                 _wait_for_node_0(client, meeting, may_leave, 2 * limit)
         finally:
             rendezvous.leave()
-        absent = (rank for rank in range(meeting.nodes) if rank not in found)
-        missing = [host(rank, meeting.hosts) for rank in absent]
+        known = {rank: node.meeting.hosts[rank] for rank, node in found.items()}
+        hosts = placed(meeting.hosts, known)
+        missing = [host(r, hosts) for r in range(meeting.nodes) if r not in found]
+        meeting = replace(meeting, hosts=hosts)
     nodes = [found[rank] for rank in sorted(found)]
-    sites = {rank: node.meeting.site for rank, node in found.items()}
-    by_site = ranks_by_site({r: str(s.value) if s else "" for r, s in sites.items()})
-    if len(by_site) > 1:
+    by_value = ranks_by({rank: node.meeting.compared for rank, node in found.items()})
+    if len(by_value) > 1:
         said = nodes[0].messages
-        advice = (*said.advice, messages.disagreement(by_site, meeting))
+        advice = (*said.advice, messages.disagreement(by_value, meeting))
         nodes[0] = replace(nodes[0], messages=replace(said, advice=advice))
     return DryRunReplies(nodes, missing, limit)
 

@@ -87,7 +87,7 @@ def together(
         raise SystemExit(_KILLED + problem.sigval)  # this also ends a program
     failure = world.failure
     if failure is not None and isinstance(problem, JobFailedError | None):
-        cause = RendezvousError(str(report.failed(failure, plan.meeting)))
+        cause = RendezvousError(str(report.failed(failure, world.meeting)))
         raise SystemExit(FAILED) from cause
     # In all other cases torch's own traceback follows, as after torchrun.
     is_silent = plan.meeting.is_ours and isinstance(problem, SignalException)
@@ -144,7 +144,8 @@ def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
     A command writes them at its process's end. A program may continue, and gets an
     exception: so write them now, and the reason only without a report.
     """
-    failure, meeting = world.failure, plan.meeting
+    failure, meeting = world.failure, world.meeting
+    plan = replace(plan, meeting=meeting)
     say: Any = partial(atexit.register, console.write) if is_command else console.write
     if not world.reports:
         if world.is_unreported and failure and failure.nodes == (meeting.node_rank,):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torchrun_hpc.failures.failure import Failure
+    from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.rendezvous.client import Client
 
@@ -43,7 +44,7 @@ def ask_for_stacks(client: Client, what: str, timeout: float) -> dict[int, Any]:
 class Observer:
     """Observes the workers of this node.
 
-    For `ask_all` and `is_first`, see `Inspection`.
+    For `ask_all`, `is_first` and `meeting`, see `Inspection`.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class Observer:
         self._inspected: Inspection | None = None
         self.ask_all: Callable[[str, float], Mapping[int, Any]] | None = None
         self.is_first: Callable[[], bool] = lambda: True
+        self.meeting: Callable[[], Meeting] | None = None
 
     def explain(self, failure: Failure) -> tuple[Failure, Sequence[str]]:
         """Explain a failure if it is a hang; see `report.Explain`."""
@@ -77,8 +79,8 @@ class Observer:
     @contextlib.contextmanager
     def at_work(self, plan: LaunchPlan) -> Iterator[None]:
         """Observe them while torch's agent runs."""
-        inspected = Inspection(plan, self.ask_all, self.is_first, self.replies)
-        self._inspected = inspected
+        asked = self.ask_all, self.is_first, self.replies, self.meeting
+        self._inspected = inspected = Inspection(plan, *asked)
         inspected.start()
         try:
             yield

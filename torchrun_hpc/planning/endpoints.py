@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.host.network import is_number, join_endpoint
+from torchrun_hpc.names import placed
 from torchrun_hpc.options import values
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import same_host
@@ -186,7 +187,7 @@ def head_hint(inputs: Inputs, job: Job, host: str) -> str:
 
 def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
     """Check that all tasks know rank 0's node; its host completes ``option``."""
-    if job.is_ranked or endpoint.setting:
+    if "order" not in job.provenance or endpoint.setting:
         return
     first = job.own_name if job.task.rank == 0 else "HOST"
     raise LaunchError(
@@ -238,8 +239,8 @@ def _may_be_first_node(inputs: Inputs, job: Job, address: str) -> bool:
         return inputs.network.local_address(address) is not None
     if job.head_candidates or not first:
         return True  # only node 0 knows, and checks it
-    firsts = (first,) if job.is_ranked else job.nodes  # rank 0 checks it
-    names = (name for node in firsts for name in (node, inputs.rewrite(node)))
+    # Slurm may place rank 0 on any node. Rank 0 checks it.
+    names = (name for node in job.nodes for name in (node, inputs.rewrite(node)))
     if any(_is_named(address, name) for name in names):
         return True
     # Only the node itself knows its numbers. Rank 0 checks them.
@@ -280,8 +281,9 @@ def may_join(inputs: Inputs) -> bool:
 
 
 def hosts_of(job: Job) -> tuple[str, ...]:
-    """Return the names of the nodes by rank; unknown ones are empty."""
-    names = enumerate(job.nodes if job.is_ranked else ("",) * len(job.nodes))
-    return tuple(
-        name or (job.own_name if rank == job.node_rank else "") for rank, name in names
-    )
+    """Return the names of the nodes by rank; unknown ones are empty.
+
+    Only this node's name is certain: under Slurm, a rank may be no place in the list.
+    """
+    own = {} if job.node_rank is None else {job.node_rank: job.own_name}
+    return placed(job.nodes, own)

@@ -51,6 +51,7 @@ class Meeting:
             it; empty if ``launch_id`` identifies a launch.
         fast_hosts: Their names on the fast network, by the site's rule, unresolved.
         site: Name of the site, with the variable that identifies it.
+        compared: Values that should be equal on all nodes, for a message.
         ports: Ports of the coordinator, in the order in which it tries them.
         notice_ports: Ports on which it reports that ``ports`` are taken.
         coordinator: Rank of the node that hosts the rendezvous; ``None`` if only that
@@ -81,6 +82,7 @@ class Meeting:
     spares: Spares = field(default_factory=Spares)
     key: KeyFile = field(default_factory=KeyFile)  # empty if nobody else can connect
     site: Setting | None = None
+    compared: str = ""
     endpoint: str = ""  # for messages
     connect_host: str = ""  # address or name to connect to; empty if torch finds it
     ports: tuple[int, ...] = ()

@@ -57,7 +57,7 @@ def likely_workers(
 def worker_threads(inputs: Inputs, binding: Binding | None) -> dict[str, Setting]:
     """Return ``OMP_NUM_THREADS``: one thread per worker, as torchrun sets it."""
     wanted, node = inputs.options.hpc_omp_threads, inputs.node
-    if _chosen_threads(inputs):
+    if chosen_threads(inputs):
         return {}
     if wanted == "auto":
         explicit = inputs.options["hpc_omp_threads"]
@@ -81,7 +81,7 @@ def worker_threads(inputs: Inputs, binding: Binding | None) -> dict[str, Setting
     return {}
 
 
-def _chosen_threads(inputs: Inputs) -> str:
+def chosen_threads(inputs: Inputs) -> str:
     """Return the user's value of the variable; empty if the scheduler has set it.
 
     PBS sets it from the user's ``ompthreads``, or else from ``ncpus``. The value counts
@@ -200,7 +200,7 @@ def of_imports(inputs: Inputs, workers: Workers, cpus: set[int]) -> Iterator[Mes
 
 
 def _about_threads(inputs: Inputs, workers: Workers) -> Iterator[Message]:
-    chosen, node = _chosen_threads(inputs), inputs.node
+    chosen, node = chosen_threads(inputs), inputs.node
     if "hpc_omp_threads" in inputs.options and chosen:
         yield Message(
             "HPC093",
@@ -287,4 +287,4 @@ def _share(node: Node, binding: Binding | None) -> int:
 def follows_cpus(inputs: Inputs) -> bool:
     """Return whether each worker gets as many threads as CPUs."""
     is_auto = inputs.options.hpc_omp_threads == "auto"
-    return is_auto and not _chosen_threads(inputs)
+    return is_auto and not chosen_threads(inputs)

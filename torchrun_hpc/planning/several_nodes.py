@@ -17,6 +17,7 @@ from torchrun_hpc.planning import (
     messages,
     network_env,
     ownership,
+    resources,
     spares,
 )
 from torchrun_hpc.planning.meeting import Meeting
@@ -88,6 +89,7 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         spares=spares.plan(inputs),
         key=ownership.key_file(inputs),
         site=inputs.site_setting,
+        compared=_compared(inputs, job),
         endpoint=str(here) if meets_here else options.rdzv_endpoint,
         connect_host=here.connect_host,
         ports=ports if tries_others else (here.port,),
@@ -133,6 +135,16 @@ def _may_grow(inputs: Inputs, job: Job) -> bool:
     return inputs.options.nnodes.high > len(job.nodes)
 
 
+def _compared(inputs: Inputs, job: Job) -> str:
+    """Return the site, and the threads that the user has perhaps set on this node only.
+
+    Over ssh, a node without the scheduler's variables cannot know who has set it.
+    """
+    threads = "" if job.nodelist_is_shared else resources.chosen_threads(inputs)
+    site = str(inputs.site_setting.value) if inputs.site_setting else ""
+    return ", ".join(filter(None, (site, threads and f"{resources.OMP}={threads}")))
+
+
 def _local_endpoint(
     inputs: Inputs, job: Job, index: int, endpoint: Endpoint
 ) -> LocalEndpoint:
@@ -145,12 +157,13 @@ def _local_endpoint(
     if (options.is_static or options.is_c10d) and not here.connect_host:
         raise local_endpoint.unreachable(inputs, job, endpoint, here)
     if options.is_static and here.is_host != (job.node_rank == 0):
-        raise _not_on_node_0(job, f"{endpoint.setting} is not an address of node 0")
+        source = endpoint.setting or endpoint.plain
+        raise _not_on_node_0(job, f"{source} is not an address of node 0")
     return here
 
 
 def _not_on_node_0(job: Job, fault: str, *, everywhere: bool = False) -> LaunchError:
-    first = endpoints.hosts_of(job)[0]
+    first = endpoints.hosts_of(job)[0] if job.is_ranked or not job.node_rank else ""
     return LaunchError(
         "HPC069",
         f"{fault}, but the static rendezvous is on node 0{', ' * bool(first)}{first}. "

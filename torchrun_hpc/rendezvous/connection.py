@@ -63,7 +63,7 @@ def request_of(meeting: Meeting, run_id: str) -> JoinRequest:
         pid=os.getpid(),
         release=__version__,
         agent=f"{_AGENT}.{os.getpid()}",
-        site=str(meeting.site.value) if meeting.site else "",
+        compared=meeting.compared,
         spares=meeting.spares.number,
         started=meeting.started,
     )
@@ -138,6 +138,11 @@ class Connection:
             raise self._refusal(refused) from None
         return self.client
 
+    @property
+    def hosts(self) -> Mapping[int, str]:
+        """The names of the nodes that have joined here, by rank."""
+        return self._server.coordinator.members.hosts.copy() if self._server else {}
+
     def close(self, timeout: float = 0) -> None:
         """Disconnect. The coordinator ends once all others know how the job ended.
 
@@ -146,7 +151,6 @@ class Connection:
         self.client.leave(timeout)
         if self._server is not None:
             self._server.close()
-            self._server = None
         self._loop.close()
 
     def _hear(self, event: Mapping[str, Any]) -> Failure | None:

@@ -16,6 +16,7 @@ from torchrun_hpc import wire
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.names import placed
 from torchrun_hpc.preflight import JOIN_TIMEOUT
 from torchrun_hpc.rendezvous import health, messages
 from torchrun_hpc.rendezvous.connection import Connection
@@ -28,11 +29,7 @@ from torchrun_hpc.rendezvous.protocol import Settings
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
-from torchrun_hpc.reporting.reporter import (
-    is_reporter,
-    reports_failure,
-    reports_wait_for,
-)
+from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
@@ -160,6 +157,12 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     # --- what the launcher and the agent ask --------------------------------------
 
     @property
+    def meeting(self) -> Meeting:
+        """The meeting, on the coordinator's node with the names of all that came."""
+        hosts = placed(self._meeting.hosts, self._connection.hosts)
+        return replace(self._meeting, hosts=hosts)
+
+    @property
     def has_spares(self) -> bool:
         """Whether the job continues without a lost node."""
         return self._settings.has_spares
@@ -182,11 +185,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         is_alone = failure is not None and failure.kind is Kind.COORDINATOR
         if self.has_spares:
             return is_alone or (self.is_first and bool(self.client.ending))
-        if failure is None:
-            return self.is_first
         if is_alone:
             return reports_wait_for(meeting.node_rank, meeting.coordinator)
-        return reports_failure(meeting.node_rank, meeting.nodes, failure.unaware)
+        return self.is_first
 
     @property
     def is_first(self) -> bool:
@@ -194,7 +195,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         if self.has_spares:  # the one with the coordinator
             peers = self.client.peers
             return peers is not None and peers.member.coordinates
-        return is_reporter(self._meeting.node_rank)
+        return self._meeting.is_coordinator
 
     @property
     def is_certain(self) -> bool:
@@ -255,8 +256,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def leave(self) -> None:
         """Disconnect. The coordinator ends once all others know how the job ended."""
-        is_last = self.reports or self._meeting.is_coordinator
-        self._connection.close(0 if is_last else self._settings.kill)
+        self._connection.close(0 if self.reports else self._settings.kill)
         self._workers_store = []
         if self._opening is not None:
             self._opening.join(_PATIENCE)
@@ -312,11 +312,11 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         cause = summary.first if summary else messages.cause_of(event)
         cause, lines = self._explain(cause) if cause else (None, ())
         if summary is not None:
-            report.write(summary, self._meeting, lines)
+            report.write(summary, self.meeting, lines)
             return cause
         key = self._connection.key.name
         because = {"because": wire.encode(cause)} if cause else {}
-        message = messages.render({**event, "key": key, **because}, self._meeting)
+        message = messages.render({**event, "key": key, **because}, self.meeting)
         if message is not None:
             kind = "warning" if messages.is_warning(event, self._meeting) else "note"
             console.write(message, kind, report.indented(lines))

@@ -59,14 +59,15 @@ class Refused(NamedTuple):
 class Members:
     """The connected agents of a job, by node rank.
 
-    `seen` are node ranks of agents that have been connected, or never will be. `unread`
-    connections have not confirmed a failure. `candidates` claim the node rank of
-    another agent. `unproved` are addresses of callers without a proof, and whether the
-    user has read each.
+    `hosts` are the names of all that have been here. `seen` are node ranks of agents
+    that have been connected, or never will be. `unread` connections have not confirmed
+    a failure. `candidates` claim the node rank of another agent. `unproved` are
+    addresses of callers without a proof, and whether the user has read each.
     """
 
     def __init__(self, settings: Settings, outbox: list[Outgoing]) -> None:
         self.agents: dict[int, Agent] = {}
+        self.hosts: dict[int, str] = {}
         self.seen: set[int] = set()
         self.unread: set[Hashable] = set()
         self._settings = settings
@@ -120,6 +121,7 @@ class Members:
     def accept(self, connection: Hashable, request: JoinRequest) -> None:
         """Accept an agent."""
         self.agents[request.rank] = Agent(connection, request)
+        self.hosts[request.rank] = request.host
         self._ranks[connection] = request.rank
         self.seen.add(request.rank)
 
@@ -231,16 +233,13 @@ class Members:
         self._outbox += [(agent.connection, message) for agent in self.agents.values()]
 
     def report(self, message: Mapping[str, Any]) -> bool:
-        """Send a message for the user to the node that reports, if it is there."""
-        for rank in (self._settings.reporter, self._settings.coordinator):
-            if rank in self.agents:
-                self.send(rank, message)
-                return True
-        return False
+        """Send a message for the user to this node's own agent, if it is there."""
+        self.send(self._settings.coordinator, message)
+        return self._settings.coordinator in self.agents
 
     def inform(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Tell an agent how the job ended, and the reporting node what to report."""
-        reports = "failed" in message and rank == self._settings.reporter
+        """Tell an agent how the job ended, and this node's own one to report it."""
+        reports = "failed" in message and rank == self._settings.coordinator
         self.send(rank, {**message, "reports": True} if reports else message)
         agent = self.agents[rank]
         if agent.silent_for < self._settings.silence_timeout:

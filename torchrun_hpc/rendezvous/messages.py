@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.errors import RefusedError
     from torchrun_hpc.rendezvous.protocol import JoinRequest
 
-_SHORT = 50  # characters of a site's name
+_SHORT = 50  # characters of another node's values
 
 _PORTS = "Give each launch its own port with --rdzv_endpoint=HOST:PORT, or use mpiexec"
 _BOTH = "Node 0's output shows both"
@@ -184,7 +184,7 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
     "restart": _restart,
     "stranger": _stranger,
     "unproved": _unproved,
-    "sites": lambda event, meeting: disagreement(event["sites"], meeting),
+    "differ": lambda event, meeting: disagreement(event["differ"], meeting),
     "looking": _looking,
     "coordinator_silent": _coordinator_silent,
     "coordinator_answers": _coordinator_answers,
@@ -197,7 +197,7 @@ _EVENTS: dict[str, Callable[[Mapping[str, Any], Meeting], Message | None]] = {
     "seeks": _seeks,
 }
 
-_WARNINGS = {"sites", "stranger", "unproved", "replaced", "excluded", "out"}
+_WARNINGS = {"differ", "stranger", "unproved", "replaced", "excluded", "out"}
 _WARNINGS |= {"takes_over", "leased"}
 _WARNINGS_OF_SPARES = frozenset(["suspended", "seeks", "silent", "coordinator_silent"])
 
@@ -233,17 +233,17 @@ def names(ranks: Sequence[int], meeting: Meeting) -> str:
     return nodes(ranks, meeting.hosts)
 
 
-def disagreement(by_site: Mapping[str, Sequence[int]], meeting: Meeting) -> Message:
-    """Report that nodes use different sites, given node ranks by site ("" is none)."""
-    names_of = {wire.printable(site, _SHORT): site for site in by_site}
+def disagreement(ranks: Mapping[str, Sequence[int]], meeting: Meeting) -> Message:
+    """Report that nodes differ, given node ranks by what is compared ("" is none)."""
+    shown = {wire.printable(values, _SHORT): values for values in ranks}
     who = "; ".join(
-        f"{name or 'none'} on {names(by_site[site], meeting)}"
-        for name, site in names_of.items()
+        f"{text or 'none'} on {names(ranks[values], meeting)}"
+        for text, values in shown.items()
     )
     text = (
-        f"the nodes use different sites, and so different variables: {who}. Set "
-        f"--hpc-site={next(filter(None, names_of), 'NAME')}, or export the variable "
-        "that identifies the site on all nodes (mpirun: -x NAME)"
+        f"the nodes have different values: {who}. Pass --hpc-site=NAME or "
+        "--hpc-omp-threads=N, or export the variables on all nodes or on none (mpirun: "
+        "-x NAME)"
     )
     return Message("HPC163", text)
 

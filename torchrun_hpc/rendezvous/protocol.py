@@ -63,7 +63,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from torchrun_hpc.reporting.reporter import told_to_report
 from torchrun_hpc.wire import AnyText, encode
 
 VERSION = 9
@@ -129,11 +128,6 @@ class Settings:
         """Whether the job continues without a lost node."""
         return self.spares > 0 and not self.is_fixed
 
-    @property
-    def reporter(self) -> int:
-        """Rank of the node that reports."""
-        return told_to_report(self.coordinator, has_spares=self.has_spares)
-
 
 @dataclass(frozen=True)
 class JoinRequest:
@@ -146,7 +140,7 @@ class JoinRequest:
         release: Its release of torchrun_hpc.
         agent: A random number in hexadecimal, and the process id. The coordinator sends
             it to nobody.
-        site: The name of its site; empty without.
+        compared: As in `Meeting`.
         started: The end of what must be equal in the command, and a digest of all of
             it, if the launch id does not distinguish two launches; otherwise empty.
     """
@@ -158,7 +152,7 @@ class JoinRequest:
     pid: int
     release: AnyText
     agent: AnyText
-    site: AnyText = ""
+    compared: AnyText = ""
     spares: int = 0
     started: AnyText = ""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.failures.collection import Collection
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.names import ranks_by_site
+from torchrun_hpc.names import ranks_by
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
 from torchrun_hpc.rendezvous.phases import BETWEEN_ROUNDS, ENDED, NEXT, Phase
 from torchrun_hpc.rendezvous.roster import Roster
@@ -243,9 +243,9 @@ class Rounds:
         roster, agents = self.roster, self._members.agents
         self._report_restart()
         if self.began < 0:
-            sites = ranks_by_site({rank: a.request.site for rank, a in agents.items()})
-            if len(sites) > 1:
-                self._members.report({"sites": sites})
+            found = ranks_by({rank: a.request.compared for rank, a in agents.items()})
+            if len(found) > 1:
+                self._members.report({"differ": found})
         self._enter(Phase.RUN)
         self.began = self.round
         self.store = KeyValueStore()

@@ -110,18 +110,12 @@ def received(data: object, rank: int, meeting: Meeting) -> Description | None:
         if (
             found.version == VERSION
             and found.meeting.node_rank == rank
-            and _agree(found.meeting.hosts, meeting.hosts)
+            and len(found.meeting.hosts) == len(meeting.hosts)
             and found.command[:1] == ("torchrun",)
             and all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found.exports)
         ):
             return found
     return None
-
-
-def _agree(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Compare the names that both know: some launchers give none."""
-    pairs = zip(one, other, strict=False)
-    return len(one) == len(other) and all(a == b or not a or not b for a, b in pairs)
 
 
 def shell_lines(exports: Mapping[str, str], command: Sequence[str]) -> list[str]:

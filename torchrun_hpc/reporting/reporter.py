@@ -23,20 +23,3 @@ def reports_wait_for(rank: int, node: int | None) -> bool:
     If not all nodes know it (``None``), the first two report.
     """
     return rank in (0, 1) if node is None else is_reporter(rank, {node})
-
-
-def reports_failure(rank: int, nodes: int, unaware: Collection[int]) -> bool:
-    """Return whether this node reports why the job has failed.
-
-    ``unaware`` nodes have not noticed it. If that is all, the head node reports.
-    """
-    absent = {node for node in unaware if 0 <= node < nodes}
-    return is_reporter(rank, absent if len(absent) < nodes else ())
-
-
-def told_to_report(coordinator: int, *, has_spares: bool) -> int:
-    """Return the rank of the node that the coordinator asks to report.
-
-    If a spare can replace the head node, the coordinator's own node reports.
-    """
-    return coordinator if has_spares else 0

@@ -214,12 +214,12 @@ def _step(slurm: _Variables) -> Job:
     if local_rank >= local_size:
         text = f"there are only {local_size} tasks on this node ({tasks_source})"
         raise _stale(f"{LOCAL_RANK}={local_rank}, but {text}")
-    # With one task per node, task rank and node rank are equal. srun sorts the list of
-    # nodes and their numbers even if a user's host list sets the order of the tasks.
-    # No variable shows that order (seen with 22.05).
+    # With one task per node, task rank and node rank are equal. SLURM_NODEID is a place
+    # in the list. Since 26.05 tasks follow the topology (slurm_step_layout.c), before
+    # only a user's host list changed their order. No variable shows the order.
     node_rank = task_rank if size == len(nodes) else index
-    order = _own_order(slurm, nodes) or ("" if node_rank == index else TASK_RANK)
-    is_ranked = len(nodes) == 1 or not order
+    order = _own_order(slurm, nodes) if len(nodes) > 1 else ""
+    is_ranked = not order and node_rank == index
     launch_id, id_source = _launch_id(slurm, slurm.first(*STEP_ID) or "step")
     return Job(
         scheduler=NAME,
@@ -237,7 +237,7 @@ def _step(slurm: _Variables) -> Job:
             "task": TASK_RANK,
             **({} if local_size == 1 else {"local_rank": LOCAL_RANK}),
             "launch_id": id_source,
-            **({} if is_ranked else {"order": order}),
+            **({"order": order} if order else {}),
         },
         listed_at=None if is_ranked else index,
     )

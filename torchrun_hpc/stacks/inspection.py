@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.failures.watch import Watch
     from torchrun_hpc.failures.worker import Worker
+    from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.stacks.sampling import WorkerStack
 
@@ -100,7 +101,8 @@ class Inspection:
 
     `ask_all` returns the stacks by node, given a question and a limit in seconds; it is
     ``None`` if other nodes cannot be asked. `is_first` returns whether this node
-    reports a stall. `replies` has this node's replies, by question.
+    reports a stall. `replies` has this node's replies, by question. `meeting` returns
+    the meeting with the names that are known by then.
     """
 
     def __init__(
@@ -109,18 +111,26 @@ class Inspection:
         ask_all: Callable[[str, float], Mapping[int, Any]] | None,
         is_first: Callable[[], bool],
         replies: Mapping[str, Callable[[Any], Any]],
+        meeting: Callable[[], Meeting] | None = None,
     ) -> None:
-        self._meeting = plan.meeting
+        self._latest_meeting = meeting or (lambda: plan.meeting)
         self._ask_all = ask_all
         self._is_first = is_first
         self._replies = replies
-        # A line names hosts only if there are several.
-        hosts = plan.meeting.hosts if plan.meeting.nodes > 1 else ()
-        self._hosts = dict(enumerate(hosts))
         self._service = Service(plan.meeting.launch_id, self._answer)
         self._stall = StallReport(
-            plan.asked.hpc_stall_report, self._if_complete, self._hosts
+            plan.asked.hpc_stall_report, self._if_complete, lambda: self._hosts
         )
+
+    @property
+    def _meeting(self) -> Meeting:
+        return self._latest_meeting()
+
+    @property
+    def _hosts(self) -> Mapping[int, str]:
+        """The names of the nodes by rank, if a line must name them."""
+        meeting = self._meeting
+        return dict(enumerate(meeting.hosts)) if meeting.nodes > 1 else {}
 
     def start(self) -> None:
         """Start answering."""

@@ -36,7 +36,7 @@ class StallReport:
         self,
         seconds: float,
         collect: Callable[[str], Sequence[WorkerStack]],
-        hosts: Mapping[int, str],
+        hosts: Callable[[], Mapping[int, str]],
     ) -> None:
         self._seconds = seconds
         self._collect = collect
@@ -80,7 +80,7 @@ class StallReport:
             return []
 
     def _give_up(self, stacks: Sequence[WorkerStack]) -> None:
-        why = "; ".join(tree.render(stacks, self._hosts))
+        why = "; ".join(tree.render(stacks, self._hosts()))
         text = f"--hpc-stall-report cannot report a stall: {why}"
         console.write(Message("HPC175", text), "warning")
 
@@ -89,8 +89,8 @@ class StallReport:
             f"the stacks of {count(len(stacks), 'worker')} have not changed for "
             f"{self._seconds:.0f} s (--hpc-stall-report). The job continues:"
         )
-        lines = tree.render(stacks, self._hosts)[:_LINES]
-        lines += collectives.compare(self._look(STACKS), self._hosts)
+        lines = tree.render(stacks, self._hosts())[:_LINES]
+        lines += collectives.compare(self._look(STACKS), self._hosts())
         console.write(Message("HPC171", text), "warning", [f"    {s}" for s in lines])
 
 

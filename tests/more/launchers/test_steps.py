@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -145,3 +146,34 @@ def test_a_second_agent_joins_by_hand(unpadded, host):
     # On the same node the port is taken, and by whom.
     joined = [line for line in own_lines(second.stderr) if "HPC156" in line]
     assert len(joined) == (host == "n9"), second.stderr
+
+
+# Slurm 26.05 numbers tasks by topology; SLURM_NODEID stays the place in the list.
+BY_TOPOLOGY = (
+    "case $SLURM_NODEID in {}) SLURM_PROCID={};; {}) SLURM_PROCID={};; "
+    "{}) SLURM_PROCID={};; esac; export SLURM_PROCID"
+)
+
+
+@pytest.mark.parametrize("ranks", [(0, 2, 1), (1, 2, 0)])
+def test_ranks_that_follow_the_topology(unpadded, ranks, tmp_path):
+    """Names are right, also on a node that sees no difference: in the last line."""
+    first = BY_TOPOLOGY.format(*(n for pair in enumerate(ranks) for n in pair))
+    hosts = [NODES[ranks.index(rank)] for rank in range(3)]
+    script = ("--no-python", "sh", "-c", "sleep 1; test $RANK != 1")
+    file = tmp_path / "outcome.json"
+    tmp_path.chmod(0o777)
+    done = launch(
+        unpadded, f"--hpc-outcome={file}", nodes=3, first=first, script=script
+    )
+    assert (
+        f"HPC125]: the job has failed: worker 1 on {hosts[1]} (node 1)" in done.stderr
+    )
+    assert json.loads(file.read_text("utf-8"))["nodes"] == [hosts[1]]
+    done = launch(unpadded, nodes=3, first=first)
+    assert column(done, "RANK", "host") == [(str(r), hosts[r]) for r in range(3)]
+    done = launch(unpadded, "--hpc-dry-run", nodes=3, first=first)
+    assert done.returncode == 0
+    assert "did not answer" not in done.stdout + done.stderr
+    for host in hosts:
+        assert host in done.stdout

@@ -89,7 +89,8 @@ def at(**steps):
          (f"n1: the task was killed by SIGILL (4): {IMPORTS}", (1,))),
         ({0: replace(LATE, at={0: (0, SUM)}), 3: Ended(3, at={3: (-1, "the import")})},
          (f"n1: the task ended with exit code 3: {IMPORTS}", (1,))),
-        ({n: Ended(n or 1, CLOSED * (not n), at={n: (0, SUM)}) for n in (0, 3)},  # later: a consequence
+        # A worker that ends later without a word is a consequence.
+        ({n: Ended(n or 1, CLOSED * (not n), at={n: (0, SUM)}) for n in (0, 3)},
          (f"n0: the task ended with exit code 1: {CLOSED}", ())),
         # The limit: one is behind, most are, nobody is, nothing is known.
         (at(r0=5, r1=4, r2=5, r3=5), (f"rank 1 (n1) did not reach {SUM}", (1,))),

@@ -42,6 +42,7 @@ def test_a_launcher_that_may_wait(started_by, failure, out, waits, capsys):
     )
     ended = SimpleNamespace(
         failure=failure,
+        meeting=plan.meeting,
         reports=True,
         restarts=0,
         takeovers=0,

@@ -16,6 +16,7 @@ from loopback import request_of, worker_failure
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
+from torchrun_hpc.names import placed
 from torchrun_hpc.rendezvous import coordinator, members, protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.phases import Phase
@@ -187,7 +188,7 @@ def test_a_job_from_its_beginning_to_its_end():
 
 
 @pytest.mark.parametrize(
-    ("sites", "reported"),
+    ("values", "reported"),
     [
         (("", "", ""), None),
         (("jsc", "jsc", "jsc"), None),
@@ -196,14 +197,24 @@ def test_a_job_from_its_beginning_to_its_end():
         (("a", "b", "c"), {"a": [0], "b": [1], "c": [2]}),
     ],
 )
-def test_nodes_that_use_different_sites_are_named_once(sites, reported):
+def test_nodes_with_different_values_are_named_once(values, reported):
     job = Job(max_restarts=1)
     for rank in (2, 1, 0):
-        job.connect(rank, site=sites[rank])
-    first = [] if reported is None else [{"sites": reported}]
+        job.connect(rank, compared=values[rank])
+    first = [] if reported is None else [{"differ": reported}]
     assert job.join(0, 1, 2) == to(range(3), go()) | {0: [*first, go()]}
     job.died(KILLED)
     assert job.join(0, 1, 2) == to(range(3), go(1))
+
+
+def test_each_node_tells_its_own_name():
+    """Slurm 26.05 numbers tasks by topology: ranks are no places in its list."""
+    job = Job()
+    for rank, host in ((0, "n2"), (2, "n1"), (1, "n3")):
+        job.connect(rank, host=host)
+    job.lose(1)
+    told = job.coordinator.members.hosts
+    assert placed(("n1", "n2", "n3"), told) == ("n2", "n3", "n1")
 
 
 # --- restarts -----------------------------------------------------------------------

@@ -36,6 +36,10 @@ N0, N1, N2 = (f"jwb000{n + 1} (node {n})" for n in range(3))
 
 FOUND = "port 25592: nobody listens"
 STARTED = f"{FOUND}. Check that the job has started there"
+REMEDY = (
+    "Pass --hpc-site=NAME or --hpc-omp-threads=N, or export the variables on all nodes "
+    "or on none (mpirun: -x NAME)"
+)
 EVENTS = {
     "an agent that is refused": (
         {"stranger": [1], "because": "process 7 on n10 instead of process 5 on n10"},
@@ -102,19 +106,24 @@ EVENTS = {
         f"HPC128 restart 1 of all workers: worker 5 on {N1} ended with exit code 3",
     ),
     "sites that differ": (
-        {"sites": {"derecho": [0], "": [1, 2]}},
+        {"differ": {"derecho": [0], "": [1, 2]}},
         (
-            "HPC163 the nodes use different sites, and so different variables: derecho "
-            f"on {N0}; none on {N1}, {N2}. Set --hpc-site=derecho, or export the "
-            "variable that identifies the site on all nodes (mpirun: -x NAME)"
+            f"HPC163 the nodes have different values: derecho on {N0}; none on {N1}, "
+            f"{N2}. {REMEDY}"
         ),
     ),
     "sites that differ, and none on the first node": (
-        {"sites": {"": [0], "jsc": [1], "x" * 99 + "\x1b[2J": [2]}},
+        {"differ": {"": [0], "jsc": [1], "x" * 99 + "\x1b[2J": [2]}},
         (
-            "HPC163 the nodes use different sites, and so different variables: none on "
-            f"{N0}; jsc on {N1}; {'x' * 50} on {N2}. Set --hpc-site=jsc, or export the "
-            "variable that identifies the site on all nodes (mpirun: -x NAME)"
+            f"HPC163 the nodes have different values: none on {N0}; jsc on {N1}; "
+            f"{'x' * 50} on {N2}. {REMEDY}"
+        ),
+    ),
+    "threads that differ": (
+        {"differ": {"jsc": [0], "jsc, OMP_NUM_THREADS=8": [1, 2]}},
+        (
+            f"HPC163 the nodes have different values: jsc on {N0}; jsc, "
+            f"OMP_NUM_THREADS=8 on {N1}, {N2}. {REMEDY}"
         ),
     ),
     "nothing": ({}, None),

@@ -9,10 +9,10 @@ from launches import Batch, assert_refusal, assert_refused, with_changes
 from nodes import RECORDED, changed, detected, juelich, make_inputs, recorded
 from plans import make_direct_plan, make_plan
 
-from torchrun_hpc import schedulers
+from torchrun_hpc import names, schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.preflight import of_process
-from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 from torchrun_hpc.schedulers import slurm
 from torchrun_hpc.schedulers.hostlist import expand_hostlist
 from torchrun_hpc.schedulers.job import LaunchContext, Task
@@ -238,8 +238,9 @@ def test_all_agents_meet_in_an_order_of_the_users_own(case):
         assert plan.meeting.node_rank == rank
         assert meeting.is_coordinator is (places[rank] == 0)
         assert (meeting.connect_host, meeting.coordinator) == ("10.20.0.1", None)
-        only_own = [host if host == hosts[rank] else "" for host in hosts]
-        assert plan.meeting.hosts == tuple(only_own)
+        # The others' names are a guess, as a set.
+        assert plan.meeting.hosts[rank] == hosts[rank]
+        assert sorted(plan.meeting.hosts) == sorted(hosts)
     assert len(ports) == 1
 
 
@@ -289,6 +290,82 @@ def test_a_typed_endpoint_in_an_order_of_the_users_own(host):
         meeting = make_plan(inputs_at(job, options=options)).meeting
         assert meeting.connect_host == "10.20.0.2"
         assert meeting.is_coordinator is (job.own_name == "jwb0002")
+
+
+# --- ranks by topology --------------------------------------------------------------
+
+
+# For each node of the list, its task's rank: Slurm 26.05 numbers tasks by topology,
+# and SLURM_NODEID stays the place in the list (src/common/slurm_step_layout.c).
+TOPOLOGY = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1]]
+
+
+def by_topology(ranks):
+    """Return what each node finds, in the order of the list."""
+    nodes = ("jwb0001", "jwb0002", "jwb0003")
+    return [
+        detect("slurm-srun-3-nodes", index, place(rank, nodes[index], index, 0))
+        for index, rank in enumerate(ranks)
+    ]
+
+
+@pytest.mark.parametrize("ranks", TOPOLOGY)
+def test_agents_meet_if_tasks_follow_the_topology(ranks):
+    """All meet on the first node of the list, which learns the others' names."""
+    plans = [make_plan(inputs_at(job)) for job in by_topology(ranks)]
+    meetings = sorted((p.meeting for p in plans), key=lambda each: each.node_rank)
+    assert {each.connect_host for each in meetings} == {"10.20.0.1"}
+    assert [each.is_coordinator for each in meetings] == [
+        r == ranks[0] for r in (0, 1, 2)
+    ]
+    by_rank = [f"jwb000{1 + ranks.index(rank)}" for rank in range(3)]
+    assert [each.hosts[each.node_rank] for each in meetings] == by_rank
+    # Somebody else than the coordinator reports the wait for it.
+    reporting = [r for r in range(3) if reports_wait_for(r, meetings[r].coordinator)]
+    assert {*reporting} - {ranks[0]}
+    told = {each.node_rank: each.hosts[each.node_rank] for each in meetings}
+    for each in meetings:
+        assert [*names.placed(each.hosts, told)] == by_rank
+
+
+@pytest.mark.parametrize("ranks", TOPOLOGY)
+def test_tasks_that_follow_the_topology(ranks):
+    """Rank 0 sees that it is elsewhere; the line that it names is tried."""
+    two = {"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
+    jobs = [
+        detect(
+            "slurm-srun-3-nodes", i, two | place(2 * r + own, f"jwb000{i + 1}", i, own)
+        )
+        for i, r in enumerate(ranks)
+        for own in (0, 1)
+    ]
+    first = f"jwb000{1 + ranks.index(0)}"
+    for job in jobs:
+        if first == "jwb0001":
+            make_direct_plan(inputs_at(job, workers=1))
+        elif job.task.rank == 0:
+            with pytest.raises(LaunchError, match=f"export MASTER_ADDR={first}") as e:
+                make_direct_plan(inputs_at(job, workers=1))
+            assert e.value.code == "HPC039"
+        told = {"environ": {"MASTER_ADDR": first}, "workers": 1}
+        plan = make_direct_plan(inputs_at(job, **told))
+        assert plan.environment["MASTER_ADDR"].value == f"10.20.0.{first[-1]}"
+
+
+@pytest.mark.parametrize("ranks", TOPOLOGY[1:])
+def test_a_static_rendezvous_if_tasks_follow_the_topology(ranks):
+    """Only nodes that see the contradiction refuse: no other node is wrong."""
+    for index, job in enumerate(by_topology(ranks)):
+        inputs = inputs_at(job, options={"rdzv_backend": "static"})
+        if (index == 0) == (ranks[index] == 0):
+            assert make_plan(inputs).meeting.connect_host == "10.20.0.1"
+            continue
+        with pytest.raises(LaunchError) as caught:
+            make_plan(inputs)
+        own = ", jwb000" + str(index + 1) if ranks[index] == 0 else ""
+        expected = "jwb0001 is not an address of node 0, but the static rendezvous is "
+        assert str(caught.value).startswith(f"{expected}on node 0{own}. Remove")
+        assert caught.value.code == "HPC069"
 
 
 # Nodes of the components of a step, of which srun numbers one after the other: the

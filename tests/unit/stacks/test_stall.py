@@ -56,7 +56,7 @@ def report(monkeypatch, capfd):
         monkeypatch.setattr(stall, "time", clock)
         monkeypatch.setattr(stall, "_SHORTEST", 0)
         monkeypatch.setattr(stall, "_LONGEST", 0)  # no pause between two
-        made = StallReport(10, collect, HOSTS)
+        made = StallReport(10, collect, lambda: HOSTS)
         made.start()
         made._thread.join(PATIENCE)
         assert not made._thread.is_alive()
@@ -160,7 +160,7 @@ def test_no_report_after_the_end(capfd, monkeypatch):
     """Whatever the pause between two looks."""
     monkeypatch.setattr(stall, "_SHORTEST", NEVER_S)
     monkeypatch.setattr(stall, "_LONGEST", NEVER_S)
-    made = StallReport(1, lambda _: WAITING, HOSTS)
+    made = StallReport(1, lambda _: WAITING, lambda: HOSTS)
     made.start()
     made.end()
     made._thread.join(PATIENCE)
@@ -179,7 +179,7 @@ def test_no_report_of_what_is_still_collected_at_the_end(report):
 )
 def test_how_often_it_looks(monkeypatch, seconds, pause):
     pauses = []
-    made = StallReport(seconds, list, HOSTS)
+    made = StallReport(seconds, list, lambda: HOSTS)
 
     def wait(timeout):
         pauses.append(timeout)
