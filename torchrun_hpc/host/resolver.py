@@ -35,25 +35,26 @@ class Resolver(Enum):
 FILE, PORT = "/etc/resolv.conf", 53  # resolv.conf(5)
 _SERVERS = re.compile(r"^nameserver\s+(\S+)", re.MULTILINE)
 
-_SLOW = 0.5  # seconds after which an answer counts as late
-_RESULTS = {0: Resolver.ANSWERS, 3: Resolver.DOWN, 4: Resolver.SILENT}  # exit codes
+# Seconds: an answer counts as late; for the network to say that a server is not there.
+_SLOW, _REFUSAL = 0.5, 0.1
+_NO_ANSWER = 4  # the query's exit code
 
 
-def reached() -> Resolver:
-    """Return `DOWN` if no name server can be reached; do not wait for any answer.
+def is_reached(timeout: float = 0) -> bool:
+    """Return whether a name server may be reached, after up to `timeout` seconds.
 
     A datagram without a query is enough for the kernel to find out.
     """
     for server in _SERVERS.findall(procfs.read(FILE) or "") or ["127.0.0.1"]:
         family = socket.AF_INET6 if ":" in server else socket.AF_INET
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
+            asking.settimeout(timeout)
             asking.connect((server, PORT))
             asking.send(b"")
-            asking.settimeout(0)
-            with suppress(BlockingIOError):
+            with suppress(BlockingIOError, TimeoutError):
                 asking.recv(1)
-            return Resolver.UNKNOWN
-    return Resolver.DOWN
+            return True
+    return False
 
 
 class ResolverCheck:
@@ -79,4 +80,6 @@ class ResolverCheck:
         self._process = None
         if code is None and time.monotonic() - self._start > _SLOW:
             return Resolver.SILENT
-        return _RESULTS.get(-1 if code is None else code, Resolver.UNKNOWN)
+        if code == _NO_ANSWER:
+            return Resolver.SILENT if is_reached(_REFUSAL) else Resolver.DOWN
+        return Resolver.ANSWERS if code == 0 else Resolver.UNKNOWN

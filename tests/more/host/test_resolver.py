@@ -41,8 +41,6 @@ def result_of(monkeypatch, folder, program):
     [
         ("", Resolver.ANSWERS),
         ("raise SystemExit(0)", Resolver.ANSWERS),
-        ("raise SystemExit(3)", Resolver.DOWN),
-        ("raise SystemExit(4)", Resolver.SILENT),
         ("raise SystemExit(1)", Resolver.UNKNOWN),  # Python itself
         ("import os; os._exit(5)", Resolver.UNKNOWN),
     ],
@@ -52,8 +50,8 @@ def test_an_answer(monkeypatch, tmp_path, program, result):
 
 
 def test_it_asks_for_the_address_that_torch_asks_for(monkeypatch, tmp_path):
-    program = "import sys; sys.exit(3 * (sys.argv[1] == '::ffff:10.20.0.1'))"
-    assert result_of(monkeypatch, tmp_path, program) is Resolver.DOWN
+    program = "import sys; sys.exit(sys.argv[1] != '::ffff:10.20.0.1')"
+    assert result_of(monkeypatch, tmp_path, program) is Resolver.ANSWERS
 
 
 @pytest.mark.parametrize(
@@ -75,14 +73,12 @@ def test_nobody_waits_for_an_answer(monkeypatch, tmp_path, seconds, result):
     [
         ("127.0.0.1", Resolver.DOWN),  # nobody listens
         ("::1", Resolver.DOWN),
-        ("127.0.0.2", Resolver.UNKNOWN),  # it will not answer
+        ("127.0.0.2", Resolver.SILENT),
         (None, Resolver.DOWN),
     ],
 )
-def test_a_name_server_that_is_not_reached_is_known_at_once(
-    monkeypatch, tmp_path, server, result
-):
-    """Direct mode cannot wait: it imports nothing meanwhile."""
+def test_a_name_server_that_does_not_answer(monkeypatch, tmp_path, server, result):
+    """Direct mode knows at once: it imports nothing meanwhile."""
     file = tmp_path / "resolv.conf"
     if server:
         file.write_text(f"# x\nnameserver {server}\n")
@@ -90,7 +86,8 @@ def test_a_name_server_that_is_not_reached_is_known_at_once(
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.2", 0))
         monkeypatch.setattr(resolver, "PORT", silent.getsockname()[1])
-        assert resolver.reached() is result
+        assert resolver.is_reached() is (result is Resolver.SILENT)
+        assert result_of(monkeypatch, tmp_path, "raise SystemExit(4)") is result
 
 
 def test_without_an_address_nothing_is_asked():
