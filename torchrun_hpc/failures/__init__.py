@@ -4,6 +4,6 @@
                           │
        exit code ──► `watch` ──► `collection` ──► `report`
 
-In our rendezvous, the coordinator has the collection, and node 0 reports. Otherwise
+In our rendezvous, the coordinator has the collection, and its node reports. Otherwise
 each agent reports its own workers (`local`).
 """

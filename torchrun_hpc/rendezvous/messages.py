@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _SHORT = 50  # characters of another node's values
 
 _PORTS = "Give each launch its own port with --rdzv_endpoint=HOST:PORT, or use mpiexec"
-_BOTH = "Node 0's output shows both"
+_BOTH = "Its output shows both"
 
 # --- while the job runs -----------------------------------------------------------
 

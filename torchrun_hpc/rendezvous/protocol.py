@@ -18,7 +18,7 @@ from an agent                 meaning
 ``failed: FAILURE``           it gives up
 ``done: ROUND``               all its workers have finished this round
 ``read: true``                it has received the failure
-``report: true``              node 0 wants to report failed workers
+``report: true``              the coordinator's node wants to report failed workers
 ``printed: true``             it has reported them
 ``question: NUMBER``          a question to all agents, also to later ones: ``what``,
                               ``with`` data for the reply; without both, its end
@@ -47,7 +47,7 @@ from the coordinator          meaning
 ``failed: FAILURE``           the job's first failure; with ``reports`` for the node
                               that reports it
 ``report: SUMMARY``           the failed workers; nothing if none has failed
-``printed: true``             node 0 has reported them
+``printed: true``             the coordinator's node has reported them
 ``question: [RANK, NUMBER]``  an agent asks ``what``, ``with`` data for the reply
 ``replied: NUMBER``           a ``node``'s reply to its question
 ``heartbeat: SECONDS``        to answer by ``heartbeat``; repeats the last answer
