@@ -256,7 +256,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def leave(self) -> None:
         """Disconnect. The coordinator ends once all others know how the job ended."""
-        self._connection.close(0 if self.reports else self._settings.kill)
+        # With spares, a job may continue without this node.
+        may_end = self.reports or self.has_spares
+        self._connection.close(0 if may_end else self._settings.kill)
         self._workers_store = []
         if self._opening is not None:
             self._opening.join(_PATIENCE)

@@ -236,6 +236,21 @@ def test_nobody_waits_for_a_report_where_no_worker_has_failed(job, failure):
     together(*(client.leave for client in made))
 
 
+def test_others_end_after_the_coordinators_node(job):
+    """Some launchers end all tasks with the first one that ends with an error."""
+    made = job.at_work()
+    silent = Failure(Kind.SILENT, (1,), code=120)
+    made[1].fail(silent)
+    all_hear_of(silent, made)
+    left = started(lambda: made[2].leave(LIMIT))
+    until(lambda: waits(made[2]))
+    made[0].leave()
+    settle(*made)
+    assert not left.done()
+    job.server.close()
+    left.result(PATIENCE)
+
+
 def test_workers_that_fail_because_an_agent_is_gone_are_not_why(job):
     """They follow from it, whatever they say."""
     made = job.at_work()
