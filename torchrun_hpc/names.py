@@ -94,17 +94,18 @@ def host(rank: int, hosts: Sequence[str]) -> str:
 
 
 def placed(hosts: Sequence[str], known: Mapping[int, str]) -> tuple[str, ...]:
-    """Return names by rank, given some that are known, and a guess of the others.
+    """Return names by rank: the known ones, and for all other ranks the guessed hosts.
 
-    A known name and the one that was guessed change places.
+    If a guess belongs to a known rank, a host without a rank takes its place.
     """
-    names = [*hosts]
-    for rank, name in known.items():
-        if name in names:
-            names[names.index(name)] = names[rank]
-        if name:
-            names[rank] = name
-    return tuple(names)
+    names = {rank: name for rank, name in known.items() if name}
+    taken = {*names.values()}
+    guesses = [host for rank, host in enumerate(hosts) if rank in names]
+    free = iter([host for host in guesses if host not in taken])
+    return tuple(
+        names.get(rank) or (next(free, "") if host in taken else host)
+        for rank, host in enumerate(hosts)
+    )
 
 
 def fold_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ def worker_failure(rank, **changes):
     node = changes.pop("node", rank // 4)
     part = {"size": 12, "local_rank": rank % 4}
     part |= {k: changes.pop(k) for k in {*changes} & _OF_WORKERS}
-    values = {"code": 1, "time": 1.7e9, "by": node} | changes
+    values = {"code": 1, "time": 1.7e9} | changes
     return Failure(Kind.WORKER, (node,), **values, worker=WorkerPart(rank, **part))
 
 

@@ -180,4 +180,6 @@ def test_known_names_are_right_and_no_other_is_lost(hosts, ranks):
 
 def test_a_name_that_is_unknown():
     assert names.placed(("", "", ""), {1: "n2", 2: ""}) == ("", "n2", "")
+    assert names.placed(("", "n2", ""), {1: ""}) == ("", "n2", "")
+    assert names.placed(("n1", "n2"), {0: "n2", 1: "n2"}) == ("n2", "n2")
     assert names.placed((), {0: ""}) == ()

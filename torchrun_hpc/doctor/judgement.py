@@ -151,7 +151,8 @@ def best_of(*looks: Link) -> Link:
         latency_s=min(look.latency_s for look in good),
         forward=max(look.forward for look in good),
         backward=max(look.backward for look in good),
-        lost=min(look.lost for look in good),
+        # The average, because a few hundred packets often lose none by chance.
+        lost=sum(x.lost * x.looks for x in good) / sum(x.looks for x in good),
         looks=sum(look.looks for look in looks),
         steady=min(rates) / max(*rates, 1),
     )

@@ -91,7 +91,6 @@ class Failure:
     text: ShortText = ""  # the cause, in one line; empty if unknown
     finished: int = 0  # how many nodes had finished, which prevented a restart
     time: float = 0.0  # seconds since 1970; 0 from the coordinator, which has no clock
-    by: int = -1  # rank of the node that noticed it; -1 if it is none of the job's
     worker: WorkerPart | None = None
     absent: ShortText = ""  # which ranks did not come to a collective; empty if unknown
 

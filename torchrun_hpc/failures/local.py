@@ -15,6 +15,8 @@ from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.failures.report import Explain
     from torchrun_hpc.failures.watch import Attempt
@@ -63,12 +65,11 @@ class LocalWorld:
     def give_up(self, failure: Failure) -> None:
         """Record why this node ends; torch knows less about a failed worker."""
         self.leave()
-        own = (self.meeting.node_rank,)
-        self.failure = replace(failure, nodes=own, by=own[0])
+        self.failure = replace(failure, nodes=(self.meeting.node_rank,))
         if failure.worker is not None and self._reported is not None:
             self.failure = self._reported
 
-    def leave(self) -> None:
+    def leave(self, _: Callable[[], bool] = lambda: False) -> None:
         """Report what has not been reported yet."""
         if self._timer is not None:
             self._timer.cancel()

@@ -65,7 +65,6 @@ def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
         code=code,
         text=words.cause,
         time=told_at or (words.is_traceback and written_at) or relay.clock(),
-        by=worker.node,
         worker=WorkerPart(rank, size, local_rank, words.lines, worker.log, unread),
     )
 

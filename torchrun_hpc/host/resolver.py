@@ -35,26 +35,30 @@ class Resolver(Enum):
 FILE, PORT = "/etc/resolv.conf", 53  # resolv.conf(5)
 _SERVERS = re.compile(r"^nameserver\s+(\S+)", re.MULTILINE)
 
-# Seconds: an answer counts as late; for the network to say that a server is not there.
-_SLOW, _REFUSAL = 0.5, 0.1
-_NO_ANSWER = 4  # the query's exit code
+# A query for the root's name servers: RFC 1035, 4.1.
+_QUERY = b"\0\1\1\0\0\1" + bytes(6) + b"\0\0\2\0\1"
+
+_SLOW = 0.5  # seconds after which an answer counts as late
+_SOON = 0.1  # seconds for each name server of a task in direct mode, which must wait
+_NO_ANSWER = 4  # the exit code of the query for an address
 
 
-def is_reached(timeout: float = 0) -> bool:
-    """Return whether a name server may be reached, after up to `timeout` seconds.
-
-    A datagram without a query is enough for the kernel to find out.
-    """
+def ask_name_servers() -> Resolver:
+    """Return whether a name server answers soon, or can be reached."""
+    state = Resolver.DOWN
     for server in _SERVERS.findall(procfs.read(FILE) or "") or ["127.0.0.1"]:
         family = socket.AF_INET6 if ":" in server else socket.AF_INET
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
-            asking.settimeout(timeout)
+            asking.settimeout(_SOON)
             asking.connect((server, PORT))
-            asking.send(b"")
-            with suppress(BlockingIOError, TimeoutError):
-                asking.recv(1)
-            return True
-    return False
+            asking.send(_QUERY)
+            try:
+                asking.recv(512)
+            except TimeoutError:
+                state = Resolver.SILENT
+            else:
+                return Resolver.ANSWERS
+    return state
 
 
 class ResolverCheck:
@@ -81,5 +85,6 @@ class ResolverCheck:
         if code is None and time.monotonic() - self._start > _SLOW:
             return Resolver.SILENT
         if code == _NO_ANSWER:
-            return Resolver.SILENT if is_reached(_REFUSAL) else Resolver.DOWN
+            is_down = ask_name_servers() is Resolver.DOWN
+            return Resolver.DOWN if is_down else Resolver.SILENT
         return Resolver.ANSWERS if code == 0 else Resolver.UNKNOWN

@@ -70,12 +70,16 @@ def faults_reported(known: LaunchState) -> Iterator[None]:
     try:
         yield
     except (ImportError, LaunchError) as error:
-        give_up(_without(error) if isinstance(error, ImportError) else error, known)
+        give_up(_refusal(error), known)
         sys.exit(WRONG_USE)
 
 
-def _without(error: ImportError) -> LaunchError:
-    """Return the refusal of a Python that lacks a package, or has a broken one."""
+def _refusal(error: ImportError | LaunchError) -> LaunchError:
+    """Return the refusal, also of a Python with a missing or broken package."""
+    if isinstance(error, LaunchError):
+        return error
+    if (error.name or "").startswith("torch"):  # a fault of PyTorch's release, or ours
+        raise error
     text = f"{sys.executable} cannot import what torchrun_hpc needs: {error}. Activate "
     text += "the environment that torchrun_hpc was installed into, in the job script "
     return LaunchError("HPC152", f"{text}before srun")
@@ -181,7 +185,7 @@ def tell(
 
     own = (place.node_rank,)
     now = time.time()
-    sent = wire.encode(Failure(Kind.AGENT, own, text=reason, time=now, by=own[0]))
+    sent = wire.encode(Failure(Kind.AGENT, own, text=reason, time=now))
     failure = wire.decode(Failure, sent)
     heard = None
     # KeyboardInterrupt: the user ended the wait. OSError: no files are left.

@@ -66,9 +66,9 @@ def meet(
         finally:
             rendezvous.leave()
         known = {rank: node.meeting.hosts[rank] for rank, node in found.items()}
-        hosts = placed(meeting.hosts, known)
-        missing = [host(r, hosts) for r in range(meeting.nodes) if r not in found]
-        meeting = replace(meeting, hosts=hosts)
+        meeting = replace(meeting, hosts=placed(meeting.hosts, known))
+        absent = (rank for rank in range(meeting.nodes) if rank not in found)
+        missing = [host(rank, meeting.hosts) for rank in absent]
     nodes = [found[rank] for rank in sorted(found)]
     by_value = ranks_by({rank: node.meeting.compared for rank, node in found.items()})
     if len(by_value) > 1:

@@ -19,7 +19,6 @@ from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Kind
 from torchrun_hpc.launching import abort, outcome, signals
 from torchrun_hpc.launching.start import FAILED
-from torchrun_hpc.names import nodes
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
 from torchrun_hpc.rendezvous.messages import bad_nodes
@@ -74,7 +73,7 @@ def together(
     try:
         if problem is not None and not isinstance(problem, JobFailedError):
             _give_up(plan, world, problem)
-        world.leave()
+        world.leave(lambda: death_signals.is_repeated)
         if world.took_part:
             _report(plan, world, is_command=is_command)
     finally:
@@ -150,8 +149,8 @@ def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
     if not world.reports:
         if world.is_unreported and failure and failure.nodes == (meeting.node_rank,):
             failed = report.failed(failure, meeting)
-            more = f"; {nodes([0], meeting.hosts)} has not reported it"
-            say(replace(failed, text=failed.text + more), "error")
+            text = f"{failed.text}; the head node has not reported it"
+            say(replace(failed, text=text), "error")
         return
     bad = world.out_at_end
     notes = [bad_nodes(bad, meeting)] if bad else []

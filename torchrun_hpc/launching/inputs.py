@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import sites
 from torchrun_hpc.host import network, topology
-from torchrun_hpc.host.resolver import Resolver, is_reached
+from torchrun_hpc.host.resolver import ask_name_servers
 from torchrun_hpc.options.values import BIND_NONE
 from torchrun_hpc.planning import preload
 from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_PORT
@@ -57,8 +57,7 @@ def _node_of(inputs: Inputs) -> Node:
     if inputs.mode.is_direct:
         if not topology.is_bound():  # they share
             cpus = max(cpus // inputs.the_job.task.local_size, 1)
-        state = Resolver.UNKNOWN if is_reached() else Resolver.DOWN
-        return Node(1, cpus, resolver=state)
+        return Node(1, cpus, resolver=ask_name_servers())
     workers = workers_here(inputs.options, inputs)
     if inputs.options.hpc_bind == BIND_NONE:
         return Node(workers, cpus)

@@ -15,7 +15,6 @@ from torchrun_hpc import files, wire
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.failures.report import sentence
-from torchrun_hpc.names import nodes
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.wire import WireError
@@ -60,21 +59,22 @@ def outcome_of(
         lost before), ``restarts`` (of all workers), ``takeovers`` (of the
         coordinator), and ``by``, the name of a node that has only lost the coordinator.
     """
-    kind, where = DONE if failure is None else _OUTCOMES[failure.kind], plan.meeting
+    kind, meeting = DONE if failure is None else _OUTCOMES[failure.kind], plan.meeting
     is_alone = failure is not None and failure.kind is Kind.COORDINATOR
+    own = meeting.node_rank
     about = set(failure.nodes) if failure else set()
     bad = {*out, *(about if kind == NODES else ())}
     return {
         "outcome": kind,
-        "launch_id": where.launch_id,
-        "reason": sentence(failure, where) if failure else "",
+        "launch_id": meeting.launch_id,
+        "reason": sentence(failure, meeting) if failure else "",
         "rank": failure.rank if failure and failure.worker else None,
         "code": failure.code if failure and failure.worker else None,
         "nodes": _hosts(about, plan),
         "exclude": _hosts(bad, plan),
         "restarts": restarts,
         "takeovers": takeovers,
-        "by": nodes([where.node_rank], where.hosts) if is_alone else "",
+        "by": next(iter(_hosts({own}, plan)), f"node {own}") if is_alone else "",
     }
 
 
@@ -117,8 +117,7 @@ def _stands(file: Path, other: Mapping[str, Any]) -> bool:
 
 def _weight(outcome: Mapping[str, Any]) -> int:
     takeovers = outcome.get("takeovers")
-    known = takeovers if type(takeovers) is int else 0
-    return -1 if outcome.get("by") else known
+    return -1 if outcome.get("by") else takeovers if type(takeovers) is int else 0
 
 
 def forget(plan: LaunchPlan) -> None:

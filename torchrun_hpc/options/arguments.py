@@ -157,14 +157,14 @@ def torch_version() -> str:
 
 
 class VersionWanted(Exception):  # noqa: N818 - ends no launch
-    """A request for the versions; its argument is the user's word."""
+    """A request for the versions."""
 
 
 class _WantVersion(argparse.Action):
     """Raises `VersionWanted`, whatever is wrong with the other words."""
 
-    def __call__(self, *arguments: Any) -> NoReturn:
-        raise VersionWanted(arguments[-1])
+    def __call__(self, *_: Any) -> NoReturn:
+        raise VersionWanted
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

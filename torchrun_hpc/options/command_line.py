@@ -67,8 +67,8 @@ def parse(
         given = explicit(parser, own, args, environ)
     except _HelpWanted:
         return CommandLine(wants_help=True)
-    except VersionWanted as wanted:
-        others = [word for word in argv if word not in wanted.args]
+    except VersionWanted:  # perhaps by an abbreviation
+        others = [word for word in argv if not "--version".startswith(word)]
         return CommandLine(parse(others, environ).options, wants_version=True)
     except LaunchError as problem:
         return CommandLine(of_setup(environ), problem=problem)

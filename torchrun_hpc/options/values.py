@@ -180,9 +180,7 @@ backend = reader(
 )
 workers = reader(_workers, f": use 1 to {MOST_WORKERS} workers, or gpu")
 number = reader(lambda n: _checked(n, abs(n) <= LARGEST), f": use at most {LARGEST}")
-max_restarts = reader(
-    lambda n: _checked(n, 0 <= n <= LARGEST), f": use 0 to {LARGEST} restarts"
-)
+max_restarts = reader(lambda n: _checked(n, 0 <= n <= LARGEST), f": use 0 to {LARGEST}")
 monitor_interval = reader(
     lambda seconds: _checked(seconds, 0 < seconds < threading.TIMEOUT_MAX),
     ": use a number of seconds above 0",

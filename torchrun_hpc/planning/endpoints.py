@@ -178,7 +178,9 @@ def head_hint(inputs: Inputs, job: Job, host: str) -> str:
     option = f"--rdzv_endpoint={host}:{port_of(job.launch_id)}"
     if job.nodes[0] and not is_direct:
         return f"pass {option}"
-    line = f"export {MASTER_ADDR}={host}"
+    # Another node's name counts as left by a hook, but rank 0 checks a number.
+    number = job.nodes[0] and inputs.network.own_address(inputs.rewrite(job.own_name))
+    line = f"export {MASTER_ADDR}={number or host}"
     if option_of := job.launcher.forward_option:
         line = f"{job.launcher.name} {option_of} {MASTER_ADDR}={host} …"
     either = "" if is_direct else f"pass {option}, or "
@@ -239,8 +241,8 @@ def _may_be_first_node(inputs: Inputs, job: Job, address: str) -> bool:
         return inputs.network.local_address(address) is not None
     if job.head_candidates or not first:
         return True  # only node 0 knows, and checks it
-    # Slurm may place rank 0 on any node. Rank 0 checks it.
-    names = (name for node in job.nodes for name in (node, inputs.rewrite(node)))
+    firsts = (first,) if job.is_ranked else job.nodes  # rank 0 checks it
+    names = (name for node in firsts for name in (node, inputs.rewrite(node)))
     if any(_is_named(address, name) for name in names):
         return True
     # Only the node itself knows its numbers. Rank 0 checks them.

@@ -21,9 +21,6 @@ NO_SCHEDULER = "no scheduler"
 
 DIRECT_MODE = "in direct mode, where each task is a worker"
 
-# Modules set the variables of these options for all jobs.
-_OF_MODULES = ("hpc_site", "hpc_auth", "hpc_key_file")
-
 # Variables that an agent, or direct mode, sets for a worker.
 RUN_ID, RANK = "TORCHELASTIC_RUN_ID", "RANK"
 
@@ -53,12 +50,14 @@ def interactive_note(inputs: Inputs) -> tuple[Message, ...]:
 
 
 def unused(inputs: Inputs, where: str, names: Sequence[str]) -> tuple[Message, ...]:
-    """Return a note on each of our options that has no effect."""
-    by_module = {n for n in _OF_MODULES if variable_of(n) in inputs.environ}
-    useless = (n for n in names if n in inputs.options and n not in by_module)
+    """Return a note on each of our options that has no effect.
+
+    Modules set variables for all jobs, so there is no note on these.
+    """
+    given = (n for n in names if n in inputs.options)
+    useless = [inputs.options[n] for n in given if variable_of(n) not in inputs.environ]
     return tuple(
-        Message("HPC077", f"{inputs.options[name]} has no effect {where}")
-        for name in useless
+        Message("HPC077", f"{option} has no effect {where}") for option in useless
     )
 
 

@@ -41,11 +41,16 @@ _log = logging.getLogger(__name__)
 
 # Seconds.
 _TICK = 1.0
-_REPORT_TIMEOUT = 6.0  # for node 0 to report them
+_REPORT_TIMEOUT = 6.0  # for the coordinator's node to report them
 _LEAVE_TIMEOUT = 1.0
 _DECIDED_TIMEOUT = 3.0  # for the coordinator to decide the first failure
 # A signal just before a wait for a lock is handled only after the wait.
 _SIGNAL_TIMEOUT = 0.5
+
+
+def never() -> bool:
+    """Return false: a condition that never holds."""
+    return False
 
 
 class Client:
@@ -202,23 +207,24 @@ class Client:
             self.failure = failure
             self.send({"failed": wire.encode(failure.brief)})
 
-    def leave(self, timeout: float = 0) -> None:
+    def leave(self, timeout: float = 0, is_urgent: Callable[[], bool] = never) -> None:
         """Disconnect; after a failure, once the first failure is known.
 
         Then wait up to `timeout` seconds until the coordinator's node ends, which
-        reports. Some launchers end all tasks when one ends with an error.
+        reports, or until this `is_urgent`. Some launchers end all tasks when one ends
+        with an error.
         """
         if not self._is_running:
             return
         if self._wanted >= 0 and not self.finished:
-            text, rank = "it left before the end", self.request.rank
-            self.fail(Failure(Kind.AGENT, (rank,), text=text, by=rank))
+            text = "it left before the end"
+            self.fail(Failure(Kind.AGENT, (self.request.rank,), text=text))
         if self.is_unreported and self.request.nodes == 1:
             self._loop.call(self._ask_for_report)  # all have ended: no more fail
         if self.failure is not None and self.is_accepted:
             self.wait_for(lambda: self.ending, _DECIDED_TIMEOUT)
             self.wait_for(lambda: not self.is_unreported, _REPORT_TIMEOUT)
-            self.wait_for(lambda: False, timeout)
+            self.wait_for(is_urgent, timeout)
         self._loop.call(self._disconnect)
         self.wait_for(lambda: not self._is_running, _LEAVE_TIMEOUT)
 
@@ -268,8 +274,8 @@ class Client:
 
     def _on_fault(self, error: Exception) -> None:
         """End this agent, which has a fault. What it serves continues."""
-        text, rank = f"{type(error).__name__}: {error}", self.request.rank
-        self._lose(Failure(Kind.AGENT, (rank,), text=text, by=rank))
+        text = f"{type(error).__name__}: {error}"
+        self._lose(Failure(Kind.AGENT, (self.request.rank,), text=text))
         if self._channel is not None:
             self._channel.abort()
         self._task.cancel()

@@ -17,7 +17,7 @@ from torchrun_hpc import __version__
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import join_endpoint, port_holder
 from torchrun_hpc.rendezvous import messages, search
-from torchrun_hpc.rendezvous.client import Client
+from torchrun_hpc.rendezvous.client import Client, never
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
@@ -101,7 +101,7 @@ class Connection:
         self._end_workers = end_workers
         self._loop = Loop()
         self._request = request_of(meeting, settings.run_id)
-        self._server: CoordinatorServer | None = None
+        self.server: CoordinatorServer | None = None
         self.key = Key(meeting.key, meeting.launch_id)
         silence = settings.silence_timeout + _HEAD_START * (not settings.has_spares)
         self.client = Client(self._loop, self._request, silence, self._hear)
@@ -138,19 +138,14 @@ class Connection:
             raise self._refusal(refused) from None
         return self.client
 
-    @property
-    def hosts(self) -> Mapping[int, str]:
-        """The names of the nodes that have joined here, by rank."""
-        return self._server.coordinator.members.hosts.copy() if self._server else {}
-
-    def close(self, timeout: float = 0) -> None:
+    def close(self, timeout: float = 0, is_urgent: Callable[[], bool] = never) -> None:
         """Disconnect. The coordinator ends once all others know how the job ended.
 
-        For `timeout`, see `Client.leave`.
+        For `timeout` and `is_urgent`, see `Client.leave`.
         """
-        self.client.leave(timeout)
-        if self._server is not None:
-            self._server.close()
+        self.client.leave(timeout, is_urgent)
+        if self.server is not None:
+            self.server.close()
         self._loop.close()
 
     def _hear(self, event: Mapping[str, Any]) -> Failure | None:
@@ -201,7 +196,7 @@ class Connection:
     def _start(
         self, opened: socket.socket | None, coordinator: Coordinator
     ) -> CoordinatorServer:
-        server = self._server = CoordinatorServer(
+        server = self.server = CoordinatorServer(
             self._loop, opened, coordinator, self.key, on_problem=_report_problem
         )
         server.start()
@@ -210,10 +205,11 @@ class Connection:
     def _member(self, port: int) -> Member:
         where, own = self._meeting, self._meeting.node_rank
         first_port = where.ports[0]
+        first = own if where.is_coordinator else where.coordinator or 0
         return Member(
             own,
             (where.local_address or where.fast_hosts[own], port),
-            first_record(where.nodes, where.spares.number, where.coordinator or 0),
+            first_record(where.nodes, where.spares.number, first),
             {r: (host, first_port) for r, host in enumerate(where.fast_hosts) if host},
         )
 

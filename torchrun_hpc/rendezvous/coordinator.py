@@ -220,17 +220,19 @@ class Coordinator:
             own = {"coordinator": self.settings.coordinator}
             self.members.send(rank, {"welcome": protocol.VERSION, **known, **own})
             for question in self._questions.values():
-                self._pass_on(*question)
+                self._pass_on(rank, *question)
         if rounds.has_ended:  # it was not here when that was sent
             self.members.inform(rank, rounds.ending)
             if self._printed:
                 self.members.send(rank, {"printed": True})
 
-    def _pass_on(self, question: Mapping[str, Any], received: set[str]) -> None:
-        for rank, agent in self.members.agents.items():
-            if agent.request.agent not in received:
-                received.add(agent.request.agent)
-                self.members.send(rank, question)
+    def _pass_on(
+        self, rank: int, question: Mapping[str, Any], received: set[str]
+    ) -> None:
+        agent = self.members.agents[rank].request.agent
+        if agent not in received:
+            received.add(agent)
+            self.members.send(rank, question)
 
     def _refused(self, refused: Refused) -> None:
         reason, rank, text = refused
@@ -363,7 +365,7 @@ class Coordinator:
         # Also of a round that has just ended: it may have been the first.
         if "died" in message and message.get("round") == rounds.began:
             failure = wire.decode(Failure, message["died"])
-            failure = replace(failure, nodes=(rank,), by=rank)
+            failure = replace(failure, nodes=(rank,))
             rounds.failures.add(failure)
             if rounds.phase is Phase.RUN and not self._stopped:
                 rounds.end(failure.brief)
@@ -379,7 +381,8 @@ class Coordinator:
             if type(what) is str and len(what) <= _SHORT:
                 about = {"what": what, "with": message.get("with")}
                 self._questions[rank] = {"question": [rank, number], **about}, set()
-                self._pass_on(*self._questions[rank])
+                for each in members.agents:
+                    self._pass_on(each, *self._questions[rank])
         match message.get("reply"):
             case [int(asks), int(number)]:
                 reply = {"replied": number, "node": rank, "of": message.get("of")}

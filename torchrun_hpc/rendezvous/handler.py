@@ -159,8 +159,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     @property
     def meeting(self) -> Meeting:
         """The meeting, on the coordinator's node with the names of all that came."""
-        hosts = placed(self._meeting.hosts, self._connection.hosts)
-        return replace(self._meeting, hosts=hosts)
+        server = self._connection.server
+        known = server.coordinator.members.hosts.copy() if server else {}
+        return replace(self._meeting, hosts=placed(self._meeting.hosts, known))
 
     @property
     def has_spares(self) -> bool:
@@ -251,14 +252,16 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def give_up(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
-        rank = self._meeting.node_rank
-        self.client.fail(replace(failure, nodes=(rank,), by=rank))
+        self.client.fail(replace(failure, nodes=(self._meeting.node_rank,)))
 
-    def leave(self) -> None:
-        """Disconnect. The coordinator ends once all others know how the job ended."""
+    def leave(self, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """Disconnect. The coordinator ends once all others know how the job ended.
+
+        The others end after it. They stop waiting when this `is_urgent`.
+        """
         # With spares, a job may continue without this node.
         may_end = self.reports or self.has_spares
-        self._connection.close(0 if may_end else self._settings.kill)
+        self._connection.close(0 if may_end else self._settings.kill, is_urgent)
         self._workers_store = []
         if self._opening is not None:
             self._opening.join(_PATIENCE)

@@ -241,9 +241,8 @@ def disagreement(ranks: Mapping[str, Sequence[int]], meeting: Meeting) -> Messag
         for text, values in shown.items()
     )
     text = (
-        f"the nodes have different values: {who}. Pass --hpc-site=NAME or "
-        "--hpc-omp-threads=N, or export the variables on all nodes or on none (mpirun: "
-        "-x NAME)"
+        f"the nodes have different values: {who}. Pass --hpc-site=NAME, or set each "
+        "variable on all nodes or on none (mpirun: with or without -x NAME)"
     )
     return Message("HPC163", text)
 

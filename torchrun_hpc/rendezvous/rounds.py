@@ -73,9 +73,9 @@ class Rounds:
     @property
     def _own_term(self) -> tuple[int, int]:
         """The highest term if it is this coordinator's, otherwise the next one."""
-        takeovers, of = self._term
-        own = self._settings.coordinator
-        return takeovers + (of != own), own
+        takeovers, before = self._term
+        coordinator = self._settings.coordinator
+        return takeovers + (before != coordinator), coordinator
 
     def _enter(self, phase: Phase) -> None:
         if phase not in NEXT[self.phase]:
@@ -173,7 +173,7 @@ class Rounds:
         """Handle that a node is ready for a round; it may know the workers' store."""
         if self.phase is Phase.RUN and node in self.roster.record.active:
             text = "it asked for another restart"
-            self.end(Failure(Kind.AGENT, (node,), text=text, by=node))
+            self.end(Failure(Kind.AGENT, (node,), text=text))
         if self.has_ended:
             return
         self._members.agents[node].has_joined = True
@@ -243,9 +243,9 @@ class Rounds:
         roster, agents = self.roster, self._members.agents
         self._report_restart()
         if self.began < 0:
-            found = ranks_by({rank: a.request.compared for rank, a in agents.items()})
-            if len(found) > 1:
-                self._members.report({"differ": found})
+            values = {rank: agent.request.compared for rank, agent in agents.items()}
+            if len(by_value := ranks_by(values)) > 1:
+                self._members.report({"differ": by_value})
         self._enter(Phase.RUN)
         self.began = self.round
         self.store = KeyValueStore()

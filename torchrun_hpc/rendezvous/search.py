@@ -196,7 +196,7 @@ class Search:
                     return found
                 turn += 1
                 waited, limit = clock() - start, self._address.timeout
-                if NO_PROOF in self._summary():
+                if NO_PROOF in self._found.values():
                     limit = max(limit, self._address.proof_timeout)
                 if waited > limit:
                     raise CoordinatorNotFoundError(self._summary())

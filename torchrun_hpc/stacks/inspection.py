@@ -113,7 +113,7 @@ class Inspection:
         replies: Mapping[str, Callable[[Any], Any]],
         meeting: Callable[[], Meeting] | None = None,
     ) -> None:
-        self._latest_meeting = meeting or (lambda: plan.meeting)
+        self._meeting = meeting or (lambda: plan.meeting)
         self._ask_all = ask_all
         self._is_first = is_first
         self._replies = replies
@@ -123,13 +123,9 @@ class Inspection:
         )
 
     @property
-    def _meeting(self) -> Meeting:
-        return self._latest_meeting()
-
-    @property
     def _hosts(self) -> Mapping[int, str]:
         """The names of the nodes by rank, if a line must name them."""
-        meeting = self._meeting
+        meeting = self._meeting()
         return dict(enumerate(meeting.hosts)) if meeting.nodes > 1 else {}
 
     def start(self) -> None:
@@ -154,7 +150,9 @@ class Inspection:
         failure = replace(failure, absent=absent, text=failure.text + more)
         lines = [*collectives.compare(stacks, self._hosts)][:_GROUPS]
         if missing and self._ask_all is not None:
-            lines.append(f"no answer from {names.nodes(missing, self._meeting.hosts)}")
+            lines.append(
+                f"no answer from {names.nodes(missing, self._meeting().hosts)}"
+            )
         return failure, [*lines, *tree.summary(stacks, self._hosts, _PLACES)][:_LINES]
 
     def _collect(
@@ -163,7 +161,7 @@ class Inspection:
         answers: dict[int, Any] = {}
         if self._ask_all is not None:
             answers.update(self._ask_all(what, timeout))
-        own = self._meeting.node_rank
+        own = self._meeting().node_rank
         if what == HANG or own not in answers:
             answers[own] = self._replies[what](None)
         found = [
@@ -171,7 +169,7 @@ class Inspection:
             for node, answer in answers.items()
             for stack in sampling.received(answer)
         ]
-        missing = [node for node in range(self._meeting.nodes) if node not in answers]
+        missing = [node for node in range(self._meeting().nodes) if node not in answers]
         return sorted(found, key=lambda stack: stack.rank), missing
 
     def _if_complete(self, what: str) -> list[WorkerStack]:
@@ -182,10 +180,10 @@ class Inspection:
 
     def _answer(self) -> dict[str, Any]:
         stacks, missing = self._collect()
-        hosts = dict(enumerate(self._meeting.hosts))
+        hosts = dict(enumerate(self._meeting().hosts))
         return {
-            "launch": self._meeting.launch_id,
-            "missing": names.nodes(missing, self._meeting.hosts),
+            "launch": self._meeting().launch_id,
+            "missing": names.nodes(missing, self._meeting().hosts),
             "workers": [
                 {**wire.encode(stack), "host": hosts.get(stack.node, "")}
                 for stack in stacks

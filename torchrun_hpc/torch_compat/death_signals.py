@@ -42,6 +42,7 @@ class DeathSignals:
         self._first = 0  # the number of the first one
         self._arrived = 0.0  # time.monotonic()
         self._is_over = False
+        self.is_repeated = False  # since the launch ends
         self._sending = threading.Lock()
 
     def handler(self, act: Handler) -> Handler:
@@ -49,6 +50,7 @@ class DeathSignals:
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self._is_over:
+                self.is_repeated = True
                 return
             if not self._first:
                 self._first, self._arrived = number, time.monotonic()

@@ -105,7 +105,7 @@ def pretend(place: tuple[str, int]) -> None:
         request = {"protocol": VERSION, "run_id": JOB, "nodes": 3,
                    "rank": rank, "host": "n9", "pid": PID, "release": __version__,
                    "agent": "evil", "site": "", "spares": 0, "started": ""}  # fmt: skip
-        gave_up = wire.encode(Failure(Kind.AGENT, (rank,), text="evil", by=rank))
+        gave_up = wire.encode(Failure(Kind.AGENT, (rank,), text="evil"))
         for more in {}, {"failed": gave_up}, {"asks": True}:
             for how in "at once", "without a proof", "with the other's proof":
                 did["pretended"] += 1

@@ -161,9 +161,8 @@ def test_different_numbers_of_workers_and_sites(unpadded):
     (warning,) = [line for line in said if "HPC163" in line]
     assert "2 nodes, 1 worker here; " in start
     assert (
-        "warning[HPC163]: the nodes use different sites, and so different variables: "
-        "none on n9 (node 0); derecho on n10 (node 1). Set "
-        "--hpc-site=derecho, or "
+        "warning[HPC163]: the nodes have different values: none on n9 (node 0); "
+        "derecho on n10 (node 1). Pass --hpc-site=NAME"
     ) in warning
 
 

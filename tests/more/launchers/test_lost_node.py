@@ -93,7 +93,7 @@ def test_mpirun_ends_all_others_by_sigterm(cluster, tmp_path):
     """The node was lost first, although mpirun's signal may be seen before."""
     output, running, ended = lose(cluster, OPENMPI_4, HOSTS, tmp_path)
     (failed,) = [line for line in own_lines(output) if "HPC125" in line]
-    assert "the agent on node 2 is gone without a message" in failed
+    assert "the agent on n11 (node 2) is gone without a message" in failed
     assert (running["outcome"], ended["outcome"]) == ("running", "nodes failed")
     assert "HPC235" not in output  # it does not wait
 

@@ -73,9 +73,15 @@ def test_it_is_not_asked_for_peers(unpadded, tmp_path):
     assert 0 < len(asked) <= 1 + 2, asked
 
 
-def test_a_clean_start_in_direct_mode(unpadded, tmp_path):
-    """It imports no torch meanwhile, so it only finds out what the kernel knows."""
-    with name_server(unpadded, "", tmp_path) as how:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clean_start_in_direct_mode(kind, unpadded, tmp_path):
+    """It asks the name server itself, and waits only a moment."""
+    late, variables = KINDS[kind]
+    with name_server(unpadded, late, tmp_path) as how:
         done = launch(unpadded, tasks=2, script=[ALL_REDUCE], **how)
-    assert len(read_workers(done)) == 4
-    assert len(lines(done.stderr)) == 1, done.stderr
+    seen = read_workers(done)
+    assert len(seen) == 4
+    assert len(lines(done.stderr)) == 1
+    for worker in seen:
+        found = {f"{name}={worker[name]}" for name in NAMES if worker[name]}
+        assert found == variables, found

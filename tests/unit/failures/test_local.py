@@ -92,14 +92,14 @@ def test_what_else_ends_a_launch(local, capsys):
     local.worker_failed(of(5, "", code=-15), LAST)
     local.give_up(Failure(Kind.SIGNAL, code=15))
     own = MEETING.node_rank
-    assert local.failure == Failure(Kind.SIGNAL, (own,), code=15, by=own)
+    assert local.failure == Failure(Kind.SIGNAL, (own,), code=15)
     assert "worker 5" in capsys.readouterr().err
 
 
 def test_a_worker_that_nobody_has_watched(local, capsys):
     own = MEETING.node_rank
     local.give_up(TORCHS)
-    assert local.failure == replace(TORCHS, nodes=(own,), by=own)
+    assert local.failure == replace(TORCHS, nodes=(own,))
     assert lines_of(capsys) == []
 
 

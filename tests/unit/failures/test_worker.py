@@ -33,7 +33,7 @@ def test_what_is_known_of_a_failure(children, relay):
     failure = describe_failure(worker(ended(children)), 1, relay)
     part = failure.worker
     assert (failure.rank, part.size, part.local_rank) == (5, 8, 1)
-    assert (failure.kind, failure.nodes, failure.by) == (Kind.WORKER, (1,), 1)
+    assert (failure.kind, failure.nodes) == (Kind.WORKER, (1,))
     assert (failure.code, failure.time) == (1, children.now)
     assert failure.text == CAUSE
     assert part.lines[-1] == CAUSE

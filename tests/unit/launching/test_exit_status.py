@@ -74,7 +74,7 @@ def test_a_signal_when_the_job_fails_or_is_done(problem):
     """The other nodes learn of it in the usual way."""
     left = []
     world = SimpleNamespace(
-        leave=lambda: left.append(True), took_part=False, failure=None
+        leave=lambda _: left.append(True), took_part=False, failure=None
     )
     plan = make_launch_plan(nodes=2, launch_id="7", backend="scheduler")
 

@@ -89,7 +89,7 @@ def test_an_outcome(failure, kind, nodes):
     reason = report.sentence(failure, plan().meeting)
     assert reason
     of_a_worker = {"rank": 5, "code": -9} if failure.kind is Kind.WORKER else {}
-    by = "jwb0001 (node 0)" if failure.kind is Kind.COORDINATOR else ""
+    by = "jwb0001" if failure.kind is Kind.COORDINATOR else ""
     found = expected(kind, reason, nodes, by=by, **of_a_worker)
     assert outcome.outcome_of(failure, plan()) == found
 

@@ -155,6 +155,7 @@ def test_no_command_line_is_too_wrong(argv, environ):
     ("words", "is_wanted"),
     [
         ("--version", True),
+        ("--ver", True),
         ("--nnodes=2 --version a.py", True),
         ("--bogus --version", True),
         ("a.py --version", False),

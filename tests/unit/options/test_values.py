@@ -81,7 +81,7 @@ BAD = [
     ("nnodes", NO_NODES, ""),
     ("nproc_per_node", ("0", "-1", 0, "-٣", "20000000", "9" * 21), ""),
     ("rdzv_backend", ("scheduler", "direct"), ""),
-    ("max_restarts", (-1, -(10**20), 10**9, 10**20), ": use 0 to 999999999 restarts"),
+    ("max_restarts", (-1, -(10**20), 10**9, 10**20), ": use 0 to 999999999"),
     ("node_rank", (10**9, 10**20, -(10**20)), ": use at most 999999999"),
     ("shutdown_timeout", (10**9, 10**20), ": use at most 999999999"),
     (

@@ -18,7 +18,7 @@ from torchrun_hpc.rendezvous import notice
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.key import LATE
 
-WHY = Failure(Kind.AGENT, (1,), text="why", by=1)
+WHY = Failure(Kind.AGENT, (1,), text="why")
 
 
 @pytest.fixture

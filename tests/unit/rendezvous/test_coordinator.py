@@ -237,7 +237,7 @@ def test_an_agent_that_joins_the_next_round_restarts_all():
     assert job.join(0, 2) == to(range(3), go(1))
     job.send(1, join=2)
     text = "it asked for another restart"
-    assert job.rounds.failure == failure(Kind.AGENT, text=text, by=1)
+    assert job.rounds.failure == failure(Kind.AGENT, text=text)
 
 
 @pytest.mark.parametrize("max_restarts", [0, 1, 3])
@@ -354,7 +354,7 @@ def test_equal_failures_are_counted():
 @pytest.mark.parametrize("claimed", [0, 2, -1, 99])
 def test_a_worker_is_on_the_node_of_its_agent(claimed):
     job = Job().all_at_work()
-    elsewhere = replace(KILLED, nodes=(claimed,), by=claimed)
+    elsewhere = replace(KILLED, nodes=(claimed,))
     assert job.died(elsewhere, connection=1) == job.failed(KILLED)
     assert job.reported().first == KILLED
 

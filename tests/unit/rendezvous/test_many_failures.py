@@ -63,10 +63,10 @@ def test_the_report_of_many_failures(name, capsys):
     random.Random(0).shuffle(failures)  # noqa: S311
     known = set()  # as failures/watch.py: an agent sends the lines once
     for each in failures:
-        is_known = (each.by, each.signature) in known
-        known.add((each.by, each.signature))
+        is_known = (each.nodes, each.signature) in known
+        known.add((each.nodes, each.signature))
         died = wire.encode(each.brief if is_known else each)
-        coordinator.receive(each.by, as_sent({"died": died, "round": 0}))
+        coordinator.receive(each.nodes[0], as_sent({"died": died, "round": 0}))
     coordinator.receive(0, {"report": True})
     connection, message = coordinator.outbox[-1]
     assert connection == 0

@@ -37,8 +37,8 @@ N0, N1, N2 = (f"jwb000{n + 1} (node {n})" for n in range(3))
 FOUND = "port 25592: nobody listens"
 STARTED = f"{FOUND}. Check that the job has started there"
 REMEDY = (
-    "Pass --hpc-site=NAME or --hpc-omp-threads=N, or export the variables on all nodes "
-    "or on none (mpirun: -x NAME)"
+    "Pass --hpc-site=NAME, or set each variable on all nodes or on none (mpirun: with "
+    "or without -x NAME)"
 )
 EVENTS = {
     "an agent that is refused": (

@@ -376,7 +376,7 @@ def test_a_fault_of_what_looks_for_others_ends_the_agent_only(
     with suppress(JobFailedError):
         client.connect()
     assert failure_of(client) == Failure(
-        Kind.AGENT, (0,), text="ZeroDivisionError: a fault", by=0
+        Kind.AGENT, (0,), text="ZeroDivisionError: a fault"
     )
     other = raw_to(server._listening.getsockname()[1])
     other.request(1, nodes=2, spares=1, release=__version__)

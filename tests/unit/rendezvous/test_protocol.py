@@ -34,7 +34,6 @@ WORKER = Failure(
     code=1,
     text="ValueError: bad batch 17",
     time=1.7e9,
-    by=1,
     worker=PART,
 )
 SUMMARY = Summary(WORKER, (6, 7), (("KeyError: 1", (0, 2)), ("was killed", (3,))), 4)
@@ -110,7 +109,6 @@ PARTS = {
             "text": [None, 5, "x" * 501, *UNPRINTABLE],
             "finished": [["n0"]],
             "time": ["12:00", True, None, float("inf"), float("nan"), 1e300, -1],
-            "by": ["1", None, True],
             "worker": [5, [], {}],
         },
     ),
@@ -200,7 +198,6 @@ def test_any_join_request(message):
         code=st.integers(-(2**32), 2**32),
         text=st.text(),
         finished=INTEGERS,
-        by=INTEGERS,
     )
 )
 def test_any_failure_arrives_and_is_one_line(failure):
