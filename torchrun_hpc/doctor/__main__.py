@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     known = LaunchState()
     with faults_reported(known):
+        import psutil  # noqa: F401, PLC0415 - its threads need it
+
         args, words = _parsed(argv)
         output = _output(args)
         wishes = Wishes(args.max_bytes, args.timeout)

@@ -104,7 +104,7 @@ def write(outcome: dict[str, Any], plan: LaunchPlan) -> None:
 
 
 def _stands(file: Path, other: Mapping[str, Any]) -> bool:
-    """Return whether a file has this launch's final outcome, and it counts more."""
+    """Return whether a file has this launch's final outcome, and keeps it."""
     try:
         present = wire.from_json(files.read(file, _LARGEST, os.O_NOFOLLOW))
     except (OSError, WireError):

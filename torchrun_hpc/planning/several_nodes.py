@@ -278,7 +278,8 @@ def _check_static(inputs: Inputs, job: Job, rank: int, endpoint: Endpoint) -> No
             f"({job.provenance['node_rank']}), and the static rendezvous would wait "
             f"forever. {was if variable else ''}Remove the option",
         )
-    if job.is_ranked and endpoint.node not in (None, 0):
+    # Slurm's ranks may be no places in its list. Then rank 0 checks the address.
+    if job.started_by and endpoint.node not in (None, 0):
         fault = f"{endpoint.setting} is node {endpoint.node} of the step"
         raise _not_on_node_0(job, fault, everywhere=True)
 

@@ -19,6 +19,7 @@ from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.names import placed
 from torchrun_hpc.preflight import JOIN_TIMEOUT
 from torchrun_hpc.rendezvous import health, messages
+from torchrun_hpc.rendezvous.client import never
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
@@ -254,7 +255,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         """Inform the others that this agent gives up, and why."""
         self.client.fail(replace(failure, nodes=(self._meeting.node_rank,)))
 
-    def leave(self, is_urgent: Callable[[], bool] = lambda: False) -> None:
+    def leave(self, is_urgent: Callable[[], bool] = never) -> None:
         """Disconnect. The coordinator ends once all others know how the job ended.
 
         The others end after it. They stop waiting when this `is_urgent`.

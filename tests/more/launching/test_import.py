@@ -53,7 +53,14 @@ assert "torch" not in sys.modules
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-@pytest.mark.parametrize("command", [["-m", "torchrun_hpc"], ["-c", CONSOLE_SCRIPT]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "torchrun_hpc"],
+        ["-c", CONSOLE_SCRIPT],
+        ["-m", "torchrun_hpc.doctor"],
+    ],
+)
 def test_a_python_without_what_it_needs(python, tmp_path, command, is_broken):
     """In a clone any Python finds the command; this one has no installed package."""
     problem = "No module named 'psutil'"

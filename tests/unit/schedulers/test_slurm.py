@@ -368,6 +368,10 @@ def test_a_static_rendezvous_if_tasks_follow_the_topology(ranks):
         expected = "jwb0001 is not an address of node 0, but the static rendezvous is "
         assert str(caught.value).startswith(f"{expected}on node 0{own}. Remove")
         assert caught.value.code == "HPC069"
+    for job in by_topology(ranks):
+        options = {"master_addr": f"jwb000{1 + ranks.index(0)}"}
+        meeting = make_plan(inputs_at(job, options=options)).meeting
+        assert meeting.is_coordinator is (meeting.node_rank == 0)
 
 
 # Nodes of the components of a step, of which srun numbers one after the other: the
