@@ -61,7 +61,7 @@ def outcome_of(
     """
     kind, meeting = DONE if failure is None else _OUTCOMES[failure.kind], plan.meeting
     is_alone = failure is not None and failure.kind is Kind.COORDINATOR
-    own = meeting.node_rank
+    rank = meeting.node_rank
     about = set(failure.nodes) if failure else set()
     bad = {*out, *(about if kind == NODES else ())}
     return {
@@ -74,7 +74,7 @@ def outcome_of(
         "exclude": _hosts(bad, plan),
         "restarts": restarts,
         "takeovers": takeovers,
-        "by": next(iter(_hosts({own}, plan)), f"node {own}") if is_alone else "",
+        "by": next(iter(_hosts({rank}, plan)), f"node {rank}") if is_alone else "",
     }
 
 

@@ -99,14 +99,14 @@ def _here(_: argparse.Namespace) -> int:
 
 def _check(file: str) -> int:
     try:
-        found = read(Path(file), everywhere=False)
+        checked = read(Path(file), everywhere=False)
     except LaunchError as error:
         return console.refuse(error)
-    console.output(f"{file}: ok: {', '.join(site.name for site in found)}\n")
+    console.output(f"{file}: ok: {', '.join(site.name for site in checked)}\n")
     network, options = this_node(), Options()
-    for site in found:
-        seen = profile.of_site(site)
-        inputs = Inputs(Mode.ONE_NODE, None, site, network, options, {}, profile=seen)
+    for site in checked:
+        values = profile.of_site(site)
+        inputs = Inputs(Mode.ONE_NODE, None, site, network, options, {}, profile=values)
         for message in (*network_env.unread(inputs), *network_env.advice(inputs)):
             # Other machines may have the file.
             console.write(message, "warning" if files.exists(site.profile) else "note")
