@@ -20,12 +20,13 @@ from torchrun_hpc import waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host.procfs import open_files
 from torchrun_hpc.launching import environment, signals
+from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.preload import FAULT_HANDLER, READ_AT_START, not_used
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.worker import SplitOff, imports, requests
+from torchrun_hpc.worker import SplitOff, imports, read_at_import, requests
 from torchrun_hpc.worker.fork_server import READY, ForkServer
 from torchrun_hpc.worker.imports import ForkError
 from torchrun_hpc.worker.requests import PYTHON, ForkedWorker
@@ -33,12 +34,12 @@ from torchrun_hpc.worker.requests import PYTHON, ForkedWorker
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# OpenMP libraries, MKL and OpenBLAS read these when they are loaded.
-_READ_AT_IMPORT = (*READ_AT_START, "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_")
-
-# Modules that load such libraries.
+# Modules that load libraries for OpenMP.
 _TORCH = "torch"
 _READERS = (_TORCH, "numpy")
+
+# A fork of a worker acts on these: `torchrun_hpc.worker.process.take_over`.
+_RENEWED = (FAULT_HANDLER, CPP_LOG_LEVEL)
 
 _NOTHING = Preload((), Setting("none", "--hpc-preload"))
 
@@ -161,8 +162,8 @@ def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Return which variable, read at import, has changed since; empty if none."""
     for name in sorted({*then, *now}):
         was, is_now = then.get(name), now.get(name)
-        is_read = name.startswith(_READ_AT_IMPORT) and name != FAULT_HANDLER
-        if is_read and was != is_now:
+        is_read = name.startswith(READ_AT_START) or read_at_import.is_read(name)
+        if is_read and name not in _RENEWED and was != is_now:
             return (
                 f"{name} was {was or 'not set'} at the import, but is "
                 f"{is_now or 'not set'} for the workers. Export it"

@@ -233,17 +233,22 @@ def test_variables_are_set_for_the_import_only(run):
     ]
 
 
-def test_variables_that_python_reads_when_it_starts(run):
+def test_variables_that_come_too_late(run):
+    """A fork acts on the others, or they are not read at the import."""
     done = run(
         """
-        for name in "PYTHONHASHSEED", "PYTHONFAULTHANDLER":
+        for name in "PYTHONHASHSEED", "TORCH_LOGS":
             print(start("json", later={name: "1"}).problem)
+        others = "PYTHONFAULTHANDLER", "TORCH_CPP_LOG_LEVEL", "MASTER_ADDR"
+        print(start("json", later=dict.fromkeys(others, "1")).problem)
         """
     )
-    reason = (
-        "PYTHONHASHSEED was not set at the import, but is 1 for the workers. Export it"
-    )
-    assert done.stdout == f"{PREFIX.format('json')}{reason}\nNone\n"
+    reason = "was not set at the import, but is 1 for the workers. Export it"
+    assert done.stdout.splitlines() == [
+        f"{PREFIX.format('json')}PYTHONHASHSEED {reason}",
+        f"{PREFIX.format('json')}TORCH_LOGS {reason}",
+        "None",
+    ]
 
 
 def test_a_crash_is_described_as_python_would(run):
