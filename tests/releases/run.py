@@ -39,7 +39,8 @@ DROPIN = "tests/more/dropin"
 IN_PROCESS = (
     *("tests/more/torch_compat", f"{DROPIN}/test_describe.py"),
     *(f"{DROPIN}/test_rendezvous_handler.py", f"{DROPIN}/test_binding.py"),
-    *(f"{DROPIN}/test_options.py", "tests/core/test_binding.py"),
+    *(f"{DROPIN}/test_options.py", f"{DROPIN}/test_read_at_import.py"),
+    "tests/core/test_binding.py",
     "tests/core/test_dropin.py::test_every_option_in_every_spelling",
     "tests/core/test_dropin.py::test_the_table_has_the_options_of_this_torch",
 )

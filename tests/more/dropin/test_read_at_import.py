@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 
-import pytest
 from commands import require
 from read_at_import import missing
 
 
-@pytest.mark.release
 def test_the_list_has_all_names():
     """``tests/harness/read_at_import.py --write`` adds those that it lacks."""
     require(None if shutil.which("cc") else "there is no C compiler (cc)")
