@@ -148,11 +148,12 @@ class Options:
         "needs them, if the file system is slow. Default: auto.",
         values.read_ahead,
     )
-    hpc_stall_report: int = _ours(
-        0,
-        "SECONDS",
+    hpc_stall_report: int | None = _ours(
+        None,
+        "SECONDS|none",
         "If no worker's stack has changed for this many seconds, print all stacks "
-        "once. The job continues. This needs py-spy. Default: off.",
+        "once. The job continues. Without preloading, this needs py-spy. Default: 1800 "
+        "with preloading, otherwise none.",
         values.stall,
     )
     hpc_spares: int = _ours(

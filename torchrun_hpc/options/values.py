@@ -201,8 +201,8 @@ modules = reader(
 )
 read_ahead = reader(lambda word: _word(word, ("auto", NONE)))
 stall = reader(
-    lambda seconds: _number(seconds, "[1-9][0-9]{0,6}"),
+    lambda word: 0 if word == NONE else _number(word, "[1-9][0-9]{0,6}"),
     ": use whole seconds, more than any pause of the training takes, such as "
-    "--hpc-stall-report=600",
+    "--hpc-stall-report=600, or none",
 )
 dry_run = reader(lambda word: _word(word, DRY_RUN))

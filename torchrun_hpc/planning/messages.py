@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.options.arguments import variable_of
-from torchrun_hpc.options.values import REQUIRE, SCHEDULER
+from torchrun_hpc.options.values import NONE, REQUIRE, SCHEDULER
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.schedulers.job import LaunchContext, Launcher
 
@@ -52,12 +52,14 @@ def interactive_note(inputs: Inputs) -> tuple[Message, ...]:
 def unused(inputs: Inputs, where: str, names: Sequence[str]) -> tuple[Message, ...]:
     """Return a note on each of our options that has no effect.
 
-    Modules set variables for all jobs, so there is no note on these.
+    Modules set variables for all jobs, so there is no note on these. There is also none
+    on an option that is switched off.
     """
-    given = (n for n in names if n in inputs.options)
-    useless = [inputs.options[n] for n in given if variable_of(n) not in inputs.environ]
+    given = {name: inputs.options[name] for name in names if name in inputs.options}
     return tuple(
-        Message("HPC077", f"{option} has no effect {where}") for option in useless
+        Message("HPC077", f"{option} has no effect {where}")
+        for name, option in given.items()
+        if option.value != NONE and variable_of(name) not in inputs.environ
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import names, waiting, wire
 from torchrun_hpc.stacks import collectives, sampling, tree
 from torchrun_hpc.stacks.service import Service
-from torchrun_hpc.stacks.stall import STACKS, StallReport
+from torchrun_hpc.stacks.stall import STACKS, StallReport, limit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,8 +47,9 @@ def sample(
 ) -> list[dict[str, Any]]:
     """Return the stacks of this node's workers as plain data.
 
-    Workers that fail together may be at their end, and have no stack of the script. Up
-    to ``limit`` seconds in all, wait until they have ended.
+    For ``timeout`` and ``with_calls``, see `sampling.sample`. Workers that fail
+    together may be at their end, and have no stack of the script. Up to ``limit``
+    seconds in all, wait until they have ended.
     """
     start = time.monotonic()
     stacks = sampling.sample(_running(watch), timeout, with_calls=with_calls)
@@ -97,7 +98,7 @@ class HangStacks:
 
 
 class Inspection:
-    """Answers requests for stacks, and reports a stall if that is wanted.
+    """Answers requests for stacks, and reports a stall.
 
     `ask_all` returns the stacks by node, given a question and a limit in seconds; it is
     ``None`` if other nodes cannot be asked. `is_first` returns whether this node
@@ -118,9 +119,8 @@ class Inspection:
         self._is_first = is_first
         self._replies = replies
         self._service = Service(plan.meeting.launch_id, self._answer)
-        self._stall = StallReport(
-            plan.asked.hpc_stall_report, self._if_complete, lambda: self._hosts
-        )
+        limit = limit_of(plan, hears_all=ask_all is not None or plan.meeting.nodes == 1)
+        self._stall = StallReport(*limit, self._if_complete, lambda: self._hosts)
 
     @property
     def _hosts(self) -> Mapping[int, str]:

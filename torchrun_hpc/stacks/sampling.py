@@ -102,7 +102,10 @@ class WorkerStack:
 def sample(
     workers: Sequence[Worker], timeout: float, *, with_calls: bool = True
 ) -> list[WorkerStack]:
-    """Return the stacks of this node's workers, sampled together while they run."""
+    """Return the stacks of this node's workers, sampled together while they run.
+
+    py-spy has ``timeout`` seconds. With 0 seconds, only forks have a stack.
+    """
     end = time.monotonic() + timeout
     question = ALL if with_calls else FRAMES
     with ThreadPoolExecutor(len(workers) or 1) as pool:
@@ -115,7 +118,8 @@ def sample(
             found.append(WorkerStack(worker.rank, worker.node, problem=STOPPED))
         else:
             others.append(worker)
-    for worker, stack in zip(others, _by_py_spy(others, end), strict=True):
+    read = _by_py_spy(others, end) if timeout else map(_silent, others)
+    for worker, stack in zip(others, read, strict=True):
         groups = dumps.groups(worker, environment()) if with_calls else ()
         found.append(replace(stack, groups=groups))
     return found
@@ -209,6 +213,10 @@ def _seen(worker: Worker, record: Record) -> WorkerStack:
     waits, cpu = _activity(worker.pid)
     rank, node, groups = worker.rank, worker.node, record.groups
     return WorkerStack(rank, node, record.frames, waits=waits, cpu=cpu, groups=groups)
+
+
+def _silent(worker: Worker) -> WorkerStack:
+    return replace(_seen(worker, Record()), problem="no answer")
 
 
 def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:

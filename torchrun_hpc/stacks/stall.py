@@ -13,32 +13,50 @@ from torchrun_hpc.stacks import collectives, tree
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.stacks.sampling import WorkerStack
 
 # Even a busy worker is often at the same line: it waits there in each step.
 _SAMPLES = 60
-_SHORTEST, _LONGEST = 0.5, 10.0  # seconds between two
+_SHORTEST, _LONGEST = 0.5, 30.0  # seconds between two
+_DEFAULT = 1800  # seconds without progress
 _LINES = 30  # of the tree
 
-# Questions to all nodes: what their workers do now. The first one leaves out their
+# Questions to all nodes: what their workers do now. For `FRAMES` and `STACKS`, py-spy
+# reads the stacks of workers that are no forks. `FORKS` and `FRAMES` leave out the
 # collectives, which cost a fork some milliseconds.
-FRAMES, STACKS = "frames", "stacks"
+FORKS, CALLS, FRAMES, STACKS = "forks", "calls", "frames", "stacks"
+
+
+def limit_of(plan: LaunchPlan, *, hears_all: bool) -> tuple[int, str]:
+    """Return after how many seconds to report a stall, and what to ask until then.
+
+    With 0 seconds, there is no report. The default starts no py-spy, so the workers
+    must be forks. It also needs to hear all nodes: the others may make progress.
+    """
+    asked, preload = plan.asked.hpc_stall_report, plan.workers.preload
+    if asked is not None:
+        return asked, FRAMES
+    are_forks = preload is not None and not preload.problem
+    return _DEFAULT if are_forks and hears_all else 0, FORKS
 
 
 class StallReport:
     """Compares the stacks of all workers, in its own thread, until they stay the same.
 
-    ``collect`` returns none if a node does not answer, or another node reports. With 0
-    ``seconds``, nothing is compared.
+    ``collect`` asks all nodes a question. It returns none if a node does not answer, or
+    another node reports. With 0 ``seconds``, nothing is compared.
     """
 
     def __init__(
         self,
         seconds: float,
+        question: str,
         collect: Callable[[str], Sequence[WorkerStack]],
         hosts: Callable[[], Mapping[int, str]],
     ) -> None:
         self._seconds = seconds
+        self._question = question
         self._collect = collect
         self._hosts = hosts
         self._ended = threading.Event()
@@ -58,7 +76,7 @@ class StallReport:
         before: Sequence[WorkerStack] = []
         since = looked = time.monotonic()
         while not self._ended.wait(pause):
-            stacks = self._look(FRAMES)
+            stacks = self._look(self._question)
             is_seen = any(not stack.problem for stack in stacks)
             if self._ended.is_set():
                 return
@@ -90,7 +108,7 @@ class StallReport:
             f"{self._seconds:.0f} s (--hpc-stall-report). The job continues:"
         )
         lines = tree.render(stacks, self._hosts())[:_LINES]
-        lines += collectives.compare(self._look(STACKS), self._hosts())
+        lines += collectives.compare(self._look(CALLS), self._hosts())
         console.write(Message("HPC171", text), "warning", [f"    {s}" for s in lines])
 
 

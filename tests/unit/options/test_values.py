@@ -49,7 +49,7 @@ GOOD = {
         "torch,torch.nn, numpy": ("torch", "torch.nn", "numpy"),
         "größe": ("größe",),
     },
-    "hpc_stall_report": {"1": 1, "600": 600, "9999999": 9999999},
+    "hpc_stall_report": {"1": 1, "600": 600, "9999999": 9999999, "none": 0},
     **{
         name: {"0": 0, "00": 0, "4": 4, "004": 4, "999999": 999999}
         for name in ("hpc_spares", "hpc_spare_after", "hpc_health_check_timeout")
@@ -69,6 +69,7 @@ NO_NODES = ("", "0", "0:3", "3:2", "-1", "1:", ":3", "1:2:3", "two", "1.0", "٣"
 NO_THREADS = ("", "0", "-1", "1.5", "two", "AUTO", "auto ", " 2", "2,3", "1234567", "٣")
 NO_SECONDS = (
     *("0", "00600", "-1", "+5", "1.5", "1e3", "10s", "ten", "", " 5", "10000000"),
+    *("None", "off"),
 )
 NO_MODULES = ("", "torch,", "torch;numpy", "torch numpy", "1a", "a..b", "./a.py", ",")
 NO_ENDPOINTS = (

@@ -340,7 +340,8 @@ EVERY_JOB = [step(), None, INTERACTIVE, *ONE_NODE_JOBS.values()]
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"), [("1", 1), ("600", 600), ("9999999", 9999999), (None, 0)]
+    ("value", "seconds"),
+    [("1", 1), ("600", 600), ("9999999", 9999999), ("none", 0), (None, None)],
 )
 def test_after_how_many_seconds_a_stall_is_reported(value, seconds):
     options = {} if value is None else {"hpc_stall_report": value}
@@ -363,7 +364,8 @@ def test_nobody_looks_for_a_stall_in_direct_mode():
         "HPC077 --hpc_stall_report=600 has no effect in direct mode, where each "
         "task is a worker"
     )
-    assert planned_at(BLOCK, 1).messages.notes == ()
+    for options in {}, {"hpc_stall_report": "none"}:
+        assert planned_at(BLOCK, 1, options=options).messages.notes == (), options
 
 
 # --- what is left out inside torch ----------------------------------------------------

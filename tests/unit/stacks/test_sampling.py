@@ -295,6 +295,18 @@ def test_a_fork_tells_it_itself(instead):
     assert len(started) == 1  # of the same process number
 
 
+def test_without_time_py_spy_is_not_started(instead):
+    """The main thread's CPU time still shows whether such a worker makes progress."""
+    started = instead()
+    told, silent = sample([fork(4, Record(("f a.py:1",))), fork(5, None)], 0)
+    assert (told.frames, told.problem) == (("f a.py:1",), "")
+    assert silent == WorkerStack(5, 1, problem="no answer")
+    assert not silent.is_known
+    assert not silent.is_lasting
+    assert silent.cpu > 0
+    assert started == {}
+
+
 def test_forks_are_asked_together(instead):
     """Each waits for all others here; one after the other, none would answer."""
     instead()

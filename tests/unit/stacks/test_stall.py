@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
+from plans import make_launch_plan
 from waiting import NEVER_S, PATIENCE
 
+from torchrun_hpc.planning.workers import Preload
+from torchrun_hpc.setting import Setting
 from torchrun_hpc.stacks import stall
 from torchrun_hpc.stacks.sampling import ENDED, WorkerStack
-from torchrun_hpc.stacks.stall import StallReport
+from torchrun_hpc.stacks.stall import CALLS, FORKS, FRAMES, StallReport, limit_of
 
 HOSTS = {0: "jwb0001", 1: "jwb0002"}
 REDUCE = ("<module> train.py:12", "all_reduce c10d.py:9")
@@ -56,13 +60,59 @@ def report(monkeypatch, capfd):
         monkeypatch.setattr(stall, "time", clock)
         monkeypatch.setattr(stall, "_SHORTEST", 0)
         monkeypatch.setattr(stall, "_LONGEST", 0)  # no pause between two
-        made = StallReport(10, collect, lambda: HOSTS)
+        made = StallReport(10, FRAMES, collect, lambda: HOSTS)
         made.start()
         made._thread.join(PATIENCE)
         assert not made._thread.is_alive()
         return capfd.readouterr().err.splitlines()
 
     return report
+
+
+# --- whether there is a report ------------------------------------------------------
+
+PRELOADED = Preload(("torch",), Setting("torch", "--hpc-preload"))
+BY_EXEC = Preload(("torch",), Setting("torch", "--hpc-preload"), problem="-X dev")
+
+
+@pytest.mark.parametrize(
+    ("asked", "preload", "hears_all", "expected"),
+    [
+        (None, PRELOADED, True, (1800, FORKS)),
+        (None, PRELOADED, False, (0, FORKS)),
+        (None, BY_EXEC, True, (0, FORKS)),
+        (None, None, True, (0, FORKS)),
+        *(
+            (seconds, preload, hears_all, (seconds, FRAMES))
+            for seconds in (0, 600)
+            for preload in (PRELOADED, BY_EXEC, None)
+            for hears_all in (True, False)
+        ),
+    ],
+)
+def test_when_a_stall_is_reported(asked, preload, hears_all, expected):
+    plan = make_launch_plan(stall_report=asked, preload=preload)
+    assert limit_of(plan, hears_all=hears_all) == expected
+
+
+def test_what_it_asks(monkeypatch):
+    """Its question until there is a stall, and then what the workers have called."""
+    asked, clock = [], itertools.count(step=10.0)
+
+    def collect(question):
+        asked.append(question)
+        return WAITING
+
+    monkeypatch.setattr(stall, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(stall, "_LONGEST", 0)
+    monkeypatch.setattr(stall, "_SHORTEST", 0)
+    made = StallReport(10, FORKS, collect, lambda: HOSTS)
+    made.start()
+    made._thread.join(PATIENCE)
+    assert asked == [FORKS, FORKS, CALLS]
+
+
+# --- what is reported ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seconds", [11, 12, 100])
@@ -160,7 +210,7 @@ def test_no_report_after_the_end(capfd, monkeypatch):
     """Whatever the pause between two looks."""
     monkeypatch.setattr(stall, "_SHORTEST", NEVER_S)
     monkeypatch.setattr(stall, "_LONGEST", NEVER_S)
-    made = StallReport(1, lambda _: WAITING, lambda: HOSTS)
+    made = StallReport(1, FRAMES, lambda _: WAITING, lambda: HOSTS)
     made.start()
     made.end()
     made._thread.join(PATIENCE)
@@ -175,11 +225,12 @@ def test_no_report_of_what_is_still_collected_at_the_end(report):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "pause"), [(1, 0.5), (30, 0.5), (60, 1), (600, 10), (86400, 10)]
+    ("seconds", "pause"),
+    [(1, 0.5), (30, 0.5), (60, 1), (600, 10), (1800, 30), (86400, 30)],
 )
 def test_how_often_it_looks(monkeypatch, seconds, pause):
     pauses = []
-    made = StallReport(seconds, list, lambda: HOSTS)
+    made = StallReport(seconds, FRAMES, list, lambda: HOSTS)
 
     def wait(timeout):
         pauses.append(timeout)
