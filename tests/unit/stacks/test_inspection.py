@@ -15,6 +15,8 @@ from waiting import PATIENCE, until
 
 from torchrun_hpc.failures.failure import WorkerPart
 from torchrun_hpc.failures.worker import Worker
+from torchrun_hpc.planning.workers import Preload
+from torchrun_hpc.setting import Setting
 from torchrun_hpc.stacks import inspection as inspections
 from torchrun_hpc.stacks import stall
 from torchrun_hpc.stacks.calls import Call, Group
@@ -176,6 +178,19 @@ def test_the_first_node_reports_a_stall(inspect, monkeypatch, capfd):
         ),
         "    6 ranks: f a.py:1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asks_others", "seconds"),
+    [(1, False, 1800), (3, True, 1800), (3, False, 0)],
+)
+def test_by_default_a_node_must_hear_all_others(inspect, nodes, asks_others, seconds):
+    """With PyTorch's own rendezvous, others may make progress that it does not see."""
+    preload = Preload(("torch",), Setting("torch", "--hpc-preload"))
+    ask_all = (lambda *_: {}) if asks_others else None
+    made = inspect([], ask_all, nodes=nodes, node_rank=0, preload=preload)
+    assert made._stall._seconds == seconds
+    assert made._stall._thread.is_alive() == bool(seconds)
 
 
 def test_a_node_that_becomes_the_first_one(inspect):
