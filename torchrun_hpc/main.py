@@ -101,7 +101,7 @@ def _planned(
     inputs = inputs_of(mode, seen, line.options, may_preload=may_split_off)
     if inputs.options.hpc_read_ahead == NONE or mode.is_direct:
         read_ahead.end()
-    read_ahead.ask(*_READ_FIRST, *inputs.options.hpc_preload)
+    read_ahead.ask(*_READ_FIRST, *(inputs.preload.modules if inputs.preload else ()))
     meeting = known.meeting = meet(inputs)
     starter = starters.starter_of(inputs, argv, is_launch=is_launch)
     plan = starter.plan(meeting)

@@ -11,7 +11,7 @@ from side_by_side import clean_environ, run
 SCRIPT = """
 import os, sys
 if "RANK" in os.environ:
-    assert "torch" in sys.modules
+    assert "torch" not in sys.modules
     assert "torchrun_hpc.worker" in sys.modules
 import torch
 sys.stdout.write(torch.__config__.parallel_info())

@@ -134,6 +134,8 @@ class AgentStarter(Starter):
             with meets as ours:
                 is_first = is_reporter(plan.meeting.report_rank)
                 preloaded.check(environ, is_reporter=is_first)
+                if plan.asked.hpc_debug:
+                    console.write_text(f"{console.PREFIX}preload: {preloaded}")
                 hooks = Hooks(
                     forward=signals.forward,
                     relay=self._observer.relay,
@@ -170,7 +172,11 @@ class AgentStarter(Starter):
         if meeting.is_ours:
             args.rdzv_backend = SCHEDULER
         with exit_status.together(
-            plan, world, self._death_signals, is_command=self._is_command
+            plan,
+            world,
+            self._death_signals,
+            preload=self._preloaded.__str__,
+            is_command=self._is_command,
         ):
             ours = None if isinstance(world, LocalWorld) else world
             if ours is not None and meeting.in_process:
@@ -178,7 +184,7 @@ class AgentStarter(Starter):
             yield ours
 
     def _begun(self, plan: LaunchPlan, workers: Sequence[Worker]) -> None:
-        outcome.begin(plan, workers)
+        outcome.begin(plan, workers, str(self._preloaded))
         since, self._begins = self._begins, None
         meeting, first = plan.meeting, workers[0]
         if since is None or meeting.nodes == 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torchrun_hpc import sites
 from torchrun_hpc.host import network, topology
 from torchrun_hpc.host.resolver import ask_name_servers
+from torchrun_hpc.launching import obstacles
 from torchrun_hpc.options.values import BIND_NONE
 from torchrun_hpc.planning import preload
 from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_PORT
@@ -48,7 +49,10 @@ def inputs_of(
         profile=profile.of_site(site),
     )
     inputs = replace(inputs, node=_node_of(inputs))
-    return replace(inputs, preload=preload.plan(inputs) if may_preload else None)
+    if not may_preload:
+        return inputs
+    inputs = replace(inputs, obstacle=obstacles.of_default(options, seen.environ))
+    return replace(inputs, preload=preload.plan(inputs))
 
 
 def _node_of(inputs: Inputs) -> Node:

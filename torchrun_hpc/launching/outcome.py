@@ -57,7 +57,8 @@ def outcome_of(
         ``rank`` and ``code`` of the worker that failed first, or ``None``,
         ``nodes`` (names of the nodes that failed), ``exclude`` (these, and nodes
         lost before), ``restarts`` (of all workers), ``takeovers`` (of the
-        coordinator), and ``by``, the name of a node that has only lost the coordinator.
+        coordinator), ``preload``, and ``by``, the name of a node that has only lost the
+        coordinator.
     """
     kind, meeting = DONE if failure is None else _OUTCOMES[failure.kind], plan.meeting
     is_alone = failure is not None and failure.kind is Kind.COORDINATOR
@@ -74,6 +75,7 @@ def outcome_of(
         "exclude": _hosts(bad, plan),
         "restarts": restarts,
         "takeovers": takeovers,
+        "preload": "",  # the caller's: the modules, or none and the reason
         "by": next(iter(_hosts({rank}, plan)), f"node {rank}") if is_alone else "",
     }
 
@@ -133,8 +135,9 @@ def forget(plan: LaunchPlan) -> None:
             file.unlink()
 
 
-def begin(plan: LaunchPlan, workers: Sequence[Worker]) -> None:
+def begin(plan: LaunchPlan, workers: Sequence[Worker], preload: str = "") -> None:
     """Write, on the node of rank 0, that a round has begun; skip files in /dev."""
     is_wanted = plan.asked.hpc_outcome and any(worker.node == 0 for worker in workers)
     if is_wanted and not files.is_of_system(Path(plan.asked.hpc_outcome)):
-        write({**outcome_of(None, plan), "outcome": RUNNING}, plan)
+        running = {"outcome": RUNNING, "preload": preload}
+        write({**outcome_of(None, plan), **running}, plan)

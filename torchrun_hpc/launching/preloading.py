@@ -16,39 +16,35 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import waiting
+from torchrun_hpc import programs, waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host.procfs import open_files
 from torchrun_hpc.launching import environment, signals
-from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
+from torchrun_hpc.options.values import NONE
 from torchrun_hpc.planning.preload import FAULT_HANDLER, READ_AT_START, not_used
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.worker import SplitOff, imports, read_at_import, requests
-from torchrun_hpc.worker.fork_server import READY, ForkServer
+from torchrun_hpc.worker import SplitOff, imports, requests
+from torchrun_hpc.worker.fork_server import READY, Before, ForkServer
+from torchrun_hpc.worker.hidden import TORCH, packages
 from torchrun_hpc.worker.imports import ForkError
+from torchrun_hpc.worker.read_at_import import is_read
+from torchrun_hpc.worker.renewal import READ_AGAIN
 from torchrun_hpc.worker.requests import PYTHON, ForkedWorker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Modules that load libraries for OpenMP.
-_TORCH = "torch"
-_READERS = (_TORCH, "numpy")
-
-# A fork of a worker acts on these: `torchrun_hpc.worker.process.take_over`.
-_RENEWED = (FAULT_HANDLER, CPP_LOG_LEVEL)
-
-_NOTHING = Preload((), Setting("none", "--hpc-preload"))
+_NOTHING = Preload((), Setting(NONE, "--hpc-preload"))
 
 _END_TIMEOUT = 1.0  # seconds
 _LONGEST = 4096  # bytes of a reason
 
 
 class Preloaded:
-    """The connection to the fork server; `problem` is why preloading failed.
+    """The connection to the fork server; `reason` is why there is none.
 
     `server` is its process number; 0 without one.
     """
@@ -58,7 +54,19 @@ class Preloaded:
         self._connection: socket.socket | None = None
         self._environ: Mapping[str, str] = {}
         self.server = 0
-        self.problem: Message | None = None
+        self.reason = preload.problem
+
+    def __str__(self) -> str:
+        """Write the modules, or ``none`` and the reason."""
+        modules = str(self._preload.setting.value)
+        return f"{NONE} ({self.reason})" if self.reason else modules
+
+    @property
+    def problem(self) -> Message | None:
+        """Why workers are not forks, although the user or the site wants it."""
+        if not self.reason or self._preload.problem or self._preload.is_default:
+            return None
+        return not_used(self._preload, self.reason)
 
     def start(self, words: Sequence[str]) -> None:
         """Import torch, and split off the fork server if possible.
@@ -69,14 +77,15 @@ class Preloaded:
         variables = self._preload.variables
         try:
             _check_interpreter(sys.orig_argv)
-            _check_order(variables)
-            before = open_files()
-            with environment.with_variables(variables):
-                if _TORCH in self._preload.modules:
-                    imports.import_all([_TORCH])
+            before = Before(packages(), open_files())
+            # Sometimes the command line needs torch, which has then read them already.
+            early = {} if TORCH in sys.modules else variables
+            with environment.with_variables(early):
+                if TORCH in self._preload.modules:
+                    imports.import_all([TORCH])
                 self._environ = dict(process.environment())
             imports.check_threads()
-            server = ForkServer(words, self._preload, open_files() - before)
+            server = ForkServer(words, self._preload, before, self._environ)
             self._connection, self.server = _split_off(server)
         except ForkError as reason:
             self._give_up(str(reason))
@@ -131,13 +140,12 @@ class Preloaded:
 
     def _lost(self) -> None:
         if self._connection is not None:
-            problem = self._give_up("the fork server has ended, perhaps killed")
-            console.write(problem, "warning")
+            self._give_up("the fork server has ended, perhaps killed")
+            console.write(not_used(self._preload, self.reason), "warning")
 
-    def _give_up(self, reason: str) -> Message:
-        self.problem = not_used(self._preload, reason)
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
         self.end()
-        return self.problem
 
 
 def _check_interpreter(command: Sequence[str]) -> None:
@@ -149,21 +157,13 @@ def _check_interpreter(command: Sequence[str]) -> None:
             raise ForkError(f"python {word} applies only to the launcher")
 
 
-def _check_order(variables: Mapping[str, str]) -> None:
-    """Check that no imported module has already read the variables."""
-    late = [name for name in _READERS if name in sys.modules]
-    if late and variables:
-        names = ", ".join(variables)
-        text = f"{late[0]} was imported before {names} was set. Export {names}"
-        raise ForkError(text)
-
-
 def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Return which variable, read at import, has changed since; empty if none."""
     for name in sorted({*then, *now}):
         was, is_now = then.get(name), now.get(name)
-        is_read = name.startswith(READ_AT_START) or read_at_import.is_read(name)
-        if is_read and name not in _RENEWED and was != is_now:
+        is_early = name.startswith(READ_AT_START) and name != FAULT_HANDLER
+        is_lost = is_early or (is_read(name) and not (is_now and name in READ_AGAIN))
+        if is_lost and was != is_now:
             return (
                 f"{name} was {was or 'not set'} at the import, but is "
                 f"{is_now or 'not set'} for the workers. Export it"
@@ -187,6 +187,7 @@ def _split_off(server: ForkServer) -> tuple[socket.socket, int]:
         ours.close()
         signals.uninstall()
         streams.forget_at_exit()
+        programs.forget()
         raise SplitOff(lambda: server.serve(theirs, agent))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     theirs.close()

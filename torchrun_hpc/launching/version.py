@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, NoReturn
 
 from torchrun_hpc import __version__
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching import starters
+from torchrun_hpc.launching import obstacles, starters
 from torchrun_hpc.options import arguments
+from torchrun_hpc.options.values import NONE
+from torchrun_hpc.planning.preload import DEFAULT, modules_of
 from torchrun_hpc.reporting import console
+from torchrun_hpc.schedulers import process
+from torchrun_hpc.worker import imports
 
 if TYPE_CHECKING:
     from torchrun_hpc.options.options import Options
 
 
 def show(options: Options) -> NoReturn:
-    """Print the versions, with ``--hpc-debug`` also the patches, and end.
+    """Print the versions, and end; with ``--hpc-debug`` also preloading and patches.
 
     No other node has to know if this fails.
     """
@@ -41,4 +45,13 @@ def _print(options: Options) -> None:
 
         registry.check_names(options)
         outcomes = registry.examine(registry.PATCHES, options.hpc_without_patches)
+        console.output(f"preload: {_preload(options)}\n")
         console.output(f"\n{tables.of_patches(map(registry.described, outcomes))}\n")
+
+
+def _preload(options: Options) -> str:
+    """Return the modules to preload, or why a script's workers would start by exec."""
+    is_default = options.hpc_preload == DEFAULT
+    reason = obstacles.of_default(options, process.environment())
+    reason = reason or (imports.build_problem() if is_default else "")
+    return f"{NONE} ({reason})" if reason else ",".join(modules_of(options)) or NONE

@@ -134,11 +134,11 @@ class Options:
         lambda setting: str(setting.value),
     )
     hpc_preload: tuple[str, ...] = _ours(
-        (),
-        "MODULE[,MODULE]|none",
+        ("auto",),
+        "auto|MODULE[,MODULE]|none",
         "Import these modules once per node, and fork the workers from the process "
-        "that has imported them. Workers then start much faster. Example: torch. "
-        "Default: the site's value, or none.",
+        "that has imported them. 'auto' imports torch if forks behave like programs "
+        "here. Default: the site's value, or auto.",
         values.modules,
     )
     hpc_read_ahead: str = _ours(

@@ -197,7 +197,7 @@ auth = reader(lambda word: _word(word, AUTH))
 rendezvous = reader(lambda word: _word(word, ("auto", SCHEDULER, C10D)))
 modules = reader(
     _modules,
-    ". Use names with commas, such as --hpc-preload=torch,numpy, or none",
+    ". Use names with commas, such as --hpc-preload=torch,numpy, or auto, or none",
 )
 read_ahead = reader(lambda word: _word(word, ("auto", NONE)))
 stall = reader(

@@ -36,7 +36,13 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.meeting import Meeting
 
-_OF_AGENT = ("hpc_stall_report", "hpc_outcome", "hpc_without_patches", "hpc_rendezvous")
+_OF_AGENT = (
+    "hpc_preload",
+    "hpc_stall_report",
+    "hpc_outcome",
+    "hpc_without_patches",
+    "hpc_rendezvous",
+)
 
 _MEETINGS = {
     Mode.ONE_NODE: one_node.meet,
@@ -136,7 +142,6 @@ def _messages(inputs: Inputs, meeting: Meeting, own: Workers) -> Messages:
         title=messages.title(inputs, meeting.nodes),
         notes=(
             *meeting.notes,
-            *preload.notes(inputs),
             *_unused(inputs, meeting),
             *_left_out(inputs),
         ),
@@ -154,8 +159,11 @@ def _unused(inputs: Inputs, meeting: Meeting) -> tuple[Message, ...]:
     of_key = () if meeting.has_coordinator and meeting.key.path else ("hpc_key_file",)
     found = messages.unused(inputs, "because no node checks a key", of_key)
     if inputs.mode.is_direct:
-        found += messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENT)
-    elif inputs.lacks("watch_workers"):
+        return (*found, *messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENT))
+    if inputs.preload is None and inputs.options.hpc_preload:
+        where = "in a program that starts the agent itself"
+        found += messages.unused(inputs, where, ("hpc_preload",))
+    if inputs.lacks("watch_workers"):
         where = "on workers that are not watched"
         found += messages.unused(inputs, where, ("hpc_stall_report",))
     return found

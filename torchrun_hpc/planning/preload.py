@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.planning import binding, messages, network_env, resources
+from torchrun_hpc.planning import binding, network_env, resources
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.workers import Preload
+from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
+    from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
+
+DEFAULT = ("auto",)  # torch, if nothing speaks against it
+TORCH = "torch"
 
 PYTHON_EXEC = "PYTHON_EXEC"  # torchrun's: another interpreter for the workers
 
@@ -26,7 +31,7 @@ def plan(inputs: Inputs) -> Preload | None:
 
     Without torch, the number of workers in ``inputs`` can be a guess.
     """
-    modules = inputs.options.hpc_preload
+    modules = modules_of(inputs.options)
     if not modules or inputs.mode.is_direct or not inputs.options.script:
         return None
     is_used = inputs.mode is Mode.SEVERAL_NODES  # other modes set no site variables
@@ -39,9 +44,20 @@ def plan(inputs: Inputs) -> Preload | None:
     bound = binding.plan(inputs)
     threads = resources.worker_threads(inputs, bound)
     variables |= {name: str(value.value) for name, value in threads.items()}
-    setting = inputs.options["hpc_preload"]
-    is_bound = bound is not None and bound.fewest > 0
-    return Preload(modules, setting, variables, _problem(inputs), is_bound)
+    is_default = inputs.options.hpc_preload == DEFAULT
+    setting = Setting(TORCH, "--hpc-preload")
+    return Preload(
+        modules,
+        setting if is_default else inputs.options["hpc_preload"],
+        variables,
+        _problem(inputs) or inputs.obstacle,
+        is_default,
+    )
+
+
+def modules_of(options: Options) -> tuple[str, ...]:
+    """Return the modules to import once, if nothing speaks against it."""
+    return (TORCH,) if options.hpc_preload == DEFAULT else options.hpc_preload
 
 
 def _problem(inputs: Inputs) -> str:
@@ -58,22 +74,12 @@ def _problem(inputs: Inputs) -> str:
     return ""
 
 
-def notes(inputs: Inputs) -> tuple[Message, ...]:
-    """Return a note if no agent of ours starts the workers."""
-    if inputs.preload is not None or not inputs.options.hpc_preload:
-        return ()
-    where = "in a program that starts the agent itself"
-    if inputs.mode.is_direct:
-        where = messages.DIRECT_MODE
-    return messages.unused(inputs, where, ("hpc_preload",))
-
-
 def advice(inputs: Inputs) -> tuple[Message, ...]:
     """Return why the workers are not forks, if the user has set the option."""
     preload = inputs.preload
-    if preload is None or not preload.problem or "hpc_preload" not in inputs.options:
+    if preload is None or preload.is_default or "hpc_preload" not in inputs.options:
         return ()
-    return (not_used(preload, preload.problem),)
+    return (not_used(preload, preload.problem),) if preload.problem else ()
 
 
 def not_used(preload: Preload, reason: str) -> Message:

@@ -47,7 +47,7 @@ class Preload:
     setting: Setting  # the value, with the option or the site
     variables: Mapping[str, str] = field(default_factory=dict)  # to set first
     problem: str = ""  # why the workers start by exec instead; empty if they are forks
-    is_bound: bool = False  # whether each worker has CPUs of its own
+    is_default: bool = False  # whether neither the user nor the site has named modules
 
 
 @dataclass(frozen=True)

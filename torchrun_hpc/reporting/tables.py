@@ -10,14 +10,14 @@ from torchrun_hpc import wire
 from torchrun_hpc.errors import count
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.names import fold
-from torchrun_hpc.options.values import DIRECT
+from torchrun_hpc.options.values import DIRECT, NONE
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.description import shell_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from torchrun_hpc.planning.workers import Binding, Share
+    from torchrun_hpc.planning.workers import Binding, Preload, Share
     from torchrun_hpc.reporting.description import DescribedPatch, Description
 
 # How many nodes' commands are shown.
@@ -114,9 +114,8 @@ def _decisions(node: Description) -> Iterator[Sequence[str]]:
         yield "site", str(meeting.site.value), meeting.site.source
     if workers.binding:
         yield _binding(workers.binding)
-    if workers.preload and not workers.preload.problem:
-        setting = workers.preload.setting
-        yield "imports once", str(setting.value), setting.source
+    if workers.preload:
+        yield _preload(workers.preload)
     meets = f"{meeting.backend} at {meeting.endpoint}"
     within = "within the agent, without a port"
     silence = f"an agent may be silent for {meeting.silence_timeout} s"
@@ -135,6 +134,13 @@ def _binding(binding: Binding) -> Sequence[str]:
     elif binding.instead:
         source += f"; divided evenly: {binding.instead}"
     return "CPUs", str(setting.value), source
+
+
+def _preload(preload: Preload) -> Sequence[str]:
+    if preload.problem:
+        return "preload", NONE, preload.problem
+    source = "default" if preload.is_default else preload.setting.source
+    return "preload", str(preload.setting.value), source
 
 
 def _nodes(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:

@@ -16,18 +16,20 @@ import select
 import signal
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.failures.worker import exit_code_of
 from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
 from torchrun_hpc.worker import imports, process, recorder, requests, script
+from torchrun_hpc.worker.hidden import TORCH, HiddenModules, packages
 from torchrun_hpc.worker.imports import ForkError
 from torchrun_hpc.worker.parent import end_with_parent
+from torchrun_hpc.worker.renewal import Renewal
 from torchrun_hpc.worker.requests import PYTHON
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.planning.workers import Preload
     from torchrun_hpc.worker.requests import Request
@@ -37,17 +39,33 @@ READY = b"ready"  # the answer after all imports; any other answer is a reason
 _WAKEUPS = 4096  # bytes, one for each signal
 
 
+class Before(NamedTuple):
+    """This process before an import: its packages, and numbers of open files."""
+
+    packages: set[str]
+    files: set[int]
+
+
 class ForkServer:
     """Imports what `preload` says, and forks a worker for each request.
 
-    `words` are the script, or ``-m`` and a module, and its arguments. Workers keep the
-    open `files`.
+    `words` are the script, or ``-m`` and a module, and its arguments. `before` is what
+    this process had before it imported torch, with the variables ``environ``.
     """
 
-    def __init__(self, words: Sequence[str], preload: Preload, files: set[int]) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        preload: Preload,
+        before: Before,
+        environ: Mapping[str, str],
+    ) -> None:
         self._words = words
         self._preload = preload
-        self._files = files
+        self._before = before
+        self._files: set[int] = set()  # which modules have opened
+        self._apart = packages() - before.packages - {TORCH}
+        self._environ = environ
         self._changed: dict[str, str] = {}  # variables that modules have set
         self._agent = 0
         self._running: dict[int, socket.socket] = {}  # by the workers' process numbers
@@ -70,6 +88,8 @@ class ForkServer:
         connection.sendall(READY)
         request, questions = self._wait_for_worker(connection)
         worker = os.getpid()
+        hidden = packages() - self._before.packages
+        HiddenModules(hidden, self._apart, Renewal(self._environ))
         try:
             script.run(request.command[len(PYTHON) :])
         except BaseException as error:
@@ -81,7 +101,6 @@ class ForkServer:
     def _import(self) -> None:
         """Import as the script would; raise `ForkError` if forks are impossible."""
         script.prepare(self._words)
-        before = procfs.open_files()
         gc.disable()
         process.set_variables(self._preload.variables)
         environ = dict(environment())
@@ -89,9 +108,14 @@ class ForkServer:
         now = environment().items()
         self._changed = {k: v for k, v in now if environ.get(k) != v}
         gc.freeze()  # so that the workers' collectors do not copy these pages
-        self._files |= procfs.open_files() - before
-        imports.check_gpus(self._files)
-        imports.check_threads(is_bound=self._preload.is_bound)
+        self._files = procfs.open_files() - self._before.files
+        problem = imports.build_problem() if self._preload.is_default else ""
+        if problem:
+            raise ForkError(problem)
+        imports.check_names(script.folder(self._words))
+        imports.check_devices(self._files)
+        imports.check_openmp()
+        imports.check_threads()
 
     def _wait_for_worker(
         self, connection: socket.socket

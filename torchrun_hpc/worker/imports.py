@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -11,20 +12,25 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from torchrun_hpc import files
 from torchrun_hpc.errors import count
 from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
 from torchrun_hpc.worker import affinity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 # An agent sets these for each worker, so they do not exist at the import.
 _OF_A_WORKER = {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 _OF_A_WORKER |= {"MASTER_ADDR", "MASTER_PORT"}
 
-# Device files of NVIDIA's, AMD's and Intel's drivers.
-_GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+# Files of Linux itself. Other files in /dev belong to GPUs and networks.
+_NO_DEVICE = re.compile(
+    "/dev/(null|zero|full|u?random|tty|console|pts/|shm/)|(?!/dev/)"
+)
+
+_MODULES = (".py", ".pyc", ".so")
 
 _TRIAL_TIMEOUT = 5  # seconds
 
@@ -71,38 +77,65 @@ def _import(name: str) -> None:
         raise ForkError(text) from None
 
 
-def check_gpus(files: Iterable[int]) -> None:
-    """Raise `ForkError` if an import has opened ``files`` of a GPU driver."""
-    found = [name for name in map(procfs.target, files) if name.startswith(_GPUS)]
+def check_devices(opened: Iterable[int]) -> None:
+    """Raise `ForkError` if an import has ``opened`` a device, such as a GPU."""
+    found = [path for path in map(procfs.target, opened) if not _NO_DEVICE.match(path)]
     for device in ("cuda", "xpu"):
         module: Any = getattr(sys.modules.get("torch"), device, None)
         if module and module.is_initialized():
             found.append(f"torch.{device}")
     if found:
-        raise ForkError(f"the import initialised a GPU ({found[0]})")
+        raise ForkError(f"the import initialised a device ({found[0]})")
 
 
-def check_threads(*, is_bound: bool = False) -> None:
-    """Raise `ForkError` if there are threads, which a fork would not have.
+def build_problem() -> str:
+    """Return why torch's build was never tried with forks: it is for other devices."""
+    torch: Any = sys.modules["torch"]
+    backend = torch._C._get_privateuse1_backend_name()  # noqa: SLF001
+    found = [name for name in ("hip", "xpu") if getattr(torch.version, name, None)]
+    found += [backend] if backend != "privateuseone" else []
+    return f"this PyTorch is for {found[0]}" if found else ""
 
-    OpenBLAS and others end their threads before a fork. If forks will be bound, also
-    check that their threads stay on their CPUs.
+
+def check_names(folder: str) -> None:
+    """Raise `ForkError` if a module in ``folder`` has an imported module's name.
+
+    A script in this folder would import this module instead.
     """
-    if is_bound or _other_threads():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of threads
-            child = os.fork()
-        if child == 0:
-            try:
-                os._exit(is_bound and _leaves_cpus())
-            finally:  # this process must not continue
-                os._exit(1)
-        if os.waitpid(child, 0)[1] or (is_bound and affinity.chosen_by_import):
-            raise ForkError("in a fork, OpenMP hangs or leaves the fork's CPUs")
+    for path in Path(folder).iterdir() if Path(folder).is_dir() else ():
+        module = sys.modules.get(path.name.partition(".")[0])
+        is_own = str(getattr(module, "__file__", None) or folder).startswith(folder)
+        is_module = path.suffix in _MODULES or files.exists(f"{path}/__init__.py")
+        if is_module and not is_own:
+            raise ForkError(f"{path} has the name of a module that is imported already")
+
+
+def check_threads() -> None:
+    """Raise `ForkError` if there are threads, which a fork would not have."""
+    if _other_threads():
+        _fails_in_fork(lambda: False)  # OpenBLAS and others end theirs before a fork
     if _other_threads():
         names = ", ".join(thread.name for thread in threading.enumerate()[1:])
         text = f"the import leaves {count(_other_threads(), 'thread')} behind"
         raise ForkError(f"{text} ({names})" if names else text)
+
+
+def check_openmp() -> None:
+    """Raise `ForkError` if threads of a fork would not stay on its CPUs."""
+    if _fails_in_fork(_leaves_cpus) or affinity.chosen_by_import:
+        raise ForkError("in a fork, OpenMP hangs or leaves the fork's CPUs")
+
+
+def _fails_in_fork(fails: Callable[[], bool]) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python warns of threads
+        child = os.fork()
+    if child == 0:
+        try:
+            os._exit(fails())
+        finally:  # this process must not continue
+            os._exit(1)
+    return os.waitpid(child, 0)[1] != 0
 
 
 def _leaves_cpus() -> bool:

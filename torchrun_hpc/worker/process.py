@@ -11,13 +11,12 @@ import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.host import procfs
-from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.preload import FAULT_HANDLER
-from torchrun_hpc.planning.resources import OMP
 from torchrun_hpc.worker.affinity import set_cpus
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 _STREAMS = {"stdin": "rb", "stdout": "wb", "stderr": "wb"}  # by descriptor: 0, 1, 2
 _UNBUFFERED = 2  # stdio.h: _IONBF
 _NAME = Path("/proc/self/comm")
+_INVOKED = ctypes.create_string_buffer(os.fsencode(Path(sys.executable).name))
 _AUTHKEY = 32  # bytes, as in multiprocessing.process
 
 
@@ -41,7 +41,6 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
         if resource.getrlimit(number) != (soft, hard):
             resource.setrlimit(number, (soft, hard))
     set_cpus(request.cpus)
-    threads = os.environ.get(OMP)
     os.environ.clear()
     set_variables(request.environ)
     set_title(" ".join(request.command))
@@ -49,22 +48,9 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
     _renew_streams()
     if request.environ.get(FAULT_HANDLER):
         faulthandler.enable()
-    _renew_random_state()
-    if "torch" in sys.modules and request.environ.get(CPP_LOG_LEVEL):
-        from torchrun_hpc.torch_compat import cpp_log  # noqa: PLC0415 - needs torch
-
-        cpp_log.read_level()
-    _renew_threads(threads)
+    _renew_identity()
     gc.enable()
     _set_signals(request)
-
-
-def _renew_threads(before: str | None) -> None:
-    """Give torch this worker's threads; it read the variable at its import."""
-    now = os.environ.get(OMP, "")
-    if "torch" in sys.modules and now != before and now.isdecimal() and int(now):
-        modules: dict[str, Any] = sys.modules
-        modules["torch"].set_num_threads(int(now))
 
 
 def set_variables(variables: Mapping[str, str]) -> None:
@@ -78,6 +64,10 @@ def set_title(title: str) -> None:
         import setproctitle  # noqa: PLC0415 - an extra: torchrun_hpc[preload]
 
         setproctitle.setproctitle(title)
+        # The title has replaced argv[0], from which others take the program's name.
+        for name in ("program_invocation_name", "program_invocation_short_name"):
+            pointer = ctypes.c_void_p.in_dll(ctypes.CDLL(None), name)
+            pointer.value = ctypes.addressof(_INVOKED)
     with contextlib.suppress(OSError):  # its short name, as an exec would set it
         _NAME.write_text(Path(sys.executable).name, encoding="utf-8")
 
@@ -129,13 +119,11 @@ def _renew_streams() -> None:
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _UNBUFFERED, 0)
 
 
-def _renew_random_state() -> None:
-    """Give this worker its own random numbers; Python renews ``random`` itself."""
+def _renew_identity() -> None:
+    """Give this process its own key and number; Python itself renews ``random``."""
     modules: dict[str, Any] = sys.modules
-    if "numpy.random" in modules:
-        modules["numpy.random"].seed()
-    if "torch" in modules:
-        modules["torch"].default_generator.seed()  # GPU generators do not exist yet
     if "multiprocessing.process" in modules:
         process = modules["multiprocessing.process"].current_process()
         process.authkey = os.urandom(_AUTHKEY)
+    main: Any = threading.main_thread()
+    main._set_native_id()  # noqa: SLF001

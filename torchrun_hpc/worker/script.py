@@ -22,13 +22,17 @@ _NO_SUCH_FILE = 2  # exit code
 
 def _search_path(words: Sequence[str]) -> list[str]:
     """Return what Python puts first in ``sys.path`` for a script or ``-m MODULE``."""
-    if words[0] != _MODULE and _has_main(words[0]):
-        return [_absolute(words[0])]
-    if _is_safe_path():
-        return []
+    has_main = words[0] != _MODULE and _has_main(words[0])
+    return [folder(words)] if has_main or not _is_safe_path() else []
+
+
+def folder(words: Sequence[str]) -> str:
+    """Return the folder, or archive, of a script's own modules."""
     if words[0] == _MODULE:
-        return [os.getcwd()]  # noqa: PTH109
-    return [os.path.dirname(os.path.realpath(words[0]))]  # noqa: PTH120
+        return os.getcwd()  # noqa: PTH109
+    if _has_main(words[0]):
+        return _absolute(words[0])
+    return os.path.dirname(os.path.realpath(words[0]))  # noqa: PTH120
 
 
 def _is_safe_path() -> bool:
@@ -79,6 +83,9 @@ def _new_main() -> Any:
         main.__annotations__ = {}
     main.__builtins__ = builtins
     sys.modules["__main__"] = main
+    # multiprocessing's name of it, by which a new process sends the script's objects.
+    if "__mp_main__" in sys.modules:
+        sys.modules["__mp_main__"] = main
     return main
 
 

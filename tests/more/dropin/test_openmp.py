@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from openmp import Case
 
-FORMS = {"exec": (), "fork": ("--hpc-preload=torch",)}
+FORMS = {"exec": "none", "fork": "torch"}
 
 pytestmark = [
     needs_two_cpus,
@@ -37,10 +37,14 @@ def known(name: str) -> Case:
 
 
 def test_workers_that_are_not_bound(case: str, form: str, script: str) -> None:
-    """All start with the node's CPUs; a warning names the variables that take them."""
-    reports, said = launch(known(case), *FORMS[form], script=script)
+    """All start with the node's CPUs; a warning names the variables that take them.
+
+    With such variables, the default is exec, without a word.
+    """
+    option = f"--hpc-preload={FORMS[form].replace('torch', 'auto')}"
+    reports, said = launch(known(case), option, script=script)
     assert len(reports) == 2
-    narrowed = CASES[case].binds_at_import and form == "exec"
+    narrowed = CASES[case].binds_at_import
     for report in reports:
         assert report["start"][0] == ALL
         assert (report["import"][0] != ALL) == narrowed, report
@@ -52,7 +56,9 @@ def test_workers_that_are_not_bound(case: str, form: str, script: str) -> None:
 
 def test_workers_that_are_bound(case: str, form: str, script: str) -> None:
     """No thread leaves its worker's share, nor do DataLoader processes."""
-    reports, said = launch(known(case), "--hpc-bind=even", *FORMS[form], script=script)
+    reports, said = launch(
+        known(case), "--hpc-bind=even", f"--hpc-preload={FORMS[form]}", script=script
+    )
     shares = [set(report["start"][0]) for report in reports]
     assert [len(share) for share in shares].count(0) == 0
     assert sorted(cpu for share in shares for cpu in share) == ALL

@@ -59,31 +59,42 @@ def test_a_guess_that_was_wrong(tmp_path: Path) -> None:
     """With "cpu" for the number, and one CPU: alone, a worker may have all threads."""
     script = tmp_path / "script.py"
     # In one piece: the workers share a pipe.
-    shown = "print(os.environ['OMP_NUM_THREADS'] + '\\n', end='')"
-    script.write_text(f"import os\n{shown}\n")
-    done = launch(
-        PRELOAD, "--nproc-per-node=auto", str(script), CUDA_VISIBLE_DEVICES="0"
-    )
+    shown = "os.environ['OMP_NUM_THREADS'], torch.get_num_threads(), torch.rand(1)"
+    script.write_text(f"import os\nimport torch\nprint(str(({shown})) + '\\n', end='')")
+    done = launch("--nproc-per-node=auto", str(script), CUDA_VISIBLE_DEVICES="0")
     workers = len(os.sched_getaffinity(0))
-    assert done.out.split() == ["1"] * workers, done.err
-    (warning,) = re.findall(r"warning\[HPC169\]: (.*)", done.err)
-    assert "OMP_NUM_THREADS was not set at the import, but is 1" in warning
+    lines = done.out.splitlines()
+    assert len({*lines}) == workers, done.err
+    assert all(line.startswith("('1', 1, tensor") for line in lines), lines
+    assert "HPC169" not in done.err
 
 
 def test_where_it_is_not_used_nothing_is_lost(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import sys\nprint('torch' in sys.modules)\n")
+    script.write_text("import sys\nprint('torchrun_hpc' in sys.modules)\n")
     done = launch("--hpc-preload=torch,nothing.there", str(script))
     assert (done.code, done.out) == (0, "False\n")
     assert "nothing.there cannot be imported (ModuleNotFoundError" in done.err
-    done = launch(PRELOAD, str(script))
-    assert (done.code, done.out) == (0, "True\n")
-    assert "warning" not in done.err
+    (tmp_path / "psutil.py").write_text("")
+    for option in ((), (PRELOAD,)):
+        done = launch(*option, str(script))
+        assert (done.code, done.out) == (0, "False\n")
+        assert ("psutil.py has the name of a module" in done.err) == bool(option)
+    (tmp_path / "psutil.py").unlink()
+    for option in ("--hpc-preload=none", "--hpc-preload=auto", PRELOAD):
+        done = launch(option, str(script))
+        assert (done.code, done.out) == (0, f"{option[-4:] != 'none'}\n")
+        assert "warning" not in done.err
 
 
 def test_a_dry_run_preloads_nothing_and_shows_it() -> None:
     dry_run = ("--hpc-dry-run", "--hpc-debug", "--hpc-site=none", "train.py")
     done = launch(PRELOAD, *dry_run)
-    assert re.search(r"^imports once +torch +--hpc_preload$", done.out, re.MULTILINE)
+    assert re.search(r"^preload +torch +--hpc_preload$", done.out, re.MULTILINE)
     assert re.search(r"^fork_workers +patched", done.out, re.MULTILINE)
-    assert "fork_workers" not in launch(*dry_run).out
+    done = launch(*dry_run)
+    assert re.search(r"^preload +torch +default$", done.out, re.MULTILINE)
+    done = launch(*dry_run, KINETO_USE_DAEMON="1")
+    reason = "KINETO_USE_DAEMON is set"
+    assert re.search(rf"^preload +none +{reason}$", done.out, re.MULTILINE)
+    assert "fork_workers" not in launch("--hpc-preload=none", *dry_run).out

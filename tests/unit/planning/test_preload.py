@@ -8,7 +8,6 @@ import pytest
 from nodes import JSC, explicit, make_inputs
 from plans import BLOCK, make_plan, planned_at
 
-from torchrun_hpc.host.topology import Core, Topology
 from torchrun_hpc.options.options import read
 from torchrun_hpc.planning import preload
 from torchrun_hpc.planning.resources import likely_workers
@@ -38,7 +37,8 @@ def codes(messages):
         ("torch,torch.nn, numpy", ("torch", "torch.nn", "numpy")),
         ("größe", ("größe",)),
         ("none", None),
-        (None, None),
+        (None, ("torch",)),
+        ("auto", ("torch",)),
     ],
 )
 def test_modules(typed, modules):
@@ -67,14 +67,20 @@ def test_variables_that_are_read_at_import():
     ).variables == {"TORCH_X": "1", "UCX_Y": "2"}
 
 
-@pytest.mark.parametrize(
-    ("bind", "cpus", "is_bound"),
-    [("even", 2, True), ("even", 1, False), ("none", 2, False)],
-)
-def test_whether_forks_must_stay_on_their_cpus(bind, cpus, is_bound):
-    topology = Topology(tuple(Core((cpu,)) for cpu in range(cpus)))
-    found = planned(options=TORCH | {"hpc_bind": bind}, topology=topology)
-    assert found.is_bound == is_bound
+@pytest.mark.parametrize("typed", [None, "auto", "torch"])
+def test_nobody_is_warned_about_a_default(typed):
+    """What speaks against the default does not prevent what was asked for."""
+    options = {OPTION: typed} if typed else {}
+    inputs = with_script(make_inputs(options=options | {"no_python": True}))
+    inputs = replace(inputs, preload=preload.plan(inputs))
+    assert inputs.preload.problem == "--no_python needs an exec"
+    found = make_plan(inputs).messages.advice
+    assert ("HPC169" in codes(found)) == (typed == "torch")
+
+
+def test_what_speaks_against_the_default():
+    inputs = replace(with_script(make_inputs()), obstacle="LD_AUDIT is set")
+    assert preload.plan(inputs).problem == "LD_AUDIT is set"
 
 
 IMPOSSIBLE = {

@@ -1,0 +1,111 @@
+"""Imported modules are hidden, and appear at the script's import as they are."""
+
+from __future__ import annotations
+
+import pytest
+from programs import run_python
+
+BEGIN = """
+import importlib.util, logging, os, sys
+from torchrun_hpc.worker.hidden import HiddenModules, packages
+from torchrun_hpc.worker.renewal import Renewal
+
+before, shown = packages(), []
+
+def appeared(names, **more):
+    shown.append((names, more))
+
+def hide(*apart):
+    HiddenModules(packages() - before, apart, appeared)
+"""
+PACKAGE = """
+import logging
+import other, sub_of_stdlib
+from . import part
+count = 1 + globals().get("count", 0)
+logging.getLogger("package.part").setLevel("ERROR")
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text(PACKAGE)
+    (tmp_path / "package" / "part.py").write_text("value = []")
+    (tmp_path / "other.py").write_text("value = []")
+    (tmp_path / "sub_of_stdlib.py").write_text("import wave")
+
+    def run(program):
+        done = run_python("-c", BEGIN + program, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+    return run
+
+
+def test_modules(run):
+    run("""
+import package
+first = package
+hide("other")
+assert not {"package", "package.part", "other"} & {*sys.modules}
+assert "wave" in sys.modules
+spec = importlib.util.find_spec("package")
+assert spec.origin.endswith("package/__init__.py") and "package" not in sys.modules
+import other
+assert "package" not in sys.modules and shown[0][0] == ["other"]
+import package.part
+assert package is first and package.count == 1 and package.part is first.part
+assert package.__spec__.loader is package.__loader__ is not None
+assert {*shown[1][0]} == {"package", "package.part", "sub_of_stdlib"}
+assert not any(isinstance(each, HiddenModules) for each in sys.meta_path)
+assert importlib.reload(package).count == 2
+""")
+
+
+def test_another_package_shows_all(run):
+    run("""
+import package
+hide()
+import sub_of_stdlib
+assert "package" in sys.modules and "other" in sys.modules
+""")
+
+
+def test_an_interrupted_import_is_repeated(run):
+    run("""
+import package
+def interrupted(names, **_):
+    shown.append(names)
+    if len(shown) == 1:
+        raise KeyboardInterrupt
+first = package
+HiddenModules(packages() - before, (), interrupted)
+try:
+    import package
+except KeyboardInterrupt:
+    import package
+assert package is first and package.count == 1
+""")
+
+
+def test_loggers(run):
+    run("""
+import logging.config
+import package
+module = logging.getLogger("package.part")
+module.addHandler(logging.NullHandler())
+deep = logging.getLogger("package.part.deep")
+hide()
+assert not logging.root.manager.loggerDict
+logging.config.dictConfig({"version": 1, "loggers": {"package": {"level": "DEBUG"}}})
+own = logging.getLogger("package.part.deep")
+own.propagate = False
+import package
+assert shown[0][1] == {"has_own_loggers": True}
+assert logging.getLogger("package.part") is module
+assert not module.disabled and module.level == logging.ERROR and module.handlers
+assert module.parent.name == "package" and module.parent.level == logging.DEBUG
+assert logging.getLogger("package.part.deep") is deep and not deep.propagate
+own.setLevel("INFO")
+assert deep.level == logging.INFO and deep.parent.name == "package.part"
+""")

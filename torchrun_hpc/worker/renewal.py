@@ -1,0 +1,94 @@
+"""Variables that a module would read in this worker, if it were imported there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.errors import Message
+from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
+from torchrun_hpc.planning.resources import OMP
+from torchrun_hpc.reporting import console
+from torchrun_hpc.schedulers.process import environment
+from torchrun_hpc.worker.read_at_import import is_read
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+_MKL = "MKL_NUM_THREADS"
+_LOGS = "TORCH_LOGS"
+
+# The launcher can set these for the workers after the import: torch reads them again.
+READ_AGAIN = (OMP, CPP_LOG_LEVEL)
+
+# NumPy and its OpenBLAS read variables that begin so.
+_OF_NUMPY = ("GOTO_", "NPY_", "NUMPY_", "OMP_", "OPENBLAS_")
+
+
+class Renewal:
+    """Lets modules read their variables again when they appear.
+
+    ``before`` are the variables at the import. Those at the script's start are the
+    launcher's: it has compared them.
+    """
+
+    def __init__(self, before: Mapping[str, str]) -> None:
+        self._before = before
+        self._start = dict(environment())
+        self._told: set[str] = set()
+
+    def __call__(self, shown: Collection[str], *, has_own_loggers: bool) -> None:
+        """Renew the state of ``shown`` modules; warn of what they cannot read again.
+
+        With its own loggers, a script has configured some of torch's before the import.
+        """
+        before, now, modules = self._before, environment(), _modules()
+        names = filter(is_read, {*before, *now})
+        changed = {name for name in names if before.get(name) != now.get(name)}
+        if "numpy.random" in shown:
+            modules["numpy.random"].seed()
+        if "torch" in shown:
+            modules["torch"].default_generator.seed()  # no GPU has a generator yet
+            logs = {_LOGS} if has_own_loggers else set()
+            changed = {name for name in changed | logs if not _is_read_again(name)}
+        else:
+            changed = {name for name in changed if name.startswith(_OF_NUMPY)}
+        by_script = {n for n in changed if self._start.get(n) != now.get(n)}
+        late = sorted(by_script - self._told)
+        self._told.update(late)
+        if late and now.get("RANK") == "0":
+            module = "PyTorch" if "torch" in shown else "NumPy"
+            text = f"{', '.join(late)} changed after the launcher had imported {module}"
+            text += ", which reads it only then. Export it in the job script, or pass "
+            console.write(Message("HPC249", f"{text}--hpc-preload=none"), "warning")
+
+
+def _is_read_again(name: str) -> bool:
+    """Let torch read a variable again; return whether it could."""
+    torch, value = _modules()["torch"], environment().get(name, "")
+    try:
+        if name in (OMP, _MKL):
+            # MKL's variable counts. It takes no more threads than CPUs.
+            number = int(environment().get(_MKL) or environment().get(OMP, ""))
+            torch.set_num_threads(min(number, len(os.sched_getaffinity(0))))
+        elif name in (_LOGS, "TORCH_LOGS_OUT"):
+            torch._logging._internal._init_logs()  # noqa: SLF001
+        elif name == CPP_LOG_LEVEL:
+            from torchrun_hpc.torch_compat import cpp_log  # noqa: PLC0415 - needs torch
+
+            cpp_log.read_level()
+        elif name == "TORCH_DISTRIBUTED_DEBUG":
+            torch.distributed.set_debug_level_from_env()
+        elif name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # noqa: SLF001
+            (newer or torch.cuda.memory._set_allocator_settings)(value)  # noqa: SLF001
+        else:
+            return False
+    except (AttributeError, RuntimeError, ValueError):  # another release, wrong value
+        return False
+    return True
+
+
+def _modules() -> dict[str, Any]:
+    return sys.modules
