@@ -1,18 +1,21 @@
-"""Use what starts processes and draws random numbers; print what came out."""
+"""Use what starts processes and draws random numbers; print what came out.
+
+Processes that need no torch do not import it.
+"""
 
 import json
 import multiprocessing
 import os
 import random
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset
+METHODS = ("fork", "spawn", "forkserver")
 
 
-class Squares(Dataset):
+class Squares:
     def __len__(self):
         return 8
 
@@ -25,42 +28,57 @@ class Sample:
         self.square = index**2
 
 
-def squares(samples):
-    return [sample.square for sample in samples]
+@dataclass
+class Batch:
+    """A class of the script, which processes send back."""
+
+    squares: list[int]
+
+
+def collate(samples):
+    return Batch([sample.square for sample in samples])
 
 
 def load(method):
+    from torch.utils.data import DataLoader
+
     loader = DataLoader(
-        Squares(), 4, num_workers=1, multiprocessing_context=method, collate_fn=squares
+        Squares(), 4, num_workers=1, multiprocessing_context=method, collate_fn=collate
     )
-    return list(loader)
+    return [batch.squares for batch in loader]
 
 
 def double(sample):
-    return Sample(2 * sample.square).square
+    return Batch([Sample(2 * sample.square).square])
 
 
 def map_in_a_pool(method):
-    with multiprocessing.get_context(method).Pool(1) as pool:
-        return pool.map(double, [Sample(3)])
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(1, context) as pool:
+        return [batch.squares for batch in pool.map(double, [Sample(3)])]
 
 
 def compiled():
+    import torch
+
     function = torch.compile(lambda values: torch.sin(values) + 1)
     values = torch.arange(8.0)
     return torch.allclose(function(values), torch.sin(values) + 1)
 
 
 def started():
-    """Start processes in each way; those that are spawned import torch anew."""
+    """Start processes in each way."""
     return {
-        "loaders": [load(method) for method in ("fork", "spawn")],
-        "pools": [map_in_a_pool(m) for m in ("fork", "spawn", "forkserver")],
+        "loaders": [load(method) for method in METHODS],
+        "pools": [map_in_a_pool(method) for method in METHODS],
         "compiled": compiled() if sys.argv[2:] == ["compiled"] else None,
     }
 
 
 def main():
+    import numpy as np
+    import torch
+
     seen = {
         "started": started() if os.environ["RANK"] == "0" else None,
         "threads": torch.get_num_threads(),

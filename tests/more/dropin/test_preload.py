@@ -33,7 +33,7 @@ def seen_by(folder: Path, *options: str, words: tuple[str, ...] = ()) -> list[An
 
 
 def test_what_starts_processes_and_draws_numbers(tmp_path: Path) -> None:
-    by_exec = seen_by(tmp_path / "exec")
+    by_exec = seen_by(tmp_path / "exec", "--hpc-preload=none")
     by_fork = seen_by(tmp_path / "fork", PRELOAD, words=("compiled",))
     drawn = [[*worker.pop("random"), worker.pop("key")] for worker in by_exec + by_fork]
     for numbers in zip(*drawn, strict=True):
