@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from commands import JUELICH, ONE_TASK, launch, require_package
 from pages import block, replaced
+from side_by_side import COMMANDS, OURS, clean_environ, run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 4
@@ -82,6 +83,28 @@ def test_accelerate_launch(cluster, tmp_path):
     done = cluster.run(command, env=JUELICH, cwd=tmp_path)
     _check(done, "accelerate")
     assert "meeting at jwb0001i:29500 over ib0" in done.stderr
+
+
+def test_exec_and_fork_train_alike(tmp_path):
+    """Losses and weights are the same to the last digit."""
+    for framework in ("lightning", "accelerate", "trainer"):
+        _need(framework)
+    script = str(SCRIPTS / "all_train.py")
+    forms = []
+    for form in ("none", "torch"):
+        options = [f"--hpc-preload={form}", "--nproc_per_node=2"]
+        words = [*COMMANDS[OURS], *options, script, str(tmp_path)]
+        done = run(words, env=clean_environ())
+        assert done.code == 0, done.err
+        assert "HPC169" not in done.err
+        files = (tmp_path / f"{rank}.json" for rank in range(2))
+        forms.append([json.loads(file.read_text()) for file in files])
+    by_exec, by_fork = forms
+    assert by_fork == by_exec
+    first, second = by_exec
+    for name in first.keys() - {"compile"}:  # each rank has other data
+        assert first[name][:-1] != second[name][:-1]
+        assert first[name][-1] == second[name][-1]
 
 
 def _need(framework):
