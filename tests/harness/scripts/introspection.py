@@ -366,6 +366,7 @@ def logs():
         "raises": logging.raiseExceptions,
         "levels": [logging.getLevelName(level) for level in range(60)],
         "captures warnings": logging._warnings_showwarning,
+        "asyncio has its logger": logging.getLogger("asyncio") is asyncio.log.logger,
     }
 
 
