@@ -11,7 +11,7 @@ from side_by_side import COMMANDS, OURS, clean_environ, run
 
 @needs_two_cpus
 def test_forks_have_cpus_of_their_own(tmp_path):
-    assert_bound(tmp_path, "--hpc-preload=torch")
+    assert_bound(tmp_path)
 
 
 @needs_two_cpus

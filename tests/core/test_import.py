@@ -87,13 +87,13 @@ def cpu_seconds_of_children():
 SHOW = """
 import os, sys
 rank, job = os.environ["RANK"], os.environ["TORCHELASTIC_RUN_ID"]
-sys.stdout.write(f"{rank} {'torch' in sys.modules} {job}\\n")  # in one piece
+sys.stdout.write(f"{rank} {'torchrun_hpc' in sys.modules} {job}\\n")  # in one piece
 """
 
 
 def test_workers_are_forks_of_one_import(tmp_path):
     (tmp_path / "script.py").write_text(SHOW)
-    options = ("--nproc-per-node=2", "--hpc-preload=torch", "--rdzv-id=mine")
+    options = ("--nproc-per-node=2", "--rdzv-id=mine")
     done = run_python("-m", "torchrun_hpc", *options, "script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0 True mine", "1 True mine"], done

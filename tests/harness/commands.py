@@ -52,7 +52,10 @@ PBS = {
 CONTAINER = ("sh", str(SCRIPTS / "container.sh"))
 
 # How an agent starts its workers: by exec, or as forks of one import.
-FORMS = {"exec": {}, "fork": {"PET_HPC_PRELOAD": "torch"}}
+FORMS = {
+    "exec": {"PET_HPC_PRELOAD": "none"},
+    "fork": {"PET_HPC_PRELOAD": "torch"},
+}
 
 ONE_TASK = "--ntasks-per-node=1"
 KILL = "--kill-on-bad-exit=1"

@@ -158,15 +158,12 @@ class Line:
     def launched_by(self, which: str) -> tuple[list[str], dict[str, str]]:
         """Return options and variables for one of the launchers.
 
-        The harness has imported torch already, without the number of threads: for a
-        fork it has to be known.
+        Forks are the default.
         """
         options = [*self.argv, *(bare(which) if self.bare else ())]
-        if which != FORKS:
-            return options, self.environ
-        has_several = self.workers > 1 or "--nproc-per-node=2" in self.argv
-        threads = {"OMP_NUM_THREADS": "1"} if has_several else {}
-        return ["--hpc-preload=torch", *options], {**threads, **self.environ}
+        if which == OURS:
+            options = ["--hpc-preload=none", *options]
+        return options, self.environ
 
     @property
     def bare(self) -> bool:

@@ -11,15 +11,13 @@ import ctypes
 import logging
 import sys
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from types import ModuleType
 
 TORCH = "torch"
-
-_T = TypeVar("_T")
 
 # Python's own modules stay. The last one is multiprocessing's name of the script.
 _OF_PYTHON = {*sys.stdlib_module_names, "__mp_main__"}
@@ -38,11 +36,6 @@ def packages() -> set[str]:
     return {*map(_package_of, sys.modules)} - _OF_PYTHON
 
 
-def _taken(named: dict[str, _T], hidden: Collection[str]) -> dict[str, _T]:
-    """Remove what belongs to ``hidden`` packages, and return it."""
-    return {name: named.pop(name) for name in [*named] if _package_of(name) in hidden}
-
-
 class HiddenModules:
     """Finds and loads hidden modules, as a part of Python's import system.
 
@@ -59,8 +52,10 @@ class HiddenModules:
     ) -> None:
         self._apart = apart
         self._appeared = appeared
-        self._modules = _taken(sys.modules, hidden)
-        self._loggers = _taken(_loggers(), hidden)
+        names = [name for name in sys.modules if _package_of(name) in hidden]
+        self._modules = {name: sys.modules.pop(name) for name in names}
+        names = [name for name in _loggers() if _package_of(name) not in _OF_PYTHON]
+        self._loggers = {name: _loggers().pop(name) for name in names}
         # The interpreter's end frees no modules that the script has not imported.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._modules))
         self._path: list[Any] = sys.meta_path

@@ -80,9 +80,6 @@ def test_by_hand_and_with_the_launcher(juelich, folder, words):
     ]
 
 
-FORKS = "PET_HPC_PRELOAD=torch "
-
-
 def test_a_first_session():
     """What docs/README.md has typed on a small cluster, and what is printed there."""
     section = "Try it without a cluster"
@@ -92,11 +89,8 @@ def test_a_first_session():
     assert all(text.startswith("srun ") for text in typed[1:])
     done = subprocess.run(
         [sys.executable, ROOT / "tests" / "harness" / "shell.py"],
-        # Forks cost less. Without the null device, srun would read what is typed next.
-        input="".join(
-            f"{{ {FORKS * ('dry' not in text)}{text} }} < /dev/null\n"
-            for text in typed[1:]
-        ),
+        # Without the null device, srun would read what is typed next.
+        input="".join(f"{{ {text} }} < /dev/null\n" for text in typed[1:]),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

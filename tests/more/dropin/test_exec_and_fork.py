@@ -45,7 +45,6 @@ PERMITTED = {
     "handler of SIGSEGV": SIGNALS,
     "library: copyreg": ATEXIT,
     "library: warnings.filters": FILTERS,
-    "logging: names of the launcher": MODULES,
     "memory: atexit": ATEXIT,
     "memory: finalizers": ATEXIT,
     "memory: get_freeze_count": FREEZE,
@@ -58,6 +57,7 @@ PERMITTED = {
     "process parent": PARENT,
     "process status SigCgt": THREADS,
     "process tasks": THREADS,
+    "sys.meta_path": MODULES,
     "sys.modules of Python": MODULES,
     "sys.modules of the launcher": MODULES,
     "sys.path_importer_cache": MODULES,
@@ -96,7 +96,6 @@ DISABLED = {
     "asyncio": LOGGERS,
     "concurrent": LOGGERS,
     "concurrent.futures": LOGGERS,
-    "setproctitle": MODULES,
 }
 
 

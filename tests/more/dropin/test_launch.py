@@ -266,7 +266,7 @@ sys.stderr.write("50 %\\r100 %")
 ALL_BYTES = bytes(range(256))
 
 
-@pytest.mark.parametrize("options", [(), ("--hpc-preload=torch",)])
+@pytest.mark.parametrize("options", [(), ("--hpc-preload=none",)])
 def test_streams_arrive_byte_for_byte(options: tuple[str, ...], tmp_path: Path) -> None:
     """By a pipe, and in a file."""
     (tmp_path / "train.py").write_text(BYTES)

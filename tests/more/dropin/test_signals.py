@@ -349,7 +349,7 @@ sys.meta_path.insert(0, Finder)
 """
 
 
-@pytest.mark.parametrize("options", [[], ["--hpc-preload=torch"]])
+@pytest.mark.parametrize("options", [[], ["--hpc-preload=none"]])
 def test_ctrl_c_while_torch_is_imported(
     options: list[str], tmp_path: Path, launch: Callable[..., Launch]
 ) -> None:
