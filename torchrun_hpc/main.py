@@ -33,7 +33,7 @@ from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.torch_compat.death_signals import interrupt_kills
-from torchrun_hpc.worker import SplitOff
+from torchrun_hpc.worker import SplitOff, keep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
         _launch(words, job, may_split_off=argv is None)
     except SplitOff as split:
         serve = split.serve
+        keep(split.__traceback__)  # it refers to the agent's objects, such as processes
         read_ahead.end()  # only its end of the pipe: the launcher still uses it
     else:
         return

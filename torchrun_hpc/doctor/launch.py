@@ -30,7 +30,6 @@ from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.launching import starters
 from torchrun_hpc.planning.endpoints import port_of
-from torchrun_hpc.planning.preload import DEFAULT
 from torchrun_hpc.reporting.console import PREFIX
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.schedulers.job import Job, Task
@@ -100,8 +99,7 @@ class Launch:
             "parent": os.getpid(),
             "job": job and wire.encode(job),
             # A fork server must import torch itself, with the workers' variables.
-            "imports_torch": not here.mode.is_direct
-            and here.asked.hpc_preload in (DEFAULT, ()),
+            "imports_torch": not (here.mode.is_direct or "hpc_preload" in here.asked),
         }
         # Objects close themselves if the process does not start.
         names = "given", "results", "outcome", "stderr"
@@ -190,8 +188,6 @@ def _words(here: Place, part: Part, outcome: str) -> list[str]:
     words, asked = [*here.options], here.asked
     if not here.mode.is_direct:
         words += ["--max-restarts=0", f"--hpc-outcome={outcome}"]
-        if asked.hpc_preload == DEFAULT:  # so that each node's import is measured
-            words.append("--hpc-preload=none")
         words += [f"--{name}={value}" for name, value in _changed(here, part)]
     if asked.run_path:  # torch then takes a path instead of a module
         return [*words, collectives.__file__]

@@ -25,10 +25,11 @@ from torchrun_hpc.launching.observer import Observer, ask_for_stacks
 from torchrun_hpc.launching.preloading import Preloaded
 from torchrun_hpc.launching.start import FAILED, DryRunReplies, Starter
 from torchrun_hpc.options import rdzv_conf, torchrun_parser, validation
-from torchrun_hpc.options.values import SCHEDULER
+from torchrun_hpc.options.values import NONE, SCHEDULER
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.plan import make_plan
+from torchrun_hpc.planning.preload import not_used
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
     CoordinatorMissingError,
@@ -41,7 +42,7 @@ from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.reporting.start_line import joined_line
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities, cpp_log
-from torchrun_hpc.torch_compat.death_signals import DeathSignals
+from torchrun_hpc.torch_compat.death_signals import DeathSignals, interrupt_kills
 from torchrun_hpc.torch_compat.patches import (
     forward_signals,
     registry,
@@ -119,34 +120,38 @@ class AgentStarter(Starter):
         return plan
 
     @contextlib.contextmanager
-    def ready(self, plan: LaunchPlan) -> Iterator[None]:
+    def ready(self, plan: LaunchPlan) -> Iterator[LaunchPlan]:
         """Let torch find our rendezvous, and end in the same way as all other nodes.
 
         Raise `LaunchError` for a wrong command line, or `SystemExit` if the job has
         failed.
         """
-        args, environ, preloaded = self._args, self.inputs.environ, self._preloaded
+        args, environ = self._args, self.inputs.environ
+        is_first = is_reporter(plan.meeting.report_rank)
+        with interrupt_kills():
+            problem = self._preloaded.check(environ, is_reporter=is_first)
+        if problem:
+            plan = plan.by_exec(problem)
         if CPP_LOG_LEVEL in plan.environment:
             cpp_log.read_level()  # of this process, which has imported torch
         is_launch = not plan.asked.hpc_dry_run
         try:
             meets = self._rendezvous(plan) if is_launch else contextlib.nullcontext()
             with meets as ours:
-                is_first = is_reporter(plan.meeting.report_rank)
-                preloaded.check(environ, is_reporter=is_first)
                 if plan.asked.hpc_debug:
-                    console.write_text(f"{console.PREFIX}preload: {preloaded}")
+                    preload = plan.workers.preload or NONE
+                    console.write_text(f"{console.PREFIX}preload: {preload}")
                 hooks = Hooks(
                     forward=signals.forward,
                     relay=self._observer.relay,
                     watch=self._observer.watch,
                     death_signals=self._death_signals,
                     rendezvous=ours,
-                    fork=preloaded.fork,
+                    fork=self._preloaded.fork,
                 )
                 self._outcomes = registry.apply_patches(plan, hooks)
                 validation.check_configuration(args, plan.asked, environ)
-                yield
+                yield plan
         except ChildFailedError as error:
             if self._is_quiet and self._observer.watch.failures:
                 raise SystemExit(FAILED) from error
@@ -172,11 +177,7 @@ class AgentStarter(Starter):
         if meeting.is_ours:
             args.rdzv_backend = SCHEDULER
         with exit_status.together(
-            plan,
-            world,
-            self._death_signals,
-            preload=self._preloaded.__str__,
-            is_command=self._is_command,
+            plan, world, self._death_signals, is_command=self._is_command
         ):
             ours = None if isinstance(world, LocalWorld) else world
             if ours is not None and meeting.in_process:
@@ -184,7 +185,7 @@ class AgentStarter(Starter):
             yield ours
 
     def _begun(self, plan: LaunchPlan, workers: Sequence[Worker]) -> None:
-        outcome.begin(plan, workers, str(self._preloaded))
+        outcome.begin(plan, workers)
         since, self._begins = self._begins, None
         meeting, first = plan.meeting, workers[0]
         if since is None or meeting.nodes == 1:
@@ -229,10 +230,12 @@ class AgentStarter(Starter):
         shared = registry.left_out(self._outcomes)
         if not self._preloaded.server:  # forks do not import torch
             shared += resources.of_imports(self.inputs, plan.workers, chosen_by_import)
-        if self._preloaded.problem is not None:
+        preload, planned = plan.workers.preload, self.inputs.preload
+        if preload and preload != planned and not preload.is_default:
             # A site's option concerns each of its jobs: one node reports it.
             is_explicit = "hpc_preload" in plan.asked
-            (own if is_explicit else shared).append(self._preloaded.problem)
+            message = not_used(preload, preload.problem)
+            (own if is_explicit else shared).append(message)
         return own, shared
 
     def describe(self, plan: LaunchPlan) -> Description:

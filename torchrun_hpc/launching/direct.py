@@ -38,7 +38,7 @@ class WorkerStarter(Starter):
 class DirectStarter(WorkerStarter):
     """Turns this process into the script."""
 
-    def ready(self, plan: LaunchPlan) -> AbstractContextManager[None]:
+    def ready(self, plan: LaunchPlan) -> AbstractContextManager[LaunchPlan]:
         """Raise `LaunchError` if the script does not exist; return a context."""
         options = self.inputs.options
         script.check(options.script, options, self.inputs.environ)

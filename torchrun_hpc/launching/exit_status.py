@@ -27,7 +27,7 @@ from torchrun_hpc.torch_compat.death_signals import LIMIT, DeathSignals, die
 from torchrun_hpc.torch_compat.errors import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torchrun_hpc.failures.local import LocalWorld
     from torchrun_hpc.planning.plan import LaunchPlan
@@ -51,17 +51,12 @@ class _EarlySignal(SignalException):
 
 @contextlib.contextmanager
 def together(
-    plan: LaunchPlan,
-    world: World,
-    death_signals: DeathSignals,
-    *,
-    preload: Callable[[], str] = str,
-    is_command: bool,
+    plan: LaunchPlan, world: World, death_signals: DeathSignals, *, is_command: bool
 ) -> Iterator[None]:
     """End a launch in the same way as all other nodes, if they can be told.
 
     Raise `SystemExit` if the job failed, with its reason as ``__cause__``, or
-    `ChildFailedError` if workers of this node failed. ``preload`` is for the outcome.
+    `ChildFailedError` if workers of this node failed.
     """
     handlers = _handle(plan, death_signals.handler(_raise))
     problem: BaseException | None = None
@@ -80,7 +75,7 @@ def together(
             _give_up(plan, world, problem)
         world.leave(lambda: death_signals.is_repeated)
         if world.took_part:
-            _report(plan, world, preload(), is_command=is_command)
+            _report(plan, world, is_command=is_command)
     finally:
         if is_command and handlers:  # the process still writes its last lines
             handlers = dict.fromkeys(handlers, DeathSignals(LIMIT).handler(die))
@@ -142,9 +137,7 @@ def _give_up(plan: LaunchPlan, world: World, problem: BaseException) -> None:
         abort.tell(meeting, failure.text, _REPORT_TIMEOUT)
 
 
-def _report(
-    plan: LaunchPlan, world: World, preload: str = "", *, is_command: bool
-) -> None:
+def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
     """Write the outcome and the notes, and last why the job failed.
 
     A command writes them at its process's end. A program may continue, and gets an
@@ -173,8 +166,7 @@ def _report(
         say(note, "warning")
     if world.is_certain:
         counts = world.restarts, world.takeovers
-        ended = outcome.outcome_of(failure, plan, bad, *counts)
-        outcome.write({**ended, "preload": preload}, plan)
+        outcome.write(outcome.outcome_of(failure, plan, bad, *counts), plan)
     # With torch's rendezvous, torch reports why it ended, unless a worker failed.
     if failure and (is_command if failure.worker else meeting.is_ours):
         say(report.failed(failure, meeting), "error")

@@ -49,10 +49,9 @@ def inputs_of(
         profile=profile.of_site(site),
     )
     inputs = replace(inputs, node=_node_of(inputs))
-    if not may_preload:
-        return inputs
-    inputs = replace(inputs, obstacle=obstacles.of_default(options, seen.environ))
-    return replace(inputs, preload=preload.plan(inputs))
+    obstacle = obstacles.of_default(options, seen.environ) if may_preload else ""
+    planned = preload.plan(inputs, obstacle) if may_preload else None
+    return replace(inputs, preload=planned)
 
 
 def _node_of(inputs: Inputs) -> Node:

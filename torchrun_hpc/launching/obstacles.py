@@ -34,8 +34,8 @@ _TOOLS = (
 # Profilers in LD_PRELOAD: of NVIDIA, AMD, HPCToolkit, TAU, Score-P, Extrae, gperftools.
 # Darshan follows forks, and XALT needs none, so they are not here.
 _PROFILERS = re.compile(
-    "lib(ToolsInjection|InterceptorInjection|TreeLauncher|rocprof|omnitrace|hpcrun|TAU"
-    "|scorep|(seq|mpi|omp|pt|cuda)trace|profiler[.])"
+    r"(?<![^/: ])lib(ToolsInjection|InterceptorInjection|TreeLauncher|rocprof|omnitrace"
+    r"|hpcrun|TAU|scorep|(seq|mpi|omp|pt|cuda)trace|profiler\b)[^/: ]*"
 )
 
 _MOST_PATHS = 500
@@ -55,9 +55,8 @@ def of_default(options: Options, environ: Mapping[str, str]) -> str:
         return f"forks were not tried with this Python on {sys.platform}"
     if tools := [name for name in _TOOLS if environ.get(name)]:
         return f"{tools[0]} is set"
-    loaded = map(Path, re.split("[: ]", environ.get("LD_PRELOAD", "")))
-    if tools := [path.name for path in loaded if _PROFILERS.match(path.name)]:
-        return f"LD_PRELOAD has {tools[0]}"
+    if profiler := _PROFILERS.search(environ.get("LD_PRELOAD", "")):
+        return f"LD_PRELOAD has {profiler[0]}"
     option = ["-m"] if options.module else []
     return early_variable([*option, *options.words]) if options.script else ""
 

@@ -15,6 +15,7 @@ from torchrun_hpc import files, wire
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.failures.report import sentence
+from torchrun_hpc.options.values import NONE
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.wire import WireError
@@ -57,8 +58,8 @@ def outcome_of(
         ``rank`` and ``code`` of the worker that failed first, or ``None``,
         ``nodes`` (names of the nodes that failed), ``exclude`` (these, and nodes
         lost before), ``restarts`` (of all workers), ``takeovers`` (of the
-        coordinator), ``preload``, and ``by``, the name of a node that has only lost the
-        coordinator.
+        coordinator), ``preload`` (what was imported once, or none and the reason), and
+        ``by``, the name of a node that has only lost the coordinator.
     """
     kind, meeting = DONE if failure is None else _OUTCOMES[failure.kind], plan.meeting
     is_alone = failure is not None and failure.kind is Kind.COORDINATOR
@@ -75,7 +76,7 @@ def outcome_of(
         "exclude": _hosts(bad, plan),
         "restarts": restarts,
         "takeovers": takeovers,
-        "preload": "",  # the caller's: the modules, or none and the reason
+        "preload": str(plan.workers.preload or NONE),
         "by": next(iter(_hosts({rank}, plan)), f"node {rank}") if is_alone else "",
     }
 
@@ -135,9 +136,8 @@ def forget(plan: LaunchPlan) -> None:
             file.unlink()
 
 
-def begin(plan: LaunchPlan, workers: Sequence[Worker], preload: str = "") -> None:
+def begin(plan: LaunchPlan, workers: Sequence[Worker]) -> None:
     """Write, on the node of rank 0, that a round has begun; skip files in /dev."""
     is_wanted = plan.asked.hpc_outcome and any(worker.node == 0 for worker in workers)
     if is_wanted and not files.is_of_system(Path(plan.asked.hpc_outcome)):
-        running = {"outcome": RUNNING, "preload": preload}
-        write({**outcome_of(None, plan), **running}, plan)
+        write({**outcome_of(None, plan), "outcome": RUNNING}, plan)

@@ -16,7 +16,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import programs, waiting
+from torchrun_hpc import waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host.procfs import open_files
 from torchrun_hpc.launching import environment, signals
@@ -44,7 +44,7 @@ _LONGEST = 4096  # bytes of a reason
 
 
 class Preloaded:
-    """The connection to the fork server; `reason` is why there is none.
+    """The connection to the fork server.
 
     `server` is its process number; 0 without one.
     """
@@ -53,20 +53,8 @@ class Preloaded:
         self._preload = preload
         self._connection: socket.socket | None = None
         self._environ: Mapping[str, str] = {}
+        self._problem = ""
         self.server = 0
-        self.reason = preload.problem
-
-    def __str__(self) -> str:
-        """Write the modules, or ``none`` and the reason."""
-        modules = str(self._preload.setting.value)
-        return f"{NONE} ({self.reason})" if self.reason else modules
-
-    @property
-    def problem(self) -> Message | None:
-        """Why workers are not forks, although the user or the site wants it."""
-        if not self.reason or self._preload.problem or self._preload.is_default:
-            return None
-        return not_used(self._preload, self.reason)
 
     def start(self, words: Sequence[str]) -> None:
         """Import torch, and split off the fork server if possible.
@@ -77,7 +65,7 @@ class Preloaded:
         variables = self._preload.variables
         try:
             _check_interpreter(sys.orig_argv)
-            before = Before(packages(), open_files())
+            before = packages(), open_files()
             # Sometimes the command line needs torch, which has then read them already.
             early = {} if TORCH in sys.modules else variables
             with environment.with_variables(early):
@@ -85,19 +73,22 @@ class Preloaded:
                     imports.import_all([TORCH])
                 self._environ = dict(process.environment())
             imports.check_threads()
-            server = ForkServer(words, self._preload, before, self._environ)
+            server = ForkServer(words, self._preload, Before(*before, self._environ))
             self._connection, self.server = _split_off(server)
-        except ForkError as reason:
-            self._give_up(str(reason))
+        except ForkError as problem:
+            self._problem = str(problem)
 
-    def check(self, environ: Mapping[str, str], *, is_reporter: bool) -> None:
-        """Wait for the imports; check that they have seen the workers' variables."""
-        if self._connection is None:
-            return
-        reason = _answer(self._connection, self._preload, is_reporter=is_reporter)
-        reason = reason or _difference(self._environ, environ)
-        if reason:
-            self._give_up(reason)
+    def check(self, environ: Mapping[str, str], *, is_reporter: bool) -> str:
+        """Wait for the imports; return why the workers cannot be forks, or nothing.
+
+        The imports must have seen the variables ``environ`` of the workers.
+        """
+        if self._connection is not None:
+            problem = _answer(self._connection, self._preload, is_reporter=is_reporter)
+            self._problem = problem or _difference(self._environ, environ)
+        if self._problem:
+            self.end()
+        return self._problem
 
     def fork(
         self,
@@ -140,12 +131,9 @@ class Preloaded:
 
     def _lost(self) -> None:
         if self._connection is not None:
-            self._give_up("the fork server has ended, perhaps killed")
-            console.write(not_used(self._preload, self.reason), "warning")
-
-    def _give_up(self, reason: str) -> None:
-        self.reason = reason
-        self.end()
+            self.end()
+            problem = "the fork server has ended, perhaps killed"
+            console.write(not_used(self._preload, problem), "warning")
 
 
 def _check_interpreter(command: Sequence[str]) -> None:
@@ -187,7 +175,6 @@ def _split_off(server: ForkServer) -> tuple[socket.socket, int]:
         ours.close()
         signals.uninstall()
         streams.forget_at_exit()
-        programs.forget()
         raise SplitOff(lambda: server.serve(theirs, agent))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     theirs.close()
@@ -198,7 +185,7 @@ def _answer(connection: socket.socket, preload: Preload, *, is_reporter: bool) -
     """Wait for the imports; return why there can be no forks, or an empty text."""
 
     def report(waited: float) -> None:
-        text = f"the import for {preload.setting} has taken {waited:.0f} s so far"
+        text = f"the import of {preload.setting.value} has taken {waited:.0f} s so far"
         console.write(Message("HPC170", text))
 
     waiting.until(

@@ -49,9 +49,12 @@ class Starter:
         """Return a plan that can be started here, or raise `LaunchError`."""
         return make_plan(self.inputs, meeting)
 
-    def ready(self, _plan: LaunchPlan) -> AbstractContextManager[None]:
-        """Return a context to start in; the environment is already written."""
-        return contextlib.nullcontext()
+    def ready(self, plan: LaunchPlan) -> AbstractContextManager[LaunchPlan]:
+        """Return a context to start in, with the plan that has become of this one.
+
+        The environment is already written.
+        """
+        return contextlib.nullcontext(plan)
 
     def findings(self, _plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
         """Return further problems: of this node, and of all nodes."""
@@ -77,11 +80,11 @@ def start(plan: LaunchPlan, starter: Starter) -> None:
     """
     check_port(plan)
     environment.write(plan)
-    with starter.ready(plan):
+    with starter.ready(plan) as final:
         if plan.asked.hpc_dry_run:
-            sys.exit(_dry_run(plan, starter))
-        _announce(plan, *starter.findings(plan))
-        starter.run(plan)
+            sys.exit(_dry_run(final, starter))
+        _announce(final, *starter.findings(final))
+        starter.run(final)
 
 
 def check_port(plan: LaunchPlan) -> None:

@@ -58,14 +58,13 @@ def starter_of(
 
 def _preloaded(inputs: Inputs) -> Preloaded | None:
     preload = inputs.preload
-    if preload is None or inputs.options.hpc_dry_run:
+    if preload is None or preload.problem or inputs.options.hpc_dry_run:
         return None
     from torchrun_hpc.launching.preloading import Preloaded  # noqa: PLC0415
 
     preloaded = Preloaded(preload)
-    if not preload.problem:
-        option = ["-m"] if inputs.options.module else []
-        preloaded.start([*option, *inputs.options.words])
+    option = ["-m"] if inputs.options.module else []
+    preloaded.start([*option, *inputs.options.words])
     return preloaded
 
 

@@ -51,7 +51,7 @@ def _print(options: Options) -> None:
 
 def _preload(options: Options) -> str:
     """Return the modules to preload, or why a script's workers would start by exec."""
-    is_default = options.hpc_preload == DEFAULT
-    reason = obstacles.of_default(options, process.environment())
-    reason = reason or (imports.build_problem() if is_default else "")
-    return f"{NONE} ({reason})" if reason else ",".join(modules_of(options)) or NONE
+    problem = obstacles.of_default(options, process.environment())
+    if not problem and options.hpc_preload == DEFAULT:
+        problem = imports.build_problem()
+    return f"{NONE} ({problem})" if problem else ",".join(modules_of(options)) or NONE

@@ -56,7 +56,6 @@ class Inputs:
     free_port: int = 0  # on this node, for a single worker
     promise: Promise = field(default_factory=Promise)
     profile: Profile = field(default_factory=Profile)  # of the site, on this node
-    obstacle: str = ""  # what speaks against preloading by default
     preload: Preload | None = None  # ``None`` if every worker starts by exec
     node: Node = field(default_factory=Node)
 

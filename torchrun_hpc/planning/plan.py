@@ -7,7 +7,7 @@ the fast network. A node rank that c10d ignores is removed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message
@@ -36,13 +36,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.meeting import Meeting
 
-_OF_AGENT = (
-    "hpc_preload",
-    "hpc_stall_report",
-    "hpc_outcome",
-    "hpc_without_patches",
-    "hpc_rendezvous",
-)
+_OF_AGENT = ("hpc_stall_report", "hpc_outcome", "hpc_without_patches", "hpc_rendezvous")
 
 _MEETINGS = {
     Mode.ONE_NODE: one_node.meet,
@@ -74,6 +68,13 @@ class LaunchPlan:
     options: Mapping[str, Setting] = field(default_factory=dict)  # by torchrun's names
     environment: Mapping[str, Setting] = field(default_factory=dict)
     messages: Messages = field(default_factory=Messages)
+
+    def by_exec(self, problem: str) -> LaunchPlan:
+        """Return this plan with workers that are not forks, due to a problem."""
+        preload = self.workers.preload and replace(
+            self.workers.preload, problem=problem
+        )
+        return replace(self, workers=replace(self.workers, preload=preload))
 
     @property
     def ranks_follow_scheduler(self) -> bool:
@@ -158,12 +159,13 @@ def _messages(inputs: Inputs, meeting: Meeting, own: Workers) -> Messages:
 def _unused(inputs: Inputs, meeting: Meeting) -> tuple[Message, ...]:
     of_key = () if meeting.has_coordinator and meeting.key.path else ("hpc_key_file",)
     found = messages.unused(inputs, "because no node checks a key", of_key)
-    if inputs.mode.is_direct:
-        return (*found, *messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENT))
-    if inputs.preload is None and inputs.options.hpc_preload:
-        where = "in a program that starts the agent itself"
+    if inputs.preload is None:
+        program = "in a program that starts the agent itself"
+        where = messages.DIRECT_MODE if inputs.mode.is_direct else program
         found += messages.unused(inputs, where, ("hpc_preload",))
-    if inputs.lacks("watch_workers"):
+    if inputs.mode.is_direct:
+        found += messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENT)
+    elif inputs.lacks("watch_workers"):
         where = "on workers that are not watched"
         found += messages.unused(inputs, where, ("hpc_stall_report",))
     return found

@@ -26,10 +26,11 @@ FAULT_HANDLER = "PYTHONFAULTHANDLER"
 READ_AT_START = ("PYTHON", "LD_")
 
 
-def plan(inputs: Inputs) -> Preload | None:
+def plan(inputs: Inputs, obstacle: str = "") -> Preload | None:
     """Plan the import, before torch is imported; ``None`` without one.
 
-    Without torch, the number of workers in ``inputs`` can be a guess.
+    Without torch, the number of workers in ``inputs`` can be a guess. An ``obstacle``
+    speaks against the default.
     """
     modules = modules_of(inputs.options)
     if not modules or inputs.mode.is_direct or not inputs.options.script:
@@ -44,15 +45,9 @@ def plan(inputs: Inputs) -> Preload | None:
     bound = binding.plan(inputs)
     threads = resources.worker_threads(inputs, bound)
     variables |= {name: str(value.value) for name, value in threads.items()}
-    is_default = inputs.options.hpc_preload == DEFAULT
-    setting = Setting(TORCH, "--hpc-preload")
-    return Preload(
-        modules,
-        setting if is_default else inputs.options["hpc_preload"],
-        variables,
-        _problem(inputs) or inputs.obstacle,
-        is_default,
-    )
+    is_named = inputs.options.hpc_preload != DEFAULT
+    setting = inputs.options["hpc_preload"] if is_named else Setting(TORCH, "default")
+    return Preload(modules, setting, variables, _problem(inputs) or obstacle)
 
 
 def modules_of(options: Options) -> tuple[str, ...]:
@@ -84,5 +79,6 @@ def advice(inputs: Inputs) -> tuple[Message, ...]:
 
 def not_used(preload: Preload, reason: str) -> Message:
     """Return why the workers are started by exec."""
-    text = f"{preload.setting} is not used, so each worker imports by itself: {reason}"
+    option = f"--hpc-preload={TORCH}" if preload.is_default else preload.setting
+    text = f"{option} is not used, so each worker imports by itself: {reason}"
     return Message("HPC169", text)

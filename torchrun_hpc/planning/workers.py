@@ -47,7 +47,15 @@ class Preload:
     setting: Setting  # the value, with the option or the site
     variables: Mapping[str, str] = field(default_factory=dict)  # to set first
     problem: str = ""  # why the workers start by exec instead; empty if they are forks
-    is_default: bool = False  # whether neither the user nor the site has named modules
+
+    @property
+    def is_default(self) -> bool:
+        """Whether neither the user nor the site has named modules."""
+        return self.setting.source == "default"
+
+    def __str__(self) -> str:
+        """Write the modules, or ``none`` and the reason."""
+        return f"none ({self.problem})" if self.problem else str(self.setting.value)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 
 PIPE = -1  # subprocess.PIPE: direct mode does without that import
-_started: list[subprocess.Popen[bytes]] = []
-
 _STREAMS = ("stdin", "stdout", "stderr")
 
 
@@ -28,16 +26,8 @@ def start(name: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]
     import subprocess  # noqa: PLC0415 - direct mode does without
 
     streams: dict[str, Any] = dict.fromkeys(_STREAMS, subprocess.DEVNULL)
-    process = subprocess.Popen(  # noqa: S603
+    return subprocess.Popen(  # noqa: S603
         [sys.executable, "-IS", str(FOLDER / f"{name}.py"), *arguments],
         start_new_session=True,
         **(streams | options),
     )
-    _started.append(process)
-    return process
-
-
-def forget() -> None:
-    """Let a fork not warn of its parent's programs, which are not its own."""
-    for process in _started:
-        process.returncode = 0

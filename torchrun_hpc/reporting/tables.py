@@ -17,7 +17,7 @@ from torchrun_hpc.reporting.description import shell_lines
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from torchrun_hpc.planning.workers import Binding, Preload, Share
+    from torchrun_hpc.planning.workers import Binding, Share
     from torchrun_hpc.reporting.description import DescribedPatch, Description
 
 # How many nodes' commands are shown.
@@ -114,8 +114,9 @@ def _decisions(node: Description) -> Iterator[Sequence[str]]:
         yield "site", str(meeting.site.value), meeting.site.source
     if workers.binding:
         yield _binding(workers.binding)
-    if workers.preload:
-        yield _preload(workers.preload)
+    if preload := workers.preload:
+        value = NONE if preload.problem else str(preload.setting.value)
+        yield "preload", value, preload.problem or preload.setting.source
     meets = f"{meeting.backend} at {meeting.endpoint}"
     within = "within the agent, without a port"
     silence = f"an agent may be silent for {meeting.silence_timeout} s"
@@ -134,13 +135,6 @@ def _binding(binding: Binding) -> Sequence[str]:
     elif binding.instead:
         source += f"; divided evenly: {binding.instead}"
     return "CPUs", str(setting.value), source
-
-
-def _preload(preload: Preload) -> Sequence[str]:
-    if preload.problem:
-        return "preload", NONE, preload.problem
-    source = "default" if preload.is_default else preload.setting.source
-    return "preload", str(preload.setting.value), source
 
 
 def _nodes(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+def keep(thing: object) -> None:
+    """Let nothing free a thing, even at the interpreter's end."""
+    import ctypes  # noqa: PLC0415 - only forks need it
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
 class SplitOff(BaseException):
     """Raised in the fork server's process, to leave the launcher's frames.
 

@@ -40,32 +40,26 @@ _WAKEUPS = 4096  # bytes, one for each signal
 
 
 class Before(NamedTuple):
-    """This process before an import: its packages, and numbers of open files."""
+    """This process before an import: packages, numbers of open files, variables."""
 
     packages: set[str]
     files: set[int]
+    environ: Mapping[str, str]
 
 
 class ForkServer:
     """Imports what `preload` says, and forks a worker for each request.
 
     `words` are the script, or ``-m`` and a module, and its arguments. `before` is what
-    this process had before it imported torch, with the variables ``environ``.
+    this process had before it imported torch.
     """
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        preload: Preload,
-        before: Before,
-        environ: Mapping[str, str],
-    ) -> None:
+    def __init__(self, words: Sequence[str], preload: Preload, before: Before) -> None:
         self._words = words
         self._preload = preload
         self._before = before
         self._files: set[int] = set()  # which modules have opened
         self._apart = packages() - before.packages - {TORCH}
-        self._environ = environ
         self._changed: dict[str, str] = {}  # variables that modules have set
         self._agent = 0
         self._running: dict[int, socket.socket] = {}  # by the workers' process numbers
@@ -89,7 +83,7 @@ class ForkServer:
         request, questions = self._wait_for_worker(connection)
         worker = os.getpid()
         hidden = packages() - self._before.packages
-        HiddenModules(hidden, self._apart, Renewal(self._environ))
+        HiddenModules(hidden, self._apart, Renewal(self._before.environ))
         try:
             script.run(request.command[len(PYTHON) :])
         except BaseException as error:
@@ -109,8 +103,7 @@ class ForkServer:
         self._changed = {k: v for k, v in now if environ.get(k) != v}
         gc.freeze()  # so that the workers' collectors do not copy these pages
         self._files = procfs.open_files() - self._before.files
-        problem = imports.build_problem() if self._preload.is_default else ""
-        if problem:
+        if self._preload.is_default and (problem := imports.build_problem()):
             raise ForkError(problem)
         imports.check_names(script.folder(self._words))
         imports.check_devices(self._files)

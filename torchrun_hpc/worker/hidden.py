@@ -7,11 +7,12 @@ exist. So a fork hides both until the script imports such a module.
 from __future__ import annotations
 
 import copy
-import ctypes
 import logging
 import sys
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.worker import keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -21,10 +22,6 @@ TORCH = "torch"
 
 # Python's own modules stay. The last one is multiprocessing's name of the script.
 _OF_PYTHON = {*sys.stdlib_module_names, "__mp_main__"}
-
-
-def _loggers() -> dict[str, logging.Logger | logging.PlaceHolder]:
-    return logging.Logger.manager.loggerDict
 
 
 def _package_of(name: str) -> str:
@@ -48,16 +45,16 @@ class HiddenModules:
         self,
         hidden: Collection[str],
         apart: Collection[str],
-        appeared: Callable[..., None],
+        appeared: Callable[[Collection[str]], None],
     ) -> None:
         self._apart = apart
         self._appeared = appeared
         names = [name for name in sys.modules if _package_of(name) in hidden]
         self._modules = {name: sys.modules.pop(name) for name in names}
-        names = [name for name in _loggers() if _package_of(name) not in _OF_PYTHON]
-        self._loggers = {name: _loggers().pop(name) for name in names}
-        # The interpreter's end frees no modules that the script has not imported.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._modules))
+        self._named = logging.Logger.manager.loggerDict
+        names = [name for name in self._named if _package_of(name) not in _OF_PYTHON]
+        self._loggers = {name: self._named.pop(name) for name in names}
+        keep(self._modules)  # a script that never imports them frees none at its end
         self._path: list[Any] = sys.meta_path
         self._path.insert(0, self)
 
@@ -79,37 +76,28 @@ class HiddenModules:
         """Show a module and all that belongs to it; run nothing a second time."""
         package = _package_of(module.__name__)
         module.__spec__ = module.__spec__ and module.__spec__.loader_state
-        shown = [
-            name
-            for name in self._modules
-            if package not in self._apart or _package_of(name) == package
-        ]
+        is_alone = package in self._apart
+        shown = [n for n in self._modules if not is_alone or _package_of(n) == package]
         for name in shown:
             sys.modules.setdefault(name, self._modules[name])
-        is_last = package not in self._apart
-        has_own_loggers = is_last and self._show_loggers()
-        self._appeared(shown, has_own_loggers=has_own_loggers)
+        if not is_alone:
+            self._show_loggers()
+        self._appeared(shown)
         for name in shown:  # last: an exception may interrupt an import, and it repeats
             self._modules.pop(name, None)
-        if not self._modules:
+        if not self._modules and self in self._path:
             self._path.remove(self)
 
-    def _show_loggers(self) -> bool:
-        """Show the loggers again; return whether the script has made any of them.
-
-        Such loggers keep its values.
-        """
-        has_own = False
+    def _show_loggers(self) -> None:
+        """Show the loggers again; those that the script has made keep its values."""
         for name, logger in self._loggers.items():
             if isinstance(logger, logging.PlaceHolder):
                 continue  # logging makes them when it needs them
-            is_of_script = isinstance(_loggers().get(name), logging.Logger)
-            has_own = has_own or is_of_script
+            is_of_script = isinstance(self._named.get(name), logging.Logger)
             present = logging.getLogger(name)
             if not is_of_script:
-                parent = present.parent
-                vars(present).update(vars(logger), parent=parent, _cache={})
+                own: dict[str, Any] = {"parent": present.parent, "_cache": {}}
+                vars(present).update(vars(logger) | own)
             # Modules refer to one object, and the script perhaps to the other.
             logger.__dict__ = present.__dict__
-            _loggers()[name] = logger
-        return has_own
+            self._named[name] = logger

@@ -80,10 +80,6 @@ def _import(name: str) -> None:
 def check_devices(opened: Iterable[int]) -> None:
     """Raise `ForkError` if an import has ``opened`` a device, such as a GPU."""
     found = [path for path in map(procfs.target, opened) if not _NO_DEVICE.match(path)]
-    for device in ("cuda", "xpu"):
-        module: Any = getattr(sys.modules.get("torch"), device, None)
-        if module and module.is_initialized():
-            found.append(f"torch.{device}")
     if found:
         raise ForkError(f"the import initialised a device ({found[0]})")
 

@@ -65,9 +65,9 @@ def set_title(title: str) -> None:
 
         setproctitle.setproctitle(title)
         # The title has replaced argv[0], from which others take the program's name.
-        for name in ("program_invocation_name", "program_invocation_short_name"):
-            pointer = ctypes.c_void_p.in_dll(ctypes.CDLL(None), name)
-            pointer.value = ctypes.addressof(_INVOKED)
+        name = "program_invocation_short_name"
+        pointer = ctypes.c_void_p.in_dll(ctypes.CDLL(None), name)
+        pointer.value = ctypes.addressof(_INVOKED)
     with contextlib.suppress(OSError):  # its short name, as an exec would set it
         _NAME.write_text(Path(sys.executable).name, encoding="utf-8")
 

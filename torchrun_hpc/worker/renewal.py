@@ -36,37 +36,31 @@ class Renewal:
     def __init__(self, before: Mapping[str, str]) -> None:
         self._before = before
         self._start = dict(environment())
-        self._told: set[str] = set()
 
-    def __call__(self, shown: Collection[str], *, has_own_loggers: bool) -> None:
-        """Renew the state of ``shown`` modules; warn of what they cannot read again.
-
-        With its own loggers, a script has configured some of torch's before the import.
-        """
-        before, now, modules = self._before, environment(), _modules()
-        names = filter(is_read, {*before, *now})
-        changed = {name for name in names if before.get(name) != now.get(name)}
+    def __call__(self, shown: Collection[str]) -> None:
+        """Renew the state of ``shown`` modules; warn of what they cannot read again."""
+        before, now = self._before, environment()
+        modules: dict[str, Any] = sys.modules
+        read = filter(is_read, {*before, *now})
+        changed = {name for name in read if before.get(name) != now.get(name)}
         if "numpy.random" in shown:
             modules["numpy.random"].seed()
         if "torch" in shown:
-            modules["torch"].default_generator.seed()  # no GPU has a generator yet
-            logs = {_LOGS} if has_own_loggers else set()
-            changed = {name for name in changed | logs if not _is_read_again(name)}
+            torch = modules["torch"]
+            torch.default_generator.seed()  # no GPU has a generator yet
+            # The script may have configured loggers that torch's import configures.
+            changed = {n for n in changed | {_LOGS} if not _is_read_again(torch, n)}
         else:
             changed = {name for name in changed if name.startswith(_OF_NUMPY)}
-        by_script = {n for n in changed if self._start.get(n) != now.get(n)}
-        late = sorted(by_script - self._told)
-        self._told.update(late)
+        late = sorted(n for n in changed if self._start.get(n) != now.get(n))
         if late and now.get("RANK") == "0":
-            module = "PyTorch" if "torch" in shown else "NumPy"
-            text = f"{', '.join(late)} changed after the launcher had imported {module}"
-            text += ", which reads it only then. Export it in the job script, or pass "
-            console.write(Message("HPC249", f"{text}--hpc-preload=none"), "warning")
+            text = f"{', '.join(late)} changed after the launcher's import of PyTorch. "
+            text += "Export it in the job script, or pass --hpc-preload=none"
+            console.write(Message("HPC249", text), "warning")
 
 
-def _is_read_again(name: str) -> bool:
+def _is_read_again(torch: Any, name: str) -> bool:
     """Let torch read a variable again; return whether it could."""
-    torch, value = _modules()["torch"], environment().get(name, "")
     try:
         if name in (OMP, _MKL):
             # MKL's variable counts. It takes no more threads than CPUs.
@@ -82,13 +76,9 @@ def _is_read_again(name: str) -> bool:
             torch.distributed.set_debug_level_from_env()
         elif name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
             newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # noqa: SLF001
-            (newer or torch.cuda.memory._set_allocator_settings)(value)  # noqa: SLF001
+            (newer or torch.cuda.memory._set_allocator_settings)(environment()[name])  # noqa: SLF001
         else:
             return False
-    except (AttributeError, RuntimeError, ValueError):  # another release, wrong value
+    except Exception:  # noqa: BLE001 - another release of torch, or a wrong value
         return False
     return True
-
-
-def _modules() -> dict[str, Any]:
-    return sys.modules

@@ -82,10 +82,8 @@ def _new_main() -> Any:
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
     main.__builtins__ = builtins
-    sys.modules["__main__"] = main
-    # multiprocessing's name of it, by which a new process sends the script's objects.
-    if "__mp_main__" in sys.modules:
-        sys.modules["__mp_main__"] = main
+    # The second name is multiprocessing's, by which its processes send objects.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     return main
 
 

@@ -59,4 +59,4 @@ def test_none_is_lost_without_a_word(tmp_path: Path) -> None:
     assert re.findall(r"HPC249\]: (\w+) changed", said) == ["OMP_NUM_THREADS"]
     _, said = launch("auto", LOST, script)
     told = re.findall(r"HPC249\]: (.*) changed after the launcher", said)
-    assert told == ["OMP_SCHEDULE", "TORCH_SHOW_CPP_STACKTRACES"]
+    assert told == ["OMP_SCHEDULE", "OMP_SCHEDULE, TORCH_SHOW_CPP_STACKTRACES"]

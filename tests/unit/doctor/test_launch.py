@@ -69,8 +69,6 @@ def test_its_command_line(mode, job, asked, part, words):
     here = place_of(mode, job, asked=explicit(asked))
     found = launch._words(here, part, "FILE")
     script = [] if "run_path" in asked else ["-m", SCRIPT]
-    if not mode.is_direct:  # each worker imports torch, which is measured
-        words = [*words[: len(OWN)], "--hpc-preload=none", *words[len(OWN) :]]
     assert found == ["--nproc_per_node=2", *words, *script]
 
 

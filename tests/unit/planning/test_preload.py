@@ -79,8 +79,8 @@ def test_nobody_is_warned_about_a_default(typed):
 
 
 def test_what_speaks_against_the_default():
-    inputs = replace(with_script(make_inputs()), obstacle="LD_AUDIT is set")
-    assert preload.plan(inputs).problem == "LD_AUDIT is set"
+    inputs = with_script(make_inputs())
+    assert preload.plan(inputs, "LD_AUDIT is set").problem == "LD_AUDIT is set"
 
 
 IMPOSSIBLE = {
