@@ -37,8 +37,8 @@ SHAPES = {
     "1 node of 4 workers": (1, 4),
     "3 nodes of 1 worker": (3, 1),
 }
-WITHOUT = "preload, without read-ahead"
-NAMES = (launch.STOCK, launch.BY_HAND, launch.OURS, launch.PRELOAD, WITHOUT)
+WITHOUT = "without read-ahead"
+NAMES = (launch.STOCK, launch.BY_HAND, launch.OURS, launch.EXEC, WITHOUT)
 
 
 @contextmanager
@@ -85,9 +85,8 @@ def main() -> None:
     with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         bench = launch.Bench(cluster, Path(folder))
         (bench.folder / "meets.py").write_text(launch.SCRIPT, encoding="utf-8")
-        preload = launch.COMMANDS[launch.PRELOAD]
-        launch.COMMANDS[WITHOUT] = preload.replace(
-            "--hpc-preload", "--hpc-read-ahead=none --hpc-preload"
+        launch.COMMANDS[WITHOUT] = launch.LAUNCHER.replace(
+            "{options}", "--hpc-read-ahead=none {options}"
         )
         for name in NAMES:
             bench.start(name, 3, 1, "meets.py")  # bytecode

@@ -65,7 +65,7 @@ def main() -> None:
         begin = time.time()
         job = cluster.popen(
             ["srun", "--nodes=4", "--ntasks-per-node=1", "python", "-m", "torchrun_hpc",
-             "--hpc-preload=torch", f"--max-restarts={2 * minutes}",
+             f"--max-restarts={2 * minutes}",
              str(script), str(begin + 60 * minutes)],
             env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
             cwd=ROOT, stdout=subprocess.DEVNULL, stderr=stderr,

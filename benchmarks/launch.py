@@ -10,7 +10,8 @@ On the test cluster (root, see tests/harness), with the management network close
 - a restart: the time from the end of a worker that fails to the script's first line on
   the last of four workers, and to the first one behind the import of torch;
 - of a node of eight workers, the files that are opened below site-packages (strace),
-  and the seconds of CPU time;
+  and the seconds of CPU time; the latter also of one worker, and of two workers whose
+  script imports no torch;
 - where a start of three nodes of one worker spends its time, on the head node.
 
 Stock torchrun gets every flag and variable by hand, so that it works there. All take
@@ -38,7 +39,7 @@ from measured import record  # noqa: E402
 from testbed import Cluster, missing  # noqa: E402
 
 ROUNDS = 7
-STOCK, BY_HAND, OURS, PRELOAD = "torchrun", "srun by hand", "torchrun_hpc", "preload"
+STOCK, BY_HAND, OURS, EXEC = "torchrun", "srun by hand", "torchrun_hpc", "by exec"
 
 # Says when the first all-reduce was over.
 SCRIPT = """
@@ -93,7 +94,7 @@ dist.destroy_process_group()
 LAUNCHER = "exec python -m torchrun_hpc --nproc_per_node={workers} {options} {script}"
 COMMANDS = {
     OURS: LAUNCHER,
-    PRELOAD: LAUNCHER.replace("-m torchrun_hpc", "-m torchrun_hpc --hpc-preload=torch"),
+    EXEC: LAUNCHER.replace("-m torchrun_hpc", "-m torchrun_hpc --hpc-preload=none"),
     BY_HAND: """
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 export MASTER_ADDR=10.20.0.1 MASTER_PORT=24680 GLOO_SOCKET_IFNAME=ib0 OMP_NUM_THREADS=1
@@ -215,14 +216,14 @@ def first_all_reduce(
     bench: Bench, measured: Measured, nodes: int, workers: int
 ) -> None:
     """Measure the time from srun to the first all-reduce, once for each command."""
-    for name in turns(measured, [STOCK, BY_HAND, OURS, PRELOAD]):
+    for name in turns(measured, [STOCK, BY_HAND, OURS, EXEC]):
         begin, printed = bench.start(name, nodes, workers, "meets.py")
         measured.add(name, max(line["met"] for line in printed) - begin)
 
 
 def restart(bench: Bench, to_first_line: Measured, to_import: Measured) -> None:
     """Measure a restart: from the end of a worker to the last of the new ones."""
-    for name in turns(to_first_line, [STOCK, OURS, PRELOAD]):
+    for name in turns(to_first_line, [STOCK, OURS, EXEC]):
         _, printed = bench.start(name, 1, 4, "fails.py", options="--max_restarts=1")
         (failed,) = [line["failed"] for line in printed if "failed" in line]
         again = [line for line in printed if "failed" not in line]
@@ -269,9 +270,9 @@ def turns(measured: Measured, names: list[str]) -> list[str]:
     return names if rounds % 2 else names[::-1]
 
 
-def cpu_seconds(measured: Measured, script: Path) -> None:
-    """Measure the CPU time of a node of eight workers, without a scheduler."""
-    for name, command in _on_this_machine(script).items():
+def cpu_seconds(measured: Measured, script: Path, workers: int) -> None:
+    """Measure the CPU time of a node's workers, without a scheduler."""
+    for name, command in _on_this_machine(script, workers).items():
         before = os.times()
         subprocess.run(command, check=True, capture_output=True)
         after = os.times()
@@ -289,12 +290,12 @@ def files_opened(measured: Measured, script: Path) -> None:
         measured.add(name, sum("= -1" not in line for line in opened))
 
 
-def _on_this_machine(script: Path) -> dict[str, list[str]]:
+def _on_this_machine(script: Path, workers: int = 8) -> dict[str, list[str]]:
     python = [sys.executable, "-m"]
-    words = ["--standalone", "--nproc_per_node=8", str(script)]
+    words = ["--standalone", f"--nproc_per_node={workers}", str(script)]
     return {
         STOCK: [*python, "torch.distributed.run", *words],
-        PRELOAD: [*python, "torchrun_hpc", "--hpc-preload=torch", *words],
+        OURS: [*python, "torchrun_hpc", *words],
     }
 
 
@@ -308,9 +309,9 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if word != "--record"]
     rounds = int(words[0]) if words else ROUNDS
     starts = {
-        (3, 1): {(PRELOAD, STOCK): 0.60, (OURS, STOCK): 0.80},
-        (3, 4): {(PRELOAD, STOCK): 0.25, (PRELOAD, BY_HAND): 0.35},
-        (1, 8): {(PRELOAD, STOCK): 0.27},
+        (3, 1): {(OURS, STOCK): 0.60, (EXEC, STOCK): 0.80},
+        (3, 4): {(OURS, STOCK): 0.25, (OURS, BY_HAND): 0.35},
+        (1, 8): {(OURS, STOCK): 0.25},
     }
     titles = {
         (3, 1): "3 nodes of 1 worker",
@@ -323,15 +324,19 @@ def main() -> None:
     }
     # Nothing is imported before it, in any form.
     first_line = Measured("a restart: to the first line", {})
-    imported = Measured("a restart: to the end of the import", {(PRELOAD, STOCK): 0.3})
-    cpu = Measured("8 workers: CPU time", {(PRELOAD, STOCK): 1 / 4})
+    imported = Measured("a restart: to the end of the import", {(OURS, STOCK): 0.25})
+    cpu = {
+        8: Measured("8 workers: CPU time", {(OURS, STOCK): 1 / 4}),
+        1: Measured("1 worker: CPU time", {(OURS, STOCK): 1.1}),
+        2: Measured("2 workers without torch: CPU time", {(OURS, STOCK): 1.1}),
+    }
     stages = {
         name: Measured(f"3 nodes of 1 worker, {name}: its stages on the head node", {})
         for name in COMMANDS
     }
     files = Measured(
         "8 workers: files opened below site-packages",
-        {(PRELOAD, STOCK): 1 / 7},
+        {(OURS, STOCK): 1 / 7},
         unit="",
     )
     with Cluster() as cluster, tempfile.TemporaryDirectory() as folder:
@@ -340,6 +345,7 @@ def main() -> None:
             "meets.py": SCRIPT,
             "fails.py": FAILS,
             "shares.py": SHARES,
+            "prints.py": "print('done')\n",
             "sitecustomize.py": NOTES,
         }
         for name, text in texts.items():
@@ -350,10 +356,19 @@ def main() -> None:
             for (nodes, workers), into in measured.items():
                 first_all_reduce(bench, into, nodes, workers)
             restart(bench, first_line, imported)
-            cpu_seconds(cpu, bench.folder / "meets.py")
+            for workers, into in cpu.items():
+                name = "prints.py" if workers == 2 else "meets.py"  # noqa: PLR2004
+                cpu_seconds(into, bench.folder / name, workers)
             shares(bench, stages)
         files_opened(files, bench.folder / "meets.py")
-    parts = (*measured.values(), first_line, imported, cpu, files, *stages.values())
+    parts = (
+        *measured.values(),
+        first_line,
+        imported,
+        *cpu.values(),
+        files,
+        *stages.values(),
+    )
     found = [part.report() for part in parts]
     if "--record" in sys.argv:
         record("start.json", [part.for_json() for part in parts])

@@ -62,14 +62,14 @@ def start() -> str:
         "torchrun": ("torchrun", STOCK),
         "srun by hand": ("srun, variables by hand", OTHER),
         "torchrun_hpc": ("torchrun_hpc", OURS),
-        "preload": ("with --hpc-preload=torch", OURS),
+        "by exec": ("with --hpc-preload=none", OURS),
     }
     figure, axes = _figure("Seconds from srun to the first all-reduce")
     height = 0.2
     for number, (kind, (label, colour)) in enumerate(kinds.items()):
         places = [row + (number - 1.5) * height for row in range(len(titles))]
         values = [shapes[title][kind]["median"] for title in titles]
-        hatch = "" if kind != "torchrun_hpc" else "////"
+        hatch = "" if kind != "by exec" else "////"
         face = colour if not hatch else BACK
         bars = axes.barh(
             places, values, 0.85 * height,

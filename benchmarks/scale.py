@@ -72,7 +72,7 @@ class Job:
         self._process = cluster.popen(
             ["srun", f"--nodes={len(cluster.names)}", "--ntasks-per-node=1",
              "--kill-on-bad-exit=0", "python", "-m", "torchrun_hpc",
-             "--hpc-preload=torch", *options, str(script), str(folder)],
+             *options, str(script), str(folder)],
             env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
             cwd=ROOT, stdout=subprocess.DEVNULL, stderr=self._stderr,
         )  # fmt: skip

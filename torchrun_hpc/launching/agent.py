@@ -130,8 +130,10 @@ class AgentStarter(Starter):
         is_first = is_reporter(plan.meeting.report_rank)
         with interrupt_kills():
             problem = self._preloaded.check(environ, is_reporter=is_first)
-        if problem:
-            plan = plan.by_exec(problem)
+        workers = plan.workers
+        if problem and workers.preload:
+            by_exec = replace(workers.preload, problem=problem)
+            plan = replace(plan, workers=replace(workers, preload=by_exec))
         if CPP_LOG_LEVEL in plan.environment:
             cpp_log.read_level()  # of this process, which has imported torch
         is_launch = not plan.asked.hpc_dry_run

@@ -7,7 +7,7 @@ the fast network. A node rank that c10d ignores is removed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message
@@ -68,13 +68,6 @@ class LaunchPlan:
     options: Mapping[str, Setting] = field(default_factory=dict)  # by torchrun's names
     environment: Mapping[str, Setting] = field(default_factory=dict)
     messages: Messages = field(default_factory=Messages)
-
-    def by_exec(self, problem: str) -> LaunchPlan:
-        """Return this plan with workers that are not forks, due to a problem."""
-        preload = self.workers.preload and replace(
-            self.workers.preload, problem=problem
-        )
-        return replace(self, workers=replace(self.workers, preload=preload))
 
     @property
     def ranks_follow_scheduler(self) -> bool:
@@ -160,8 +153,7 @@ def _unused(inputs: Inputs, meeting: Meeting) -> tuple[Message, ...]:
     of_key = () if meeting.has_coordinator and meeting.key.path else ("hpc_key_file",)
     found = messages.unused(inputs, "because no node checks a key", of_key)
     if inputs.preload is None:
-        program = "in a program that starts the agent itself"
-        where = messages.DIRECT_MODE if inputs.mode.is_direct else program
+        where = "in direct mode, and in programs that start the agent themselves"
         found += messages.unused(inputs, where, ("hpc_preload",))
     if inputs.mode.is_direct:
         found += messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENT)

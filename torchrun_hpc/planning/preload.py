@@ -47,7 +47,8 @@ def plan(inputs: Inputs, obstacle: str = "") -> Preload | None:
     variables |= {name: str(value.value) for name, value in threads.items()}
     is_named = inputs.options.hpc_preload != DEFAULT
     setting = inputs.options["hpc_preload"] if is_named else Setting(TORCH, "default")
-    return Preload(modules, setting, variables, _problem(inputs) or obstacle)
+    is_bound = bound is not None and bound.fewest > 0
+    return Preload(modules, setting, variables, _problem(inputs) or obstacle, is_bound)
 
 
 def modules_of(options: Options) -> tuple[str, ...]:

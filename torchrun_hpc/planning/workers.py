@@ -47,6 +47,7 @@ class Preload:
     setting: Setting  # the value, with the option or the site
     variables: Mapping[str, str] = field(default_factory=dict)  # to set first
     problem: str = ""  # why the workers start by exec instead; empty if they are forks
+    is_bound: bool = False  # whether each worker has CPUs of its own
 
     @property
     def is_default(self) -> bool:

@@ -10,7 +10,7 @@ from torchrun_hpc import wire
 from torchrun_hpc.errors import count
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.names import fold
-from torchrun_hpc.options.values import DIRECT, NONE
+from torchrun_hpc.options.values import DIRECT
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.description import shell_lines
 
@@ -115,8 +115,7 @@ def _decisions(node: Description) -> Iterator[Sequence[str]]:
     if workers.binding:
         yield _binding(workers.binding)
     if preload := workers.preload:
-        value = NONE if preload.problem else str(preload.setting.value)
-        yield "preload", value, preload.problem or preload.setting.source
+        yield "preload", str(preload), preload.setting.source
     meets = f"{meeting.backend} at {meeting.endpoint}"
     within = "within the agent, without a port"
     silence = f"an agent may be silent for {meeting.silence_timeout} s"

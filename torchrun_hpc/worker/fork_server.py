@@ -107,7 +107,7 @@ class ForkServer:
             raise ForkError(problem)
         imports.check_names(script.folder(self._words))
         imports.check_devices(self._files)
-        imports.check_openmp()
+        imports.check_openmp(is_bound=self._preload.is_bound)
         imports.check_threads()
 
     def _wait_for_worker(

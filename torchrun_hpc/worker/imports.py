@@ -116,9 +116,10 @@ def check_threads() -> None:
         raise ForkError(f"{text} ({names})" if names else text)
 
 
-def check_openmp() -> None:
-    """Raise `ForkError` if threads of a fork would not stay on its CPUs."""
-    if _fails_in_fork(_leaves_cpus) or affinity.chosen_by_import:
+def check_openmp(*, is_bound: bool) -> None:
+    """Raise `ForkError` if OpenMP hangs in a fork, or leaves a bound fork's CPUs."""
+    moves = is_bound and bool(affinity.chosen_by_import)
+    if moves or _fails_in_fork(lambda: _leaves_cpus(is_bound=is_bound)):
         raise ForkError("in a fork, OpenMP hangs or leaves the fork's CPUs")
 
 
@@ -134,19 +135,24 @@ def _fails_in_fork(fails: Callable[[], bool]) -> bool:
     return os.waitpid(child, 0)[1] != 0
 
 
-def _leaves_cpus() -> bool:
-    """Return whether OpenMP has chosen CPUs for this fork's threads; it can hang."""
+def _leaves_cpus(*, is_bound: bool) -> bool:
+    """Return whether threads of this fork leave the CPUs that it binds itself to.
+
+    OpenMP can hang here.
+    """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     signal.alarm(_TRIAL_TIMEOUT)
     cpu = {min(os.sched_getaffinity(0))}
-    os.sched_setaffinity(0, cpu)
+    if is_bound:
+        os.sched_setaffinity(0, cpu)
     if "torch" in sys.modules:
         import torch  # noqa: PLC0415 - only if an import has loaded it
 
         torch.set_num_threads(2)
         torch.ones(2**16, device="cpu").add_(1)  # GRAIN_SIZE (2**15) for each thread
-    return any(os.sched_getaffinity(thread) != cpu for thread in procfs.threads())
+    masks = map(os.sched_getaffinity, procfs.threads())
+    return is_bound and any(mask != cpu for mask in masks)
 
 
 def _other_threads() -> int:

@@ -37,14 +37,11 @@ def known(name: str) -> Case:
 
 
 def test_workers_that_are_not_bound(case: str, form: str, script: str) -> None:
-    """All start with the node's CPUs; a warning names the variables that take them.
-
-    With such variables, the default is exec, without a word.
-    """
+    """All start with the node's CPUs; a warning names the variables that take them."""
     option = f"--hpc-preload={FORMS[form].replace('torch', 'auto')}"
     reports, said = launch(known(case), option, script=script)
     assert len(reports) == 2
-    narrowed = CASES[case].binds_at_import
+    narrowed = CASES[case].binds_at_import and form == "exec"
     for report in reports:
         assert report["start"][0] == ALL
         assert (report["import"][0] != ALL) == narrowed, report

@@ -95,6 +95,6 @@ def test_a_dry_run_preloads_nothing_and_shows_it() -> None:
     done = launch(*dry_run)
     assert re.search(r"^preload +torch +default$", done.out, re.MULTILINE)
     done = launch(*dry_run, KINETO_USE_DAEMON="1")
-    reason = "KINETO_USE_DAEMON is set"
-    assert re.search(rf"^preload +none +{reason}$", done.out, re.MULTILINE)
+    value = r"none \(KINETO_USE_DAEMON is set\)"
+    assert re.search(rf"^preload +{value} +default$", done.out, re.MULTILINE)
     assert "fork_workers" not in launch("--hpc-preload=none", *dry_run).out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from bound import needs_two_cpus
+from bound import ALL, needs_two_cpus
 from forks import Forks
 from programs import run_python
 from waiting import NEVER_S
@@ -18,9 +18,9 @@ from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.worker import SplitOff, imports
 
-def start(*modules, words=("script.py",), variables={}, later={}):
+def start(*modules, words=("script.py",), variables={}, later={}, is_bound=False):
     setting = Setting(",".join(modules), "--hpc-preload")
-    preload = Preload(modules, setting, variables)
+    preload = Preload(modules, setting, variables, is_bound=is_bound)
     preloaded = preloading.Preloaded(preload)
     try:
         preloaded.start(words)
@@ -120,13 +120,19 @@ def test_what_cannot_be_preloaded(run, tmp_path, name):
 
 @needs_two_cpus
 def test_a_module_that_binds_the_process(run):
-    """As OpenMP libraries do: later threads of a fork may leave its CPUs."""
+    """As OpenMP libraries do: forks get their CPUs, but its later threads may not."""
     done = run(
-        "print(start('binds').problem)",
+        """
+        preloaded = start("binds")
+        print(preloaded.problem, worker(preloaded).wait())
+        print(start("binds", is_bound=True).problem)
+        """,
         binds="import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})",
+        script="import os; print(sorted(os.sched_getaffinity(0)))",
     )
-    reason = f"{PREFIX.format('binds')}{LEAVES}\n"
-    assert (done.stdout, done.stderr) == (reason, "")
+    reason = f"{PREFIX.format('binds')}{LEAVES}"
+    expected = [str(ALL), "None 0", reason]
+    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
 
 
 @needs_two_cpus

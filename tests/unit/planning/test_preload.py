@@ -8,6 +8,7 @@ import pytest
 from nodes import JSC, explicit, make_inputs
 from plans import BLOCK, make_plan, planned_at
 
+from torchrun_hpc.host.topology import Core, Topology
 from torchrun_hpc.options.options import read
 from torchrun_hpc.planning import preload
 from torchrun_hpc.planning.resources import likely_workers
@@ -81,6 +82,16 @@ def test_nobody_is_warned_about_a_default(typed):
 def test_what_speaks_against_the_default():
     inputs = with_script(make_inputs())
     assert preload.plan(inputs, "LD_AUDIT is set").problem == "LD_AUDIT is set"
+
+
+@pytest.mark.parametrize(
+    ("bind", "cpus", "is_bound"),
+    [("even", 2, True), ("even", 1, False), ("none", 2, False)],
+)
+def test_whether_forks_must_stay_on_their_cpus(bind, cpus, is_bound):
+    topology = Topology(tuple(Core((cpu,)) for cpu in range(cpus)))
+    found = planned(options={"hpc_bind": bind}, topology=topology)
+    assert found.is_bound == is_bound
 
 
 IMPOSSIBLE = {
