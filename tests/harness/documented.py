@@ -204,7 +204,6 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
         ],
     },
     "docs/speed.md": {
-        "--hpc-preload=torch": [Run("job", ON_ONE, 2, TWO, options=ONE)],
         "srun & --hpc-bind=gpu": [
             Run("job", ON_ONE, 2, TWO, options=ONE, prints="HPC221]: .*evenly")
         ],

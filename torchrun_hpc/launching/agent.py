@@ -140,7 +140,7 @@ class AgentStarter(Starter):
         try:
             meets = self._rendezvous(plan) if is_launch else contextlib.nullcontext()
             with meets as ours:
-                if plan.asked.hpc_debug:
+                if plan.asked.hpc_debug and is_launch:
                     preload = plan.workers.preload or NONE
                     console.write_text(f"{console.PREFIX}preload: {preload}")
                 hooks = Hooks(

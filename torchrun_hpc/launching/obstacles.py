@@ -38,7 +38,6 @@ _PROFILERS = re.compile(
     r"|hpcrun|TAU|scorep|(seq|mpi|omp|pt|cuda)trace|profiler\b)[^/: ]*"
 )
 
-_MOST_PATHS = 500
 _MOST_BYTES = 2**18  # in all
 
 # The import of torch that runs first, a string or an argument's name, other imports.
@@ -85,8 +84,7 @@ def early_variable(words: Sequence[str]) -> str:
         for package, names in _IMPORT.findall(text):
             if "dotenv" in (package or names):
                 return f"{path.name} reads variables with dotenv"
-            new = [p for p in _paths(path, folder, package, names) if p not in paths]
-            paths += new[: _MOST_PATHS - len(paths)]
+            paths += [p for p in _paths(path, folder, package, names) if p not in paths]
     return ""
 
 

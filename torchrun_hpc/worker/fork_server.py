@@ -74,12 +74,15 @@ class ForkServer:
         end_with_parent(agent)()
         self._agent = agent
         process.set_title("torchrun_hpc: fork server")
+        answer = READY
         try:
             self._import()
         except ForkError as reason:
-            connection.sendall(str(reason).encode())
+            answer = str(reason).encode()
+        with contextlib.suppress(OSError):  # the agent may have ended
+            connection.sendall(answer)
+        if answer != READY:
             os._exit(0)
-        connection.sendall(READY)
         request, questions = self._wait_for_worker(connection)
         worker = os.getpid()
         hidden = packages() - self._before.packages

@@ -55,8 +55,8 @@ class HiddenModules:
         names = [name for name in self._named if _package_of(name) not in _OF_PYTHON]
         self._loggers = {name: self._named.pop(name) for name in names}
         keep(self._modules)  # a script that never imports them frees none at its end
-        self._path: list[Any] = sys.meta_path
-        self._path.insert(0, self)
+        finders: list[Any] = sys.meta_path
+        finders.insert(0, self)
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """Find a hidden module. A script may ask for it without an import."""
@@ -85,8 +85,6 @@ class HiddenModules:
         self._appeared(shown)
         for name in shown:  # last: an exception may interrupt an import, and it repeats
             self._modules.pop(name, None)
-        if not self._modules and self in self._path:
-            self._path.remove(self)
 
     def _show_loggers(self) -> None:
         """Show the loggers again; those that the script has made keep its values."""

@@ -118,8 +118,7 @@ def check_threads() -> None:
 
 def check_openmp(*, is_bound: bool) -> None:
     """Raise `ForkError` if OpenMP hangs in a fork, or leaves a bound fork's CPUs."""
-    moves = is_bound and bool(affinity.chosen_by_import)
-    if moves or _fails_in_fork(lambda: _leaves_cpus(is_bound=is_bound)):
+    if _fails_in_fork(lambda: _leaves_cpus(is_bound=is_bound)):
         raise ForkError("in a fork, OpenMP hangs or leaves the fork's CPUs")
 
 

@@ -85,7 +85,9 @@ def send(connection: socket.socket, request: Request, files: Sequence[int]) -> N
 
 def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
     """Receive a request, and its open files; ``None`` at the end, or without files."""
-    head, files, _, _ = socket.recv_fds(connection, _LENGTH, _FILES)
+    files: list[int] = []
+    with contextlib.suppress(OSError):  # the agent has ended, and not read all
+        head, files, _, _ = socket.recv_fds(connection, _LENGTH, _FILES)
     if len(files) < _FILES:
         return None
     length, text = int.from_bytes(head, "big"), b""

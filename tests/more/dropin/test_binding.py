@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,8 @@ def test_a_fork_has_its_own_number_of_threads(tmp_path: Path) -> None:
     text = "import torch\nprint(torch.get_num_threads())\n"
     (tmp_path / "threads.py").write_text(text)
     done = run([sys.executable, "-c", FORK], cwd=tmp_path)
-    assert done.out.split() == ["1", "3", "1"], done.err
+    most = str(min(3, len(os.sched_getaffinity(0))))  # as MKL limits it
+    assert done.out.split() == ["1", most, "1"], done.err
 
 
 def test_the_dry_run_shows_it() -> None:

@@ -28,7 +28,9 @@ import torchrun_hpc
 from torchrun_hpc import main
 from torchrun_hpc.host import network
 from torchrun_hpc.launching.abort import LaunchState
+from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.reporting import description
+from torchrun_hpc.setting import Setting
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.capabilities import Capability
 from torchrun_hpc.torch_compat.patches import registry
@@ -72,7 +74,9 @@ def test_no_scheduler(argv: list[Any]) -> None:
     assert found["command"][0] == "torchrun"
     assert "--standalone" in found["command"]
     assert found["command"][-1] == "SCRIPT"
-    outcomes = registry.planned(make_launch_plan())
+    assert found["workers"]["preload"]["modules"] == ["torch"]
+    preload = Preload(("torch",), Setting("torch", "default"))
+    outcomes = registry.planned(make_launch_plan(preload=preload))
     for patch, outcome in zip(found["patches"], outcomes, strict=True):
         needed = outcome.patch.IS_FOR.is_expected
         expected = registry.State.APPLIED if needed else registry.State.NOT_NEEDED

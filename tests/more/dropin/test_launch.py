@@ -210,7 +210,8 @@ def test_the_order_of_stdout_and_stderr_is_kept(
     reported: Callable[..., Result],
 ) -> None:
     """Where they are one file, the report says so, and has no more to say."""
-    result = reported(streams={"2": "as stdout"}, THEN="raise")
+    streams = {"2": "as stdout"}
+    result = reported("--hpc-preload=none", streams=streams, THEN="raise")
     assert result.err == ""
     start, out, *traceback, first, unread, last = result.out.splitlines()
     assert START in start
