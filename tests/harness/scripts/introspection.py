@@ -238,7 +238,8 @@ def handlers():
     """Return the actions of signals."""
     numbers = sorted(signal.valid_signals())
     named = [number for number in numbers if number < signal.SIGRTMIN]
-    actions = {number.name: signal.getsignal(number) for number in named}
+    # SIGSTKFLT has a name since Python 3.11.
+    actions = {getattr(n, "name", str(n)): signal.getsignal(n) for n in named}
     others = {signal.getsignal(number) for number in numbers if number not in named}
     return {**actions, "of others": others}
 
