@@ -57,7 +57,7 @@ import weakref
 
 HERE = sys._getframe()
 BELOW = len([*traceback.walk_stack(HERE)]) - 1  # frames
-LAUNCHER = ("torchrun_hpc", "psutil", "setproctitle")
+LAUNCHER = ("torchrun_hpc", "psutil", "setproctitle", "tomli")
 BY_LAUNCH = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID")
 PER_PROCESS = re.compile(r" at 0x[0-9a-f]+|(?<=socket:\[)\d+|(?<=pipe:\[)\d+")
 PRCTL = {
