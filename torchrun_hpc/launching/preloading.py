@@ -65,9 +65,9 @@ class Preloaded:
         variables = self._preload.variables
         try:
             _check_interpreter(sys.orig_argv)
-            before = packages(), open_files()
             # Sometimes the command line needs torch, which has then read them already.
             early = {} if TORCH in sys.modules else variables
+            before = packages() - {TORCH, "numpy"}, open_files()
             with environment.with_variables(early):
                 if TORCH in self._preload.modules:
                     imports.import_all([TORCH])

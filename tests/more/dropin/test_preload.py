@@ -55,13 +55,21 @@ def test_threads(tmp_path: Path, threads: int | None) -> None:
     assert "HPC169" not in done.err
 
 
-def test_a_guess_that_was_wrong(tmp_path: Path) -> None:
-    """With "cpu" for the number, and one CPU: alone, a worker may have all threads."""
+# As if the command line had needed torch, for an option that only torch knows.
+IMPORTED = ["-c", "import torch; from torchrun_hpc.main import main; main()"]
+
+
+@pytest.mark.parametrize("command", [COMMANDS[OURS][1:], IMPORTED])
+def test_torch_was_imported_without_the_number_of_threads(
+    tmp_path: Path, command: list[str]
+) -> None:
+    """The number of workers was a guess, or torch was imported too early."""
     script = tmp_path / "script.py"
     # In one piece: the workers share a pipe.
     shown = "os.environ['OMP_NUM_THREADS'], torch.get_num_threads(), torch.rand(1)"
     script.write_text(f"import os\nimport torch\nprint(str(({shown})) + '\\n', end='')")
-    done = launch("--nproc-per-node=auto", str(script), CUDA_VISIBLE_DEVICES="0")
+    words = [sys.executable, *command, "--nproc-per-node=auto", str(script)]
+    done = run(words, env=clean_environ() | {"CUDA_VISIBLE_DEVICES": "0"})
     workers = len(os.sched_getaffinity(0))
     lines = done.out.splitlines()
     assert len({*lines}) == workers, done.err
