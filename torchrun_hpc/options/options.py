@@ -137,8 +137,8 @@ class Options:
         ("auto",),
         "auto|MODULE[,MODULE]|none",
         "Import these modules once per node, and fork the workers from the process "
-        "that has imported them. 'auto' imports torch if forks behave like programs "
-        "here. Default: the site's value, or auto.",
+        "that has imported them. 'auto' imports torch, unless the script, PyTorch or "
+        "the system speaks against forks. Default: the site's value, or auto.",
         values.modules,
     )
     hpc_read_ahead: str = _ours(
