@@ -69,11 +69,13 @@ START = "start"  # of a process
 # Notes what a launch on the head node imports, and when it starts processes.
 NOTES = """
 import os, sys, time
-notes = os.open(os.environ["NOTES"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 def note(event, arguments):
     if event in {"import", "os.fork", "subprocess.Popen"}:
         what = arguments[0] if event == "import" else "start"
+        # A fork does not have the files that were opened here.
+        notes = os.open(os.environ["NOTES"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(notes, f"{time.time()} {os.getpid()} {what}\\n".encode())
+        os.close(notes)
 if os.environ.get("SLURM_NODEID") == "0":
     note("import", ["sitecustomize"])
     sys.addaudithook(note)
