@@ -99,7 +99,8 @@ def _planned(
     mode = known.mode = choose_mode(seen, line, starters.count_workers)
     if is_launch and not mode.is_direct:
         starters.prepare_agent(seen, line.options)
-    inputs = inputs_of(mode, seen, line.options, may_preload=may_split_off)
+    may_preload = may_split_off and not mode.is_direct
+    inputs = inputs_of(mode, seen, line.options, may_preload=may_preload)
     if inputs.options.hpc_read_ahead == NONE or mode.is_direct:
         read_ahead.end()
     read_ahead.ask(*_READ_FIRST, *(inputs.preload.modules if inputs.preload else ()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torchrun_hpc.options.options import Options
-
-_NEWEST_PYTHON = (3, 13)  # on which forks were compared with programs
 
 # Tools of NVIDIA, AMD and others get into a process by these variables. Sources: CUPTI,
 # NVTX, kineto's init.cpp, rocprofv3, rocr's flag.h, TAU's tau_exec, ld.so(8).
@@ -50,7 +49,8 @@ def of_default(options: Options, environ: Mapping[str, str]) -> str:
     """Return what speaks against the default on this node; empty if nothing does."""
     if options.hpc_preload != DEFAULT:
         return ""
-    if sys.platform != "linux" or sys.version_info[:2] > _NEWEST_PYTHON:
+    # Forks were compared with programs on Python 3.10 to 3.13.
+    if sys.platform != "linux" or sys.version_info[:2] > (3, 13):
         return f"forks were not tried with this Python on {sys.platform}"
     if tools := [name for name in _TOOLS if environ.get(name)]:
         return f"{tools[0]} is set"
@@ -84,7 +84,8 @@ def early_variable(words: Sequence[str]) -> str:
         for package, names in _IMPORT.findall(text):
             if "dotenv" in (package or names):
                 return f"{path.name} reads variables with dotenv"
-            paths += [p for p in _paths(path, folder, package, names) if p not in paths]
+            new = islice(_paths(path, folder, package, names), 500 - len(paths))
+            paths += [each for each in new if each not in paths]
     return ""
 
 

@@ -21,14 +21,14 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.host.procfs import open_files
 from torchrun_hpc.launching import environment, signals
 from torchrun_hpc.options.values import NONE
-from torchrun_hpc.planning.preload import FAULT_HANDLER, READ_AT_START, not_used
+from torchrun_hpc.planning.preload import FAULT_HANDLER, READ_AT_START, TORCH, not_used
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.worker import SplitOff, imports, requests
 from torchrun_hpc.worker.fork_server import READY, Before, ForkServer
-from torchrun_hpc.worker.hidden import TORCH, packages
+from torchrun_hpc.worker.hidden import packages
 from torchrun_hpc.worker.imports import ForkError
 from torchrun_hpc.worker.read_at_import import is_read
 from torchrun_hpc.worker.renewal import READ_AGAIN

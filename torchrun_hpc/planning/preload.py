@@ -80,6 +80,6 @@ def advice(inputs: Inputs) -> tuple[Message, ...]:
 
 def not_used(preload: Preload, reason: str) -> Message:
     """Return why the workers are started by exec."""
-    option = f"--hpc-preload={TORCH}" if preload.is_default else preload.setting
+    option = "preloading" if preload.is_default else preload.setting
     text = f"{option} is not used, so each worker imports by itself: {reason}"
     return Message("HPC169", text)

@@ -37,8 +37,8 @@ def limit_of(plan: LaunchPlan, *, hears_all: bool) -> tuple[int, str]:
     asked, preload = plan.asked.hpc_stall_report, plan.workers.preload
     if asked is not None:
         return asked, FRAMES
-    are_forks = preload is not None and not preload.problem
-    return _DEFAULT if are_forks and hears_all else 0, FORKS
+    is_default = preload and not preload.problem and hears_all
+    return _DEFAULT if is_default else 0, FORKS
 
 
 class StallReport:

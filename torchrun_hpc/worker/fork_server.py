@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.failures.worker import exit_code_of
 from torchrun_hpc.host import procfs
+from torchrun_hpc.planning.preload import TORCH
 from torchrun_hpc.schedulers.process import environment
 from torchrun_hpc.worker import imports, process, recorder, requests, script
-from torchrun_hpc.worker.hidden import TORCH, HiddenModules, packages
+from torchrun_hpc.worker.hidden import HiddenModules, packages
 from torchrun_hpc.worker.imports import ForkError
 from torchrun_hpc.worker.parent import end_with_parent
 from torchrun_hpc.worker.renewal import Renewal
@@ -77,7 +78,7 @@ class ForkServer:
         answer = READY
         try:
             self._import()
-        except ForkError as reason:
+        except (ForkError, OSError) as reason:
             answer = str(reason).encode()
         with contextlib.suppress(OSError):  # the agent may have ended
             connection.sendall(answer)

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from types import ModuleType
 
-TORCH = "torch"
-
 # Python's own modules stay. The last one is multiprocessing's name of the script.
 _OF_PYTHON = {*sys.stdlib_module_names, "__mp_main__"}
+
+# The launcher imports this module before torch.
+_KEPT_LOGGERS = _OF_PYTHON | {*logging.Logger.manager.loggerDict}
 
 
 def _package_of(name: str) -> str:
@@ -36,9 +37,9 @@ def packages() -> set[str]:
 class HiddenModules:
     """Finds and loads hidden modules, as a part of Python's import system.
 
-    ``hidden`` are packages. Those in ``apart`` do not import torch, so each appears
-    alone. Any other shows all, and the loggers. ``appeared`` is called with the names
-    of what has appeared.
+    ``hidden`` are packages. Those in ``apart`` were imported with torch, so each
+    appears alone. Any other shows all, and the loggers. ``appeared`` is called with the
+    names of what has appeared.
     """
 
     def __init__(
@@ -51,22 +52,25 @@ class HiddenModules:
         self._appeared = appeared
         names = [name for name in sys.modules if _package_of(name) in hidden]
         self._modules = {name: sys.modules.pop(name) for name in names}
-        self._named = logging.Logger.manager.loggerDict
-        names = [name for name in self._named if _package_of(name) not in _OF_PYTHON]
-        self._loggers = {name: self._named.pop(name) for name in names}
+        self._hidden = {*names}
         keep(self._modules)  # a script that never imports them frees none at its end
-        finders: list[Any] = sys.meta_path
-        finders.insert(0, self)
+        self._specs = {n: getattr(self._modules[n], "__spec__", None) for n in names}
+        self._named = logging.Logger.manager.loggerDict
+        names = [n for n in self._named if not {n, _package_of(n)} & _KEPT_LOGGERS]
+        self._loggers = {name: self._named.pop(name) for name in names}
+        sys.meta_path.insert(0, self)
 
-    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        """Find a hidden module. A script may ask for it without an import."""
-        module = self._modules.get(name)
-        if module is None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
+        """Find a hidden module, which a script may ask for without an import.
+
+        Another thread may show it meanwhile. A reload runs its code again.
+        """
+        is_shown = sys.modules.get(name) is self._modules.get(name, self)
+        if name not in self._hidden and (target or not is_shown):
             return None
-        true = getattr(module, "__spec__", None)
-        found = copy.copy(true) or ModuleSpec(name, None)
-        found.loader, found.loader_state = self, true
-        return found
+        spec = copy.copy(self._specs[name]) or ModuleSpec(name, None)
+        spec.loader = self
+        return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module that exists."""
@@ -74,17 +78,17 @@ class HiddenModules:
 
     def exec_module(self, module: ModuleType) -> None:
         """Show a module and all that belongs to it; run nothing a second time."""
+        module.__spec__ = self._specs[module.__name__]
         package = _package_of(module.__name__)
-        module.__spec__ = module.__spec__ and module.__spec__.loader_state
         is_alone = package in self._apart
         shown = [n for n in self._modules if not is_alone or _package_of(n) == package]
+        shown = [name for name in shown if name in self._hidden]
         for name in shown:
             sys.modules.setdefault(name, self._modules[name])
         if not is_alone:
             self._show_loggers()
         self._appeared(shown)
-        for name in shown:  # last: an exception may interrupt an import, and it repeats
-            self._modules.pop(name, None)
+        self._hidden -= {*shown}  # last: an import that is interrupted repeats
 
     def _show_loggers(self) -> None:
         """Show the loggers again; those that the script has made keep its values."""

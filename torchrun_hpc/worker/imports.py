@@ -100,9 +100,10 @@ def check_names(folder: str) -> None:
     """
     for path in Path(folder).iterdir() if Path(folder).is_dir() else ():
         module = sys.modules.get(path.name.partition(".")[0])
-        is_own = str(getattr(module, "__file__", None) or folder).startswith(folder)
-        is_module = path.suffix in _MODULES or files.exists(f"{path}/__init__.py")
-        if is_module and not is_own:
+        file = Path(getattr(module, "__file__", None) or path)
+        if module is None or path in (file, file.parent):
+            continue
+        if path.suffix in _MODULES or files.exists(f"{path}/__init__.py"):
             raise ForkError(f"{path} has the name of a module that is imported already")
 
 

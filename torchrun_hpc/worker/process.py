@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _STREAMS = {"stdin": "rb", "stdout": "wb", "stderr": "wb"}  # by descriptor: 0, 1, 2
 _UNBUFFERED = 2  # stdio.h: _IONBF
 _NAME = Path("/proc/self/comm")
-_INVOKED = ctypes.create_string_buffer(os.fsencode(Path(sys.executable).name))
 _AUTHKEY = 32  # bytes, as in multiprocessing.process
 
 
@@ -63,11 +62,9 @@ def set_title(title: str) -> None:
     with contextlib.suppress(ImportError):
         import setproctitle  # noqa: PLC0415 - an extra: torchrun_hpc[preload]
 
-        setproctitle.setproctitle(title)
-        # The title has replaced argv[0], from which others take the program's name.
-        name = "program_invocation_short_name"
-        pointer = ctypes.c_void_p.in_dll(ctypes.CDLL(None), name)
-        pointer.value = ctypes.addressof(_INVOKED)
+        # It moves the program's name, after which Darshan names its logs.
+        if not os.environ.get("LD_PRELOAD"):
+            setproctitle.setproctitle(title)
     with contextlib.suppress(OSError):  # its short name, as an exec would set it
         _NAME.write_text(Path(sys.executable).name, encoding="utf-8")
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+# scikit-learn sets these for OpenMP libraries that are loaded later, and for forks.
+_OF_OTHERS = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+
 _DATA = Path(__file__).with_suffix(".txt")
 
 
@@ -25,4 +28,4 @@ def _listed() -> tuple[frozenset[str], tuple[str, ...]]:
 def is_read(name: str) -> bool:
     """Return whether ``import torch`` reads a variable in some release of PyTorch."""
     names, beginnings = _listed()
-    return name in names or name.startswith(beginnings)
+    return name in names or (name.startswith(beginnings) and name not in _OF_OTHERS)

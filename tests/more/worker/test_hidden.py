@@ -61,6 +61,54 @@ assert importlib.reload(package).count == 2
 """)
 
 
+def test_importers_that_are_lazy_or_early(run):
+    run("""
+import package
+true, first = package.__spec__, package
+hide("other")
+spec = importlib.util.find_spec("package")
+spec.loader = importlib.util.LazyLoader(spec.loader)
+lazy = importlib.util.module_from_spec(spec)
+sys.modules["package"] = lazy
+spec.loader.exec_module(lazy)
+assert lazy.count == 1 and lazy is first and package.__spec__ is true
+import other
+assert other.__spec__.name == "other" and importlib.util.find_spec("package") is true
+""")
+
+
+def test_threads_that_import_at_once(run):
+    run("""
+import package, threading
+hide("other", "sub_of_stdlib")
+sys.setswitchinterval(1e-6)
+failed = []
+def load(name):
+    try:
+        assert __import__(name) is sys.modules[name]
+    except BaseException as error:
+        failed.append(error)
+threads = [
+    threading.Thread(target=load, args=(name,))
+    for name in ("package", "other", "sub_of_stdlib", "package", "other") * 4
+]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failed and package.count == 1, failed
+""")
+
+
+def test_a_logger_from_before_stays(run):
+    run("""
+assert "torch" not in sys.modules
+import package
+hide()
+assert "package.part" not in logging.root.manager.loggerDict
+""")
+
+
 def test_another_package_shows_all(run):
     run("""
 import package
