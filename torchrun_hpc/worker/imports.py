@@ -87,9 +87,9 @@ def check_devices(opened: Iterable[int]) -> None:
 def build_problem() -> str:
     """Return why torch's build was never tried with forks: it is for other devices."""
     torch: Any = sys.modules["torch"]
-    backend = torch._C._get_privateuse1_backend_name()  # noqa: SLF001
+    backend = getattr(torch._C, "_get_privateuse1_backend_name", str)()  # noqa: SLF001
     found = [name for name in ("hip", "xpu") if getattr(torch.version, name, None)]
-    found += [backend] if backend != "privateuseone" else []
+    found += [backend] if backend not in ("", "privateuseone") else []
     return f"this PyTorch is for {found[0]}" if found else ""
 
 
