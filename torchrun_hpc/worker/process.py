@@ -46,7 +46,7 @@ def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> 
     sys.orig_argv[:] = request.command
     _renew_streams()
     if request.environ.get(FAULT_HANDLER):
-        faulthandler.enable()
+        faulthandler.enable(2)  # an import may have taken sys.stderr away
     _renew_identity()
     gc.enable()
     _set_signals(request)

@@ -34,6 +34,7 @@ PERMITTED = {
     "after torch: modules of Python": MODULES,
     "after torch: modules of the launcher": MODULES,
     "after torch: names of the launcher": MODULES,
+    "after torch: sys.meta_path": MODULES,
     "after torch: order of warnings.filters": FILTERS,
     "frames: below": FRAMES,
     "frames: possible calls": FRAMES,

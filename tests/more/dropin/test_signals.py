@@ -327,7 +327,8 @@ def test_sigterm_while_a_worker_is_started(
     (tmp_path / "sitecustomize.py").write_text(AT_FORK)
     path = os.pathsep.join([str(tmp_path), clean_environ()["PYTHONPATH"]])
     options = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"] if meets else []
-    ours = launch(OURS, *options, PYTHONPATH=path)
+    # The first fork is a worker's.
+    ours = launch(OURS, "--hpc-preload=none", *options, PYTHONPATH=path)
     assert ours.process.wait(PATIENCE) == 1, ours.stderr()
     assert (ours.folder / "signalled").exists()
     assert "Exception ignored" not in ours.stderr()
@@ -377,7 +378,8 @@ def test_a_signal_after_the_job(
     (tmp_path / "sitecustomize.py").write_text(AT_EXIT.format(name=name))
     path = os.pathsep.join([str(tmp_path), clean_environ()["PYTHONPATH"]])
     options = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"] if meets else []
-    ours = launch(OURS, *options, PYTHONPATH=path)
+    # Forks would call this at their end, too.
+    ours = launch(OURS, "--hpc-preload=none", *options, PYTHONPATH=path)
     ours.until("ready")
     assert ours.end() == 0, ours.stderr()
     assert "Traceback" not in ours.stderr()

@@ -49,8 +49,9 @@ def test_one_line(text, environ):
 def test_the_changes_that_fit(words):
     done = ask(f"LAUNCH {words}")
     assert (done.code, done.err) == (0, "")
-    first, _, title, *rows = done.out.splitlines()
+    first, preload, _, title, *rows = done.out.splitlines()
     assert re.fullmatch(LINE, f"{first}\n")
+    assert preload == "preload: torch"
     assert title.split("  ")[0] == "inside torch"
     assert any(row.startswith("watch_workers ") and " patched " in row for row in rows)
 
