@@ -98,7 +98,7 @@ class Launch:
         given = {
             "parent": os.getpid(),
             "job": job and wire.encode(job),
-            # A fork server must import torch itself, with the workers' variables.
+            # With an explicit option, only the launch itself imports torch.
             "imports_torch": not (here.mode.is_direct or "hpc_preload" in here.asked),
         }
         # Objects close themselves if the process does not start.

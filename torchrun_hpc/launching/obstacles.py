@@ -1,4 +1,4 @@
-"""Why forks could differ from programs: what speaks against preloading by default.
+"""Obstacles to preloading by default: cases in which forks could differ from programs.
 
 A false alarm costs only speed.
 """
@@ -61,7 +61,7 @@ def of_default(options: Options, environ: Mapping[str, str]) -> str:
 
 
 def early_variable(words: Sequence[str]) -> str:
-    """Return which variable a script may set before it imports torch; or nothing.
+    """Return why a script may set a variable before it imports torch; or nothing.
 
     ``words`` are the script, or ``-m`` and a module. The script and its own modules are
     searched up to their first import of torch.
@@ -84,8 +84,8 @@ def early_variable(words: Sequence[str]) -> str:
         for package, names in _IMPORT.findall(text):
             if "dotenv" in (package or names):
                 return f"{path.name} reads variables with dotenv"
-            new = islice(_paths(path, folder, package, names), 500 - len(paths))
-            paths += [each for each in new if each not in paths]
+            more = islice(_paths(path, folder, package, names), 500 - len(paths))
+            paths += [each for each in more if each not in paths]
     return ""
 
 
@@ -96,8 +96,8 @@ def _paths(path: Path, folder: Path, package: str, names: str) -> Iterator[Path]
         package = package[1:]
         start = path = path.parent
     for name in names.strip("( ").split(","):
-        here = start
+        module = start
         for part in re.findall(r"\w+", f"{package}.{name.partition(' as ')[0]}"):
-            here /= part
-            yield here / "__init__.py"
-            yield Path(f"{here}.py")
+            module /= part
+            yield module / "__init__.py"
+            yield Path(f"{module}.py")

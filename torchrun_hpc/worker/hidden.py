@@ -98,8 +98,8 @@ class HiddenModules:
             is_of_script = isinstance(self._named.get(name), logging.Logger)
             present = logging.getLogger(name)
             if not is_of_script:
-                own: dict[str, Any] = {"parent": present.parent, "_cache": {}}
-                vars(present).update(vars(logger) | own)
+                context: dict[str, Any] = {"parent": present.parent, "_cache": {}}
+                vars(present).update(vars(logger) | context)
             # Modules refer to one object, and the script perhaps to the other.
             logger.__dict__ = present.__dict__
             self._named[name] = logger

@@ -79,18 +79,18 @@ def _import(name: str) -> None:
 
 def check_devices(opened: Iterable[int]) -> None:
     """Raise `ForkError` if an import has ``opened`` a device, such as a GPU."""
-    found = [path for path in map(procfs.target, opened) if not _NO_DEVICE.match(path)]
-    if found:
-        raise ForkError(f"the import initialised a device ({found[0]})")
+    paths = [path for path in map(procfs.target, opened) if not _NO_DEVICE.match(path)]
+    if paths:
+        raise ForkError(f"the import initialised a device ({paths[0]})")
 
 
 def build_problem() -> str:
     """Return why torch's build was never tried with forks: it is for other devices."""
     torch: Any = sys.modules["torch"]
     backend = getattr(torch._C, "_get_privateuse1_backend_name", str)()  # noqa: SLF001
-    found = [name for name in ("hip", "xpu") if getattr(torch.version, name, None)]
-    found += [backend] if backend not in ("", "privateuseone") else []
-    return f"this PyTorch is for {found[0]}" if found else ""
+    devices = [name for name in ("hip", "xpu") if getattr(torch.version, name, None)]
+    devices += [backend] if backend not in ("", "privateuseone") else []
+    return f"this PyTorch is for {devices[0]}" if devices else ""
 
 
 def check_names(folder: str) -> None:
