@@ -11,7 +11,7 @@ from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.watch import Watch
 from torchrun_hpc.stacks import inspection
 from torchrun_hpc.stacks.inspection import HANG, HangStacks, Inspection
-from torchrun_hpc.stacks.stall import CALLS, FORKS, FRAMES, STACKS
+from torchrun_hpc.stacks.stall import FORKS, FRAMES, STACKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +54,6 @@ class Observer:
         self.watch.on_hang = kept.sample
         self.replies = {
             FORKS: lambda _: inspection.sample(self.watch, 0, with_calls=False),
-            CALLS: lambda _: inspection.sample(self.watch, 0),
             FRAMES: lambda _: inspection.sample(self.watch, with_calls=False),
             STACKS: lambda _: inspection.sample(self.watch),
             HANG: lambda _: kept.latest(),

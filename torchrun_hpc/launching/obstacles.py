@@ -37,7 +37,7 @@ _PROFILERS = re.compile(
     r"|hpcrun|TAU|scorep|(seq|mpi|omp|pt|cuda)trace|profiler\b)[^/: ]*"
 )
 
-_MOST_BYTES = 2**18  # in all
+_MOST_BYTES, _MOST_PATHS = 2**18, 500  # in all
 
 # The import of torch that runs first, a string or an argument's name, other imports.
 _TORCH = re.compile(r"^(?:from|import) +torch\b", re.MULTILINE)
@@ -84,7 +84,8 @@ def early_variable(words: Sequence[str]) -> str:
         for package, names in _IMPORT.findall(text):
             if "dotenv" in (package or names):
                 return f"{path.name} reads variables with dotenv"
-            more = islice(_paths(path, folder, package, names), 500 - len(paths))
+            more = _paths(path, folder, package, names)
+            more = islice(more, _MOST_PATHS - len(paths))
             paths += [each for each in more if each not in paths]
     return ""
 

@@ -23,9 +23,9 @@ _DEFAULT = 1800  # seconds without progress
 _LINES = 30  # of the tree
 
 # Questions to all nodes: what their workers do now. For `FRAMES` and `STACKS`, py-spy
-# reads the stacks of workers that are no forks. `FORKS` and `FRAMES` leave out the
-# collectives, which cost a fork some milliseconds.
-FORKS, CALLS, FRAMES, STACKS = "forks", "calls", "frames", "stacks"
+# reads the stacks of workers that are no forks. Only `STACKS` includes the collectives,
+# which cost a fork some milliseconds.
+FORKS, FRAMES, STACKS = "forks", "frames", "stacks"
 
 
 def limit_of(plan: LaunchPlan, *, hears_all: bool) -> tuple[int, str]:
@@ -108,7 +108,7 @@ class StallReport:
             f"{self._seconds:.0f} s (--hpc-stall-report). The job continues:"
         )
         lines = tree.render(stacks, self._hosts())[:_LINES]
-        lines += collectives.compare(self._look(CALLS), self._hosts())
+        lines += collectives.compare(self._look(STACKS), self._hosts())
         console.write(Message("HPC171", text), "warning", [f"    {s}" for s in lines])
 
 

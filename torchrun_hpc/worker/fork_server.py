@@ -9,12 +9,14 @@ GPU driver cannot be forked.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import gc
 import os
 import select
 import signal
 import socket
+import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
 
 READY = b"ready"  # the answer after all imports; any other answer is a reason
 
-_WAKEUPS = 4096  # bytes, one for each signal
+_SIGNAL = struct.Struct("I8xI112x")  # number and sender, in linux/signalfd.h
+_SIGNAL_SET = b"\xff" * 128  # all, as a sigset_t of glibc and musl
 
 
 class Before(NamedTuple):
@@ -69,7 +72,7 @@ class ForkServer:
     def serve(self, connection: socket.socket, agent: int) -> None:
         """Fork workers until the agent ends; in a worker, run its script.
 
-        Block all signals: those to the agent's group are not for the fork server.
+        All signals are blocked. Schedulers send theirs to the agent as well.
         """
         os.setsid()
         end_with_parent(agent)()
@@ -117,33 +120,24 @@ class ForkServer:
     def _wait_for_worker(
         self, connection: socket.socket
     ) -> tuple[Request, socket.socket]:
-        ended, wakes = socket.socketpair()
-        ended.setblocking(False)  # noqa: FBT003
-        wakes.setblocking(False)  # noqa: FBT003
-        before = signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        signals = ctypes.CDLL(None).signalfd(-1, _SIGNAL_SET, 0)
         while True:
-            ready, _, _ = select.select([connection, ended, *self._ended], [], [])
-            if ended in ready:
-                ended.recv(_WAKEUPS)
-                self._tell_ends()
+            ready, _, _ = select.select([connection, signals, *self._ended], [], [])
+            if signals in ready:
+                self._take_signal(*_SIGNAL.unpack(os.read(signals, _SIGNAL.size)))
             for answers in self._ended.keys() & {*ready}:
                 # The agent has closed its end, so it signals the number no longer.
                 os.waitpid(self._ended.pop(answers), 0)
                 answers.close()
             if connection not in ready:
                 continue
-            received = requests.receive(connection)
-            if received is None:
+            if (received := requests.receive(connection)) is None:
                 os._exit(0)
             request, files = received
             questions = socket.socket(fileno=files.pop())
             if self._fork(files):
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, before)
-                workers = (*self._running.values(), *self._ended)
-                for opened in (connection, ended, wakes, *workers):
+                os.close(signals)
+                for opened in (connection, *self._running.values(), *self._ended):
                     opened.close()
                 environ = {**request.environ, **self._changed}
                 request = replace(request, environ=environ)
@@ -172,6 +166,15 @@ class ForkServer:
         if pid is not None:
             self._running[pid] = answers
         return False
+
+    def _take_signal(self, number: int, sender: int) -> None:
+        """Pass on a worker's signal to its parent, which would be the agent."""
+        if number == signal.SIGCHLD:
+            self._tell_ends()
+            return
+        with contextlib.suppress(ProcessLookupError):  # the sender has ended
+            if os.getsid(sender) in self._running:
+                os.kill(self._agent, number)
 
     def _tell_ends(self) -> None:
         """Tell the agent the exit codes of workers that have ended."""

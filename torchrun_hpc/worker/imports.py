@@ -119,7 +119,9 @@ def check_threads() -> None:
 
 def check_openmp(*, is_bound: bool) -> None:
     """Raise `ForkError` if OpenMP hangs in a fork, or leaves a bound fork's CPUs."""
-    if _fails_in_fork(lambda: _leaves_cpus(is_bound=is_bound)):
+    # Without torch, the trial uses no OpenMP. A library that binds shows it at import.
+    is_moved = is_bound and bool(affinity.chosen_by_import)
+    if is_moved or _fails_in_fork(lambda: _leaves_cpus(is_bound=is_bound)):
         raise ForkError("in a fork, OpenMP hangs or leaves the fork's CPUs")
 
 

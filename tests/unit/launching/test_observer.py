@@ -10,15 +10,14 @@ from inspected import worker
 from torchrun_hpc.launching.observer import Observer
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.sampling import WorkerStack, received
-from torchrun_hpc.stacks.stall import CALLS, FORKS, FRAMES, STACKS
+from torchrun_hpc.stacks.stall import FORKS, FRAMES, STACKS
 
 
 @pytest.mark.parametrize(
-    ("question", "starts"),
-    [(FORKS, False), (CALLS, False), (FRAMES, True), (STACKS, True)],
+    ("question", "starts"), [(FORKS, False), (FRAMES, True), (STACKS, True)]
 )
 def test_which_questions_start_py_spy(question, starts, monkeypatch):
-    """The default of the stall report must not: it asks only the first two."""
+    """The default of the stall report must not: it asks for `FORKS`."""
     started = []
     monkeypatch.setattr(sampling, "_program", lambda: started.append(1))
     observer = Observer()

@@ -13,7 +13,7 @@ from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.stacks import stall
 from torchrun_hpc.stacks.sampling import ENDED, WorkerStack
-from torchrun_hpc.stacks.stall import CALLS, FORKS, FRAMES, StallReport, limit_of
+from torchrun_hpc.stacks.stall import FORKS, FRAMES, STACKS, StallReport, limit_of
 
 HOSTS = {0: "jwb0001", 1: "jwb0002"}
 REDUCE = ("<module> train.py:12", "all_reduce c10d.py:9")
@@ -109,7 +109,7 @@ def test_what_it_asks(monkeypatch):
     made = StallReport(10, FORKS, collect, lambda: HOSTS)
     made.start()
     made._thread.join(PATIENCE)
-    assert asked == [FORKS, FORKS, CALLS]
+    assert asked == [FORKS, FORKS, STACKS]
 
 
 # --- what is reported ---------------------------------------------------------------
