@@ -31,8 +31,9 @@ FORKS, FRAMES, STACKS = "forks", "frames", "stacks"
 def limit_of(plan: LaunchPlan, *, hears_all: bool) -> tuple[int, str]:
     """Return after how many seconds to report a stall, and what to ask until then.
 
-    With 0 seconds, there is no report. The default starts no py-spy, so the workers
-    must be forks. It also needs to hear all nodes: the others may make progress.
+    With 0 seconds, there is no report. Before a stall, the default starts no py-spy, so
+    the workers must be forks. It also needs to hear all nodes: the others may make
+    progress.
     """
     asked, preload = plan.asked.hpc_stall_report, plan.workers.preload
     if asked is not None:
