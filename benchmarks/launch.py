@@ -6,7 +6,7 @@ On the test cluster (root, see tests/harness), with the management network close
 
 - the time from srun to the first all-reduce, on three nodes of one and of four workers,
   and on one of eight, of stock torchrun, of srun with one Python for each worker and
-  the variables by hand, of torchrun_hpc, and of torchrun_hpc with --hpc-preload=torch;
+  the variables by hand, of torchrun_hpc, and of torchrun_hpc without preloading;
 - a restart: the time from the end of a worker that fails to the script's first line on
   the last of four workers, and to the first one behind the import of torch;
 - of a node of eight workers, the files that are opened below site-packages (strace),

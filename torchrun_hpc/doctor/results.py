@@ -98,7 +98,7 @@ class Torch:
     Attributes:
         version: PyTorch's release; empty if only the launcher has imported PyTorch.
         import_s: Seconds that the launch's first ``import torch`` took on this node;
-            near 0 if a fork server had imported torch before (``--hpc-preload``).
+            near 0 if a fork server had imported torch before.
         libraries: Releases of ``cuda``, ``nccl``, ``hip`` and ``cudnn``, if present.
         gpus: Number of visible GPUs.
     """

@@ -42,7 +42,7 @@ _MOST_BYTES, _MOST_PATHS = 2**18, 500  # in all
 # The import of torch that runs first, a string or an argument's name, other imports.
 _TORCH = re.compile(r"^(?:from|import) +torch\b", re.MULTILINE)
 _NAME = re.compile(r"""(?<=['"])[A-Z]\w+(?=['"])|\b[A-Z]\w+(?= *=)""", re.ASCII)
-_IMPORT = re.compile(r"^[ \t]*(?:from +([\w.]+) +)?import +(.+)", re.MULTILINE)
+_IMPORT = re.compile(r"^[ \t]*(?:from +([\w.]+) +)?import +(\([^)]*|.+)", re.MULTILINE)
 
 
 def of_default(options: Options, environ: Mapping[str, str]) -> str:
@@ -67,8 +67,9 @@ def early_variable(words: Sequence[str]) -> str:
     searched up to their first import of torch.
     """
     folder = Path(script.folder(words))
-    main = folder.joinpath(*words[1].split(".")) if words[0] == "-m" else Path(words[0])
-    paths = [main, Path(f"{main}.py"), main / "__main__.py"]
+    module = words[1] if words[0] == "-m" else ""
+    main = folder.joinpath(*module.split(".")) if module else Path(words[0])
+    paths = [*_paths(main, folder, module, ""), main, main / "__main__.py"]
     left = _MOST_BYTES
     for path in paths:  # more are appended
         try:
@@ -77,8 +78,7 @@ def early_variable(words: Sequence[str]) -> str:
         except OSError:
             continue
         left -= len(text)
-        if torch := _TORCH.search(text):
-            text = text[: torch.start()]
+        text = _TORCH.split(text, maxsplit=1)[0]
         if variables := [*filter(is_read, _NAME.findall(text))]:
             return f"{path.name} names {variables[0]}"
         for package, names in _IMPORT.findall(text):

@@ -1,8 +1,8 @@
-"""``--hpc-preload``: import once, split off the fork server, let it start workers.
+"""Preloading: import once, split off the fork server, let it start the workers.
 
 The fork server imports all modules except torch, so that their side effects do not
-reach the agent. If preloading fails, each worker is started by exec, and a message
-gives the reason.
+reach the agent. If preloading fails, each worker is started by exec. If the user has
+asked for it, a message gives the reason.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import socket
 import sys
+from multiprocessing.connection import wait  # select(2) is limited to 1024 files
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import waiting
@@ -75,7 +75,7 @@ class Preloaded:
             imports.check_threads()
             server = ForkServer(words, self._preload, Before(*before, self._environ))
             self._connection, self.server = _split_off(server)
-        except ForkError as problem:
+        except (ForkError, OSError) as problem:
             self._problem = str(problem)
 
     def check(self, environ: Mapping[str, str], *, is_reporter: bool) -> str:
@@ -189,7 +189,7 @@ def _answer(connection: socket.socket, preload: Preload, *, is_reporter: bool) -
         console.write(Message("HPC170", text))
 
     waiting.until(
-        lambda: select.select([connection], [], [], waiting.PAUSE)[0],
+        lambda: wait([connection], waiting.PAUSE),
         report=report,
         is_reporter=is_reporter,
         pause=0,

@@ -20,7 +20,7 @@ COMMAND = "python -m torchrun_hpc.stacks"
 _TIMEOUT = 30.0  # seconds for the agent to answer; it waits five for other nodes
 
 _EQUAL = "all ranks have called the same collectives"
-_UNKNOWN = "no collectives are known: start the job with --hpc-preload=torch"
+_UNKNOWN = "no collectives are known: workers called none, or were not preloaded"
 
 NOT_FOUND = 1  # exit code: no job, no stack, or a launch without an answer
 

@@ -88,7 +88,7 @@ class StallReport:
             if _have_gone_on(stacks, before, now - looked):
                 since = now
             elif is_seen and now - since >= self._seconds:
-                self._report(stacks)
+                self._report(self._look(STACKS) or stacks)
                 return
             before, looked = stacks, now
 
@@ -109,7 +109,7 @@ class StallReport:
             f"{self._seconds:.0f} s (--hpc-stall-report). The job continues:"
         )
         lines = tree.render(stacks, self._hosts())[:_LINES]
-        lines += collectives.compare(self._look(STACKS), self._hosts())
+        lines += collectives.compare(stacks, self._hosts())
         console.write(Message("HPC171", text), "warning", [f"    {s}" for s in lines])
 
 

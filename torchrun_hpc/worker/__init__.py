@@ -1,6 +1,6 @@
 """Code that runs in the process of a worker, or for it.
 
-With ``--hpc-preload`` a `fork_server`, which splits off from the agent, starts the
+With preloading, a `fork_server`, which splits off from the agent, starts the
 workers. `process` and `script` do in a fork what exec would do.
 """
 

@@ -13,11 +13,11 @@ import ctypes
 import errno
 import gc
 import os
-import select
 import signal
 import socket
 import struct
 from dataclasses import replace
+from multiprocessing.connection import wait  # select(2) is limited to 1024 files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.failures.worker import exit_code_of
@@ -122,7 +122,7 @@ class ForkServer:
     ) -> tuple[Request, socket.socket]:
         signals = ctypes.CDLL(None).signalfd(-1, _SIGNAL_SET, 0)
         while True:
-            ready, _, _ = select.select([connection, signals, *self._ended], [], [])
+            ready = wait([connection, signals, *self._ended])
             if signals in ready:
                 self._take_signal(*_SIGNAL.unpack(os.read(signals, _SIGNAL.size)))
             for answers in self._ended.keys() & {*ready}:
@@ -172,8 +172,8 @@ class ForkServer:
         if number == signal.SIGCHLD:
             self._tell_ends()
             return
-        with contextlib.suppress(ProcessLookupError):  # the sender has ended
-            if os.getsid(sender) in self._running:
+        with contextlib.suppress(OSError):  # the sender has ended
+            if os.getsid(sender) in {*self._running, *self._ended.values()}:
                 os.kill(self._agent, number)
 
     def _tell_ends(self) -> None:

@@ -15,7 +15,6 @@ import errno
 import math
 import os
 import resource
-import select
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import wait  # select(2) is limited to 1024 files
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import waiting, wire
@@ -138,7 +138,7 @@ class ForkedWorker:
         A look changes nothing: its process number may still be signalled.
         """
         with self._lock:
-            if self._code is None and select.select([self._answers], [], [], 0)[0]:
+            if self._code is None and wait([self._answers], 0):
                 # A signal's exception may interrupt this, so it must be repeatable.
                 number = self._answers.recv(_ANSWER, socket.MSG_PEEK)
                 self._code = int(number) if number else -signal.SIGKILL
@@ -179,7 +179,7 @@ class ForkedWorker:
     def _receive(self, timeout: float) -> bytes:
         found = b""
         with contextlib.suppress(OSError, ValueError):  # it has ended
-            while select.select([self._questions], [], [], 0 if found else timeout)[0]:
+            while wait([self._questions], 0 if found else timeout):
                 found = self._questions.recv(_RECORD, socket.MSG_DONTWAIT)
                 if found[:1] == LAST:
                     self._left = found[1:]

@@ -173,6 +173,49 @@ def test_what_modules_do_is_not_for_the_agent(run):
     assert (done.stdout.splitlines(), done.stderr) == (expected, "")
 
 
+def test_a_process_with_many_open_files(run):
+    """As the head node of a large job has them; select(2) knows only 1024."""
+    done = run(
+        """
+        import resource
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+        files = [os.dup(1) for _ in range(1100)]
+        preloaded = start("json")
+        print(preloaded.problem, worker(preloaded).wait())
+        """
+    )
+    assert (done.stdout, done.stderr) == ("None 0\n", "")
+
+
+def test_a_process_that_ignores_the_ends_of_children(run):
+    """Nobody gets exit codes then, so each worker is started by exec."""
+    program = """
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        print(start("json").problem)
+        """
+    done = run(A_THREAD + textwrap.dedent(program))
+    problem = "[Errno 10] No child processes"
+    assert done.stdout == f"{PREFIX.format('json')}{problem}\n", done.stderr
+
+
+def test_a_signal_to_the_parent_before_the_end(run):
+    """The fork server reads the news of the end first, as its number is lower."""
+    done = run(
+        """
+        got = []
+        signal.signal(signal.SIGRTMIN, lambda *_: got.append(1))
+        preloaded = start("json")
+        codes = {worker(preloaded).wait() for _ in range(20)}
+        while len(got) < 20:
+            time.sleep(0.01)
+        print(codes)
+        """,
+        script="import os, signal; os.kill(os.getppid(), signal.SIGRTMIN); os._exit(3)",
+    )
+    assert (done.stdout, done.stderr) == ("{3}\n", "")
+
+
 def test_a_library_that_ends_its_threads_before_a_fork(run):
     """So does OpenBLAS, which numpy has, and torch with it."""
     done = run(

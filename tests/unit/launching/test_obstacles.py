@@ -92,6 +92,10 @@ FILES = {
         },
         "h.py names OMP_SCHEDULE",
     ),
+    "names on lines of their own": (
+        {"a.py": "from b import (\n    c,\n    d,\n)", "b/d.py": "e['OMP_SCHEDULE']"},
+        "d.py names OMP_SCHEDULE",
+    ),
     "circle": ({"a.py": "import b", "b.py": "import a, b"}, ""),
     "no text": ({"a.py": "\0\xff", "b.py": ""}, ""),
     "large": ({"a.py": "#" * 2**18 + "\n'TORCH_LOGS'"}, ""),
@@ -112,6 +116,15 @@ def test_variables_of_a_script(tmp_path, monkeypatch, case):
     assert of_default(words=["a"], module=True) == found
     (tmp_path / "a.py").rename(tmp_path / "__main__.py")
     assert of_default(words=["."]) == found.replace("a.py", "__main__.py")
+
+
+def test_the_packages_of_a_module(tmp_path, monkeypatch):
+    """They run before it."""
+    (tmp_path / "b" / "c").mkdir(parents=True)
+    (tmp_path / "b" / "__init__.py").write_text("e['OMP_SCHEDULE']")
+    monkeypatch.chdir(tmp_path)
+    found = of_default(words=["b.c.d"], module=True)
+    assert found == "__init__.py names OMP_SCHEDULE"
 
 
 @given(st.text("import from.,()ab_'\n\t \0/#"))

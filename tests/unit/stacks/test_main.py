@@ -251,7 +251,7 @@ def test_a_job_that_cannot_be_found_out(serve, run, monkeypatch):
 # --- collectives ----------------------------------------------------------------------
 
 EQUAL = "all ranks have called the same collectives"
-UNKNOWN = "no collectives are known: start the job with --hpc-preload=torch"
+UNKNOWN = "no collectives are known: workers called none, or were not preloaded"
 CALL = {"number": 4, "operation": "barrier", "shape": ""}
 
 

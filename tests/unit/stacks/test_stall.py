@@ -95,13 +95,13 @@ def test_when_a_stall_is_reported(asked, preload, hears_all, expected):
     assert limit_of(plan, hears_all=hears_all) == expected
 
 
-def test_what_it_asks(monkeypatch):
-    """Its question until there is a stall, and then what the workers have called."""
+def test_what_it_asks(monkeypatch, capfd):
+    """Its question until there is a stall, and then all that is reported."""
     asked, clock = [], itertools.count(step=10.0)
 
     def collect(question):
         asked.append(question)
-        return WAITING
+        return NO_ANSWER if question == FORKS else ONE_READS
 
     monkeypatch.setattr(stall, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(stall, "_LONGEST", 0)
@@ -110,6 +110,7 @@ def test_what_it_asks(monkeypatch):
     made.start()
     made._thread.join(PATIENCE)
     assert asked == [FORKS, FORKS, STACKS]
+    assert capfd.readouterr().err.splitlines() == REPORT
 
 
 # --- what is reported ---------------------------------------------------------------

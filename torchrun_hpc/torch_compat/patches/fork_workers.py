@@ -1,6 +1,6 @@
 """Workers are forks of a process that has already imported torch.
 
-Used with ``--hpc-preload`` only. A worker that cannot be a fork is started as usual.
+Used with preloading only. A worker that cannot be a fork is started as usual.
 """
 
 from __future__ import annotations
