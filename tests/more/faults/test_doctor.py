@@ -184,10 +184,12 @@ def send(cluster, host, module, number):
     """Send a signal to the processes of a module on one node, once there are any."""
     code = f"""
 import psutil, time
+def words(process):  # the title of a fork is one text
+    return " ".join(process.info["cmdline"] or []).split()
 while True:
     running = [p for p in psutil.process_iter(["cmdline"])
-               if {module!r} in (p.info["cmdline"] or [])
-               and "torchrun_hpc.doctor.launch" not in p.info["cmdline"]]
+               if {module!r} in words(p)
+               and "torchrun_hpc.doctor.launch" not in words(p)]
     for process in running:
         process.send_signal({int(number)})
     if running:
