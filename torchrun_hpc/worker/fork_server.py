@@ -123,7 +123,7 @@ class ForkServer:
         signals = ctypes.CDLL(None).signalfd(-1, _SIGNAL_SET, 0)
         while True:
             ready = wait([connection, signals, *self._ended])
-            if signals in ready:
+            while wait([signals], 0):  # before a sender's number is freed
                 self._take_signal(*_SIGNAL.unpack(os.read(signals, _SIGNAL.size)))
             for answers in self._ended.keys() & {*ready}:
                 # The agent has closed its end, so it signals the number no longer.

@@ -199,19 +199,25 @@ def test_a_process_that_ignores_the_ends_of_children(run):
     assert done.stdout == f"{PREFIX.format('json')}{problem}\n", done.stderr
 
 
-def test_a_signal_to_the_parent_before_the_end(run):
+def test_signals_to_the_parent_before_the_end(run):
     """The fork server reads the news of the end first, as its number is lower."""
     done = run(
         """
         got = []
-        signal.signal(signal.SIGRTMIN, lambda *_: got.append(1))
+        for number in (40, 41):
+            signal.signal(number, lambda *_: got.append(1))
         preloaded = start("json")
         codes = {worker(preloaded).wait() for _ in range(20)}
-        while len(got) < 20:
+        while len(got) < 40:
             time.sleep(0.01)
         print(codes)
         """,
-        script="import os, signal; os.kill(os.getppid(), signal.SIGRTMIN); os._exit(3)",
+        script="""
+            import os
+            os.kill(os.getppid(), 40)
+            os.kill(os.getppid(), 41)
+            os._exit(3)
+            """,
     )
     assert (done.stdout, done.stderr) == ("{3}\n", "")
 
