@@ -23,7 +23,7 @@ _DEFAULT = 1800  # seconds without progress
 _LINES = 30  # of the tree
 
 # Questions to all nodes: what their workers do now. For `FRAMES` and `STACKS`, py-spy
-# reads the stacks of workers that are no forks. Only `STACKS` includes the collectives,
+# reads the stacks of workers that do not answer. Only `STACKS` includes the collectives,
 # which cost a fork some milliseconds.
 FORKS, FRAMES, STACKS = "forks", "frames", "stacks"
 
