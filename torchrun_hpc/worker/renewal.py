@@ -55,7 +55,7 @@ class Renewal:
         late = sorted(n for n in changed if self._start.get(n) != now.get(n))
         if late and now.get("RANK") == "0":
             text = f"{', '.join(late)} changed after the launcher's import of PyTorch. "
-            text += "Export the variables in the job script, or pass --hpc-preload=none"
+            text += "Export variables in the job script, or pass --hpc-preload=none"
             console.write(Message("HPC249", text), "warning")
 
 
