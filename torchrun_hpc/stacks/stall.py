@@ -23,8 +23,8 @@ _DEFAULT = 1800  # seconds without progress
 _LINES = 30  # of the tree
 
 # Questions to all nodes: what their workers do now. For `FRAMES` and `STACKS`, py-spy
-# reads the stacks of workers that do not answer. Only `STACKS` includes the collectives,
-# which cost a fork some milliseconds.
+# reads the stacks of workers that do not answer. Only `STACKS` includes the
+# collectives, which cost a fork some milliseconds.
 FORKS, FRAMES, STACKS = "forks", "frames", "stacks"
 
 
