@@ -8,8 +8,10 @@ The type hints of a dataclass or typed dictionary define how it is written and r
   texts is a list of pairs
 - ``Any``, which is written and read as text
 - ``| None``: a missing field is ``None``; without this hint it is an error
-- `AnyText`, and ``Annotated`` with a `short_text`, or with a function that returns the
-  value or raises ``ValueError``
+- a union of classes, as an object whose only key is the name of the value's class:
+  ``{"join_request": ...}``
+- `AnyText`, `Plain`, and ``Annotated`` with a `short_text`, or with a function that
+  returns the value or raises ``ValueError``
 
 Other fields are ignored. A dataclass's method ``check`` can raise ``ValueError``.
 """
@@ -96,9 +98,9 @@ class Lines:
 # --- values -----------------------------------------------------------------------
 
 
-def encode(value: Any) -> Any:
-    """Write a dataclass as plain data."""
-    return _write(_cached(type(value)), value)
+def encode(value: Any, kind: Any = None) -> Any:
+    """Write a dataclass, or a member of a union ``kind``, as plain data."""
+    return _write(_cached(kind or type(value)), value)
 
 
 def decode(kind: type[_T], data: object) -> _T:
@@ -107,9 +109,13 @@ def decode(kind: type[_T], data: object) -> _T:
     try:
         value: _T = form.read(data)
     except _FAULTS:
-        words = re.sub("(?<=[a-z])(?=[A-Z])", " ", getattr(kind, "__name__", "it"))
-        raise WireError(f"not a {words.lower()}") from None
+        raise WireError(f"not a {_words(kind)}") from None
     return value
+
+
+def _words(kind: Any) -> str:
+    name = getattr(kind, "__name__", "message")
+    return re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()
 
 
 class _Form(NamedTuple):
@@ -210,7 +216,24 @@ def _annotated(_: Any, kind: Any, how: Any) -> _Form:
     return _Form(lambda data: how(read(data)), write)
 
 
-def _optional(_: Any, kind: Any, _none: Any) -> _Form:
+def _union(_: Any, *kinds: Any) -> _Form:
+    if types.NoneType in kinds:
+        return _optional(kinds[0])
+    tags = {kind: _words(kind).replace(" ", "_") for kind in kinds}
+    forms = {tag: _form(kind) for kind, tag in tags.items()}
+
+    def read(data: Any) -> Any:
+        ((tag, value),) = _object(data).items()
+        return forms[tag].read(value)
+
+    def write(value: Any) -> Any:
+        tag = tags[type(value)]
+        return {tag: _write(forms[tag], value)}
+
+    return _Form(read, write)
+
+
+def _optional(kind: Any) -> _Form:
     read, write = _form(kind)
     return _Form(
         lambda data: None if data is None else read(data),
@@ -260,6 +283,8 @@ def _mapping(_: Any, key: Any, part: Any) -> _Form:
 
 # A text that may have unprintable characters.
 AnyText = Annotated[str, _Form(_any_text)]
+# JSON for the one who asked for it: neither checked nor changed.
+Plain = Annotated[Any, _Form(lambda data: data)]
 
 _PLAIN = {
     bool: _Form(_exactly(bool)),
@@ -269,7 +294,7 @@ _PLAIN = {
     Any: _Form(_text, str),
 }
 _MADE_OF: dict[Any, Callable[..., _Form]] = {
-    **dict.fromkeys((types.UnionType, typing.Union), _optional),
+    **dict.fromkeys((types.UnionType, typing.Union), _union),
     **dict.fromkeys((list, Sequence), _sequence),
     **dict.fromkeys((dict, Mapping), _mapping),
     tuple: _tuple,

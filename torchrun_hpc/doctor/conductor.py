@@ -98,19 +98,20 @@ class Conductor:
         """
         asked, client = {*tasks}, self._client
 
-        def wait(replies: Mapping[int, Any]) -> None:
+        def wait(arrived: Callable[[], Mapping[int, Any]]) -> None:
             def until(is_done: Callable[[], bool], limit: float) -> bool:
                 def report(waited: float) -> None:
-                    done = f"{len(asked & replies.keys())} of {len(asked)} {have}"
+                    done = f"{len(asked & arrived().keys())} of {len(asked)} {have}"
                     after = f"after {waited:.0f} s of at most {limit:.0f} s"
                     self._progress(f"{done} {after}")
 
                 return waiting.until(is_done, limit, report)
 
             def are_all() -> bool:
-                return asked <= replies.keys() or client.failure is not None
+                return asked <= arrived().keys() or client.state.failure is not None
 
             def has_failed() -> bool:
+                replies = arrived()
                 return what == LAUNCH and any(
                     each is None or (isinstance(each, dict) and each.get("code"))
                     for each in map(replies.get, asked & replies.keys())
@@ -120,8 +121,8 @@ class Conductor:
             if has_failed() and not until(are_all, _REST):
                 client.ask_all(STOP, lambda _: None)
                 until(are_all, _REST)
-            if client.failure is not None:
-                raise JobFailedError(client.failure)
+            if (failure := client.state.failure) is not None:
+                raise JobFailedError(failure)
 
         replies = client.ask_all(what, wait, about)
         found = {}

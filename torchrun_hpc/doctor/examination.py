@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torchrun_hpc.doctor import place, summary
 from torchrun_hpc.doctor.conductor import Conductor
@@ -16,18 +17,21 @@ from torchrun_hpc.failures.failure import Kind
 from torchrun_hpc.launching import environment
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.rendezvous import messages
-from torchrun_hpc.rendezvous.connection import Connection
+from torchrun_hpc.rendezvous.client import Listener
+from torchrun_hpc.rendezvous.connection import Connection, settings_of
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
-from torchrun_hpc.rendezvous.protocol import Settings
+from torchrun_hpc.rendezvous.messages import Looking
 from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import pmi
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from torchrun_hpc.doctor.place import Place, Wishes
     from torchrun_hpc.doctor.results import Report
     from torchrun_hpc.launching.abort import LaunchState
+    from torchrun_hpc.rendezvous.messages import News
+    from torchrun_hpc.rendezvous.protocol import Settings
 
 # Seconds. A coordinator on task 0 waits for silent nodes, because task 0 limits each
 # wait. A coordinator elsewhere gives up a node after `_SILENCE` seconds or more, and
@@ -63,15 +67,19 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
         on_first()
     member = Member(here, wishes, seen.environ)
 
-    def hear(event: Mapping[str, Any]) -> None:
-        message = messages.render(event, where)
-        if message is not None and "looking" in event:
+    def hear(news: News) -> None:
+        message = news.words(where) if isinstance(news, Looking) else None
+        if message is not None:
             tell(message)
 
     conductor = Conductor(here, wishes, tell)  # keeps the start time
-    settings = _settings(here, wishes.timeout)
     connection = Connection(
-        where, settings, seen.environ, hear, segment=_SEGMENT, replies=member.replies
+        where,
+        _settings(here, wishes.timeout),
+        seen.environ,
+        Listener(hear),
+        segment=_SEGMENT,
+        replies=member.replies,
     )
     member.key = connection.key
     try:
@@ -94,13 +102,9 @@ def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
 def _settings(here: Place, timeout: float) -> Settings:
     where = here.tasks_meeting
     has_limits = where.is_coordinator and here.task.rank == 0
-    return Settings(
-        run_id="doctor",
-        nodes=where.nodes,
-        coordinator=where.coordinator or 0,
-        join_timeout=_LONGEST,
-        silence_timeout=_LONGEST if has_limits else max(_SILENCE, int(timeout)),
-    )
+    silence_timeout = _LONGEST if has_limits else max(_SILENCE, int(timeout))
+    settings = settings_of(where, "doctor", silence_timeout)
+    return replace(settings, join_timeout=_LONGEST)
 
 
 def _why(error: Exception, here: Place, timeout: float) -> Message:

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor.results import Link
+from torchrun_hpc.rendezvous.key import UnprovedError
 from torchrun_hpc.rendezvous.loop import Loop
-from torchrun_hpc.rendezvous.proof import UnprovedError
 from torchrun_hpc.rendezvous.protocol import JOIN_REQUEST_LIMIT
-from torchrun_hpc.rendezvous.server import CoordinatorServer, listen
+from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS, Caller, Server, listen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,16 +102,14 @@ class Links:
         self._key = key
         listening = listen(address or None, 0)
         self.port: int = listening.getsockname()[1]
-        self._arrivals = _Arrivals(nodes)
         self._loop = Loop()
         self._loop.start()
-        coordinator: Any = self._arrivals
-        self._server = CoordinatorServer(self._loop, listening, coordinator, key)
-        self._server.start()
+        self._arrivals = _Arrivals(self._loop, listening, key, nodes)
+        self._arrivals.start()
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.close()
+        self._arrivals.close()
         self._loop.close()
 
     def measure(self, own: Peer, other: Peer, turn: str) -> Link:
@@ -151,28 +149,24 @@ class Links:
         return opened
 
 
-class _Arrivals:
-    """Connections from nodes that have proved that they belong to the job.
+class _Arrivals(Server):
+    """Connections from nodes that have proved that they belong to the job."""
 
-    It replaces the coordinator of a server, which asks for the proofs.
-    """
-
-    all_informed, expects_nodes, unproved = True, False, ()
-
-    def __init__(self, nodes: int) -> None:
-        self.settings = self.members = self
-        self.nodes = nodes
-        self.outbox: list[Any] = []
+    def __init__(
+        self, loop: Loop, listening: socket.socket, key: Key, nodes: int
+    ) -> None:
+        super().__init__(loop, listening, key, nodes + UNKNOWN_PEERS)
+        self._nodes = nodes
         self._arrived: dict[int, tuple[str, socket.socket]] = {}
         self._changed = threading.Condition()
 
-    def receive(self, connection: Any, message: Mapping[str, Any]) -> None:
+    def proved(self, caller: Caller, request: Mapping[str, Any]) -> None:
         """Keep a node's latest connection for `wait`."""
-        rank, turn = wire.decode(tuple[int, str], message.get("from"))
-        if rank not in range(self.nodes):
+        rank, turn = wire.decode(tuple[int, str], request.get("from"))
+        if rank not in range(self._nodes):
             raise wire.WireError(f"there is no node {rank}")
-        kept = connection.transport.get_extra_info("socket").dup()
-        connection.transport.abort()
+        kept = caller.transport.get_extra_info("socket").dup()
+        caller.transport.abort()
         try:
             kept.send(_ACCEPTED)
             kept.settimeout(_MESSAGE_TIMEOUT)  # asyncio has set TCP_NODELAY
@@ -195,11 +189,6 @@ class _Arrivals:
         if found is None or name != turn:
             raise ConnectionError(_NOBODY_CAME)
         return found
-
-    def ignore(self, *_: object, **__: object) -> None:
-        """Do nothing: the server does the rest."""
-
-    came_unproved = disconnected = tick = ignore
 
 
 def _reason(error: Exception) -> str:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchrun_hpc import schedulers, wire
 from torchrun_hpc.errors import LaunchError, Message
@@ -29,7 +29,7 @@ from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers.job import LaunchContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.preflight import Preflight
@@ -106,8 +106,8 @@ def give_up(fault: LaunchError, known: LaunchState, *, is_silent: bool = False) 
             details = [advice] if advice else ()
             console.write(Message(fault.code, text), "error", details)
 
-    def wait(event: Mapping[str, Any]) -> None:
-        if event.get("looking", 0) >= _SOON:
+    def wait(seconds: int) -> None:
+        if seconds >= _SOON:
             print_once(advice)
 
     if place is None:
@@ -171,17 +171,22 @@ def tell(
     place: Meeting,
     reason: str,
     limit: float,
-    wait: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    wait: Callable[[int], None] = lambda _: None,
 ) -> bool:
     """Tell the other nodes why this one gives up; return whether to tell the user.
 
     The user already knows if another node has failed for the same reason. `limit` is in
     seconds: to look for the coordinator, or on its node, to stay for the others. `wait`
-    is called each second.
+    is called each second of the search, with their number.
     """
     # Few launches need these, and direct mode must start fast.
     from torchrun_hpc.failures.failure import Failure, Kind  # noqa: PLC0415
-    from torchrun_hpc.rendezvous import notice  # noqa: PLC0415
+    from torchrun_hpc.rendezvous import connection  # noqa: PLC0415
+    from torchrun_hpc.rendezvous.messages import Looking, News  # noqa: PLC0415
+
+    def hear(news: News) -> None:
+        if isinstance(news, Looking):
+            wait(news.seconds)
 
     own = (place.node_rank,)
     now = time.time()
@@ -190,7 +195,7 @@ def tell(
     heard = None
     # KeyboardInterrupt: the user ended the wait. OSError: no files are left.
     with contextlib.suppress(KeyboardInterrupt, OSError), _reported(limit):
-        heard = notice.inform(place, failure, limit, wait)
+        heard = connection.inform(place, failure, limit, hear)
     return heard is None or heard.nodes == own or heard.text != failure.text
 
 

@@ -81,12 +81,12 @@ def meet(
 def _ask(client: Client, meeting: Meeting, limit: float) -> dict[int, Description]:
     total = meeting.nodes
 
-    def wait(replies: Mapping[int, Any]) -> None:
+    def wait(replies: Callable[[], Mapping[int, Any]]) -> None:
         _wait(
             client,
-            lambda: len(replies) >= total,
+            lambda: len(replies()) >= total,
             limit,
-            lambda: f"{len(replies)} of {total} nodes have answered",
+            lambda: f"{len(replies())} of {total} nodes have answered",
         )
 
     found = client.ask_all("plan", wait)
@@ -116,8 +116,8 @@ def _wait(
             text = f"{state()} after {waited:.0f} s. The limit is {limit:.0f} s"
             console.write(Message("HPC100", text))
 
-    waiting.until(lambda: condition() or client.failure, limit, report)
-    is_done = condition()
-    if not is_done and client.failure is not None:
-        raise JobFailedError(client.failure)
+    waiting.until(lambda: condition() or client.state.failure, limit, report)
+    is_done, failure = condition(), client.state.failure
+    if not is_done and failure is not None:
+        raise JobFailedError(failure)
     return is_done

@@ -35,8 +35,8 @@ def ask_for_stacks(client: Client, what: str, timeout: float) -> dict[int, Any]:
     # also passes on questions to this node.
     others = every - {client.request.rank} if what == HANG else active
 
-    def wait(replies: Mapping[int, Any]) -> None:
-        client.wait_for(lambda: others <= replies.keys(), timeout)
+    def wait(replies: Callable[[], Mapping[int, Any]]) -> None:
+        client.wait_for(lambda: others <= replies().keys(), timeout)
 
     return {node: [] for node in spares} | client.ask_all(what, wait)
 

@@ -5,15 +5,14 @@ compare-and-set until it lists them all. Here every node connects to the coordin
 which replies when all have connected. The same connection then carries restarts, the
 end, and failures.
 
-`protocol` has the messages. `coordinator` decides, without clock or network. Its parts
-are `members` (the agents), `rounds`, `roster` (all nodes), `policy`, `phases`, `record`
-and `key_value_store`. `server` serves it.
+`protocol` has the messages, `messages` what users read of them. `coordinator` decides,
+without clock or network. Its parts are `rounds`, `roster` (the nodes), `record` and
+`key_value_store`. `server` serves it.
 
-`client` is an agent's connection to it. `search` finds it at its expected address. With
-spares, `member` and `peers` find the next one, or become it. `liveness` counts the
-signs of life.
+`client` is an agent's connection to it, and `member` what its node knows of the job.
+`search` finds the coordinator at its expected address. With spares, `peers` find the
+next one, or become it. `key` proves that both ends belong to the job.
 
-`connection` opens and closes all of these, in the thread of a `loop`. `notice` does so
-for a node that cannot start. `handler` and `store` are for PyTorch's agent. Only they
-import torch.
+`connection` opens and closes all of these, in the thread of a `loop`. `handler` is for
+PyTorch's agent. Only it imports torch.
 """

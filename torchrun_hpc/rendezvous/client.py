@@ -10,12 +10,12 @@ import itertools
 import logging
 import math
 import threading
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import wire
-from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.failures.report import COLLECT_TIMEOUT
 from torchrun_hpc.rendezvous.errors import (
@@ -25,16 +25,47 @@ from torchrun_hpc.rendezvous.errors import (
     RefusedError,
     RoundOverError,
 )
-from torchrun_hpc.rendezvous.liveness import Silence
-from torchrun_hpc.rendezvous.loop import now
+from torchrun_hpc.rendezvous.loop import Lease, Silence, now
+from torchrun_hpc.rendezvous.messages import News, Suspended
+from torchrun_hpc.rendezvous.protocol import (
+    SUSPENDED,
+    Answer,
+    Asked,
+    Bye,
+    Died,
+    Done,
+    Ended,
+    GaveUp,
+    Go,
+    Heartbeat,
+    Join,
+    Over,
+    Prepare,
+    Printed,
+    Question,
+    QuestionOver,
+    Read,
+    Replied,
+    Report,
+    WantsReport,
+    Welcome,
+)
+from torchrun_hpc.rendezvous.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
+    from torchrun_hpc.failures.collection import Summary
     from torchrun_hpc.rendezvous.loop import Loop
+    from torchrun_hpc.rendezvous.member import Member
     from torchrun_hpc.rendezvous.peers import Peers
-    from torchrun_hpc.rendezvous.protocol import JoinRequest
-    from torchrun_hpc.rendezvous.record import Record
+    from torchrun_hpc.rendezvous.protocol import (
+        FromAgent,
+        FromCoordinator,
+        JoinRequest,
+        Store,
+        StoreRequest,
+    )
     from torchrun_hpc.rendezvous.search import Channel, Find
 
 _log = logging.getLogger(__name__)
@@ -53,159 +84,247 @@ def never() -> bool:
     return False
 
 
+@dataclass(frozen=True)
+class Listener:
+    """What follows from what an agent hears. All are called aside, and may block.
+
+    Attributes:
+        tell: Shows the user some news.
+        report: Reports the failed workers; returns the first failure, of which it may
+            know more.
+        reply: Replies to a question to all agents.
+        end_workers: Ends the workers of this node at once. It is called apart: a disk
+            may hang, and others wait for an answer.
+    """
+
+    tell: Callable[[News], None] = lambda _: None
+    report: Callable[[Summary], Failure] = attrgetter("first")
+    reply: Callable[[Asked], None] = lambda _: None
+    end_workers: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class State:
+    """What an agent knows of its job.
+
+    Attributes:
+        is_running: Whether it connects, or is connected.
+        is_accepted: Whether a coordinator has accepted it.
+        is_leaving: Whether the end of its connection is no failure.
+        problem: Why it cannot connect.
+        wanted: The round that it joined last; -1 before the first one.
+        next_round: The round that it joins next.
+        prepared: The record of a round that it has not confirmed yet.
+        round: Its latest round.
+        go: The start of this round, until it joins the next one.
+        is_over: Whether that round is over.
+        hangs: Whether it is over because a collective failed.
+        own_failure: The first failure of a worker here in this round.
+        failure: Why the job has failed.
+        ending: How it has ended for all nodes.
+        wants_report: Whether it has asked for the failed workers.
+        is_reported: Whether the user knows which workers have failed.
+        answer: The latest one of the agents' store.
+        replies: To its own questions, by number and node.
+    """
+
+    is_running: bool = False
+    is_accepted: bool = False
+    is_leaving: bool = False
+    problem: Exception | None = None
+    wanted: int = -1
+    next_round: int = 0
+    prepared: Record | None = None
+    round: int = 0
+    go: Go | None = None
+    is_over: bool = False
+    hangs: bool = False
+    own_failure: Failure | None = None
+    failure: Failure | None = None
+    ending: Ended | None = None
+    wants_report: bool = False
+    is_reported: bool = False
+    answer: Answer | None = None
+    replies: Mapping[int, Mapping[int, Any]] = field(default_factory=dict)
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether all nodes have finished."""
+        return self.ending is not None and self.ending.failure is None
+
+    @property
+    def is_unreported(self) -> bool:
+        """Whether a worker has failed, and nobody has reported it yet."""
+        is_worker = self.failure is not None and self.failure.kind is Kind.WORKER
+        return is_worker and not self.is_reported
+
+    def answer_to(self, number: int) -> Answer | None:
+        """Return the answer to a request, if it is the latest one."""
+        is_this = self.answer is not None and self.answer.number == number
+        return self.answer if is_this else None
+
+    def after(self, message: FromCoordinator) -> State:  # noqa: PLR0911 - each message
+        """Return what the agent knows after a message."""
+        match message:
+            case Welcome(round=number):
+                # Another coordinator may begin an earlier round than this agent joined.
+                wanted = min(self.wanted, number)
+                return replace(self, is_accepted=True, wanted=wanted, next_round=number)
+            case Go(round=number):
+                begun = replace(self, go=message, round=number, is_over=False)
+                return replace(begun, next_round=number + 1)
+            case Over(round=number, hangs=hangs):
+                # It may arrive when this agent has joined the next one.
+                is_over = self.is_over or number >= self.wanted
+                over = replace(self, is_over=is_over, hangs=hangs, prepared=None)
+                return replace(over, next_round=number + 1)
+            case Ended():
+                failure = message.failure or self.failure
+                return replace(self, is_accepted=True, failure=failure, ending=message)
+            case Printed():
+                return replace(self, is_reported=True)
+            case Answer():
+                return replace(self, answer=message)
+            case Replied(number=number, node=node) if number in self.replies:
+                own = {**self.replies[number], node: message.of}
+                return replace(self, replies={**self.replies, number: own})
+        return self
+
+
 class Client:
     """An agent's connection to the coordinator.
 
     A coordinator that is silent for `silence_timeout` seconds counts as lost. Without
-    `peers`, the job ends with it. `is_over` concerns this agent's round, `finished` all
-    nodes. `on_event` is called aside, with events for `messages.render`, and with a
-    report: then it can return what is known better of the first failure.
+    `peers`, the job ends with it. `state` is replaced as a whole.
     """
 
     def __init__(
         self,
         loop: Loop,
         request: JoinRequest,
+        member: Member,
         silence_timeout: int,
-        on_event: Callable[[Mapping[str, Any]], Failure | None],
+        listener: Listener,
     ) -> None:
         self.request = request
-        self.peers: Peers | None = None
-        self.failure: Failure | None = None
-        self.ending: Mapping[str, Any] = {}
-        self.next_round = 0
-        self.is_over = False
-        self.hangs = False  # why the latest round is over
-        self.finished = False
-        self.is_accepted = False
+        self.member = member
+        self.state = State()
         self._loop = loop
+        self._listener = listener
         self._silence = Silence(silence_timeout)
-        self._on_event = on_event
-        self._is_running = False
-        self._is_leaving = False
-        self._problem: Exception | None = None
-        self._wanted = -1  # the round that it joined last
-        self._go: Mapping[str, Any] | None = None
-        self._prepared: Record | None = None  # not confirmed yet
-        self._round = 0  # of this agent
-        self._own_failure: Failure | None = None  # the first one of a worker here
-        self._wants_report = False
-        self._is_reported = False  # which workers have failed
-        self._numbers = itertools.count(1)  # of its questions
-        self._answers: dict[int, Any] = {}  # of the coordinator's store
-        self._replies: dict[int, dict[int, Any]] = {}  # by question and node
-        self._changed = threading.Condition()
+        self._lease = Lease(math.inf)
+        self._numbers = itertools.count(1)  # of its questions; several threads ask
+        self._changed = threading.Condition()  # the state
+        self._peers: Peers | None = None
         self._channel: Channel | None = None
         self._task: asyncio.Task[None]
+
+    def _change(self, change: Callable[[State], State]) -> None:
+        with self._changed:
+            self.state = change(self.state)
+            self._changed.notify_all()
 
     # --- for the main thread ------------------------------------------------------
 
     def connect(self, find: Find, peers: Peers | None = None) -> None:
         """Find the coordinator, and be accepted; or raise one of `errors`."""
-        self._is_running, self.peers = True, peers
+        if peers is not None:
+            self._peers, self._lease = peers, Lease(self._silence.limit)
+        self._change(lambda state: replace(state, is_running=True))
         self._loop.call(self._begin, peers.find if peers else find)
-        self.until(lambda: self.is_accepted)
+        self.until(lambda: self.state.is_accepted)
 
-    def take_part(
-        self, open_store: Callable[[], tuple[str, int]]
-    ) -> tuple[Mapping[str, Any], int, int]:
+    def take_part(self, open_store: Callable[[], Store]) -> tuple[Go, int, int]:
         """Wait for a round in which this node has workers, or raise one of `errors`.
 
-        Return the coordinator's ``go``, the node rank, and the number of active nodes.
+        Return the coordinator's `Go`, the node rank, and the number of active nodes.
         Node rank 0 opens the workers' store, and sends its address and port.
         """
-        member = None if self.peers is None else self.peers.member
-        message: dict[str, Any] = {"join": True}
-        if member is None and self.request.rank == 0:
-            message["store"] = open_store()
-        with self._changed:
-            self._wanted = self.next_round
-            # But keep what is prepared: it belongs to a later round.
-            self._go = self._own_failure = None
-            self.is_over = self.hangs = False
-            if member is not None:
-                member.is_ready = True
-        if member is None or not member.unhealthy:
-            self.send(message)
+        # Keep what is prepared: it belongs to a later round.
+        fresh = partial(replace, go=None, own_failure=None, is_over=False, hangs=False)
+        self._change(lambda state: fresh(state, wanted=state.next_round))
+        self.member.is_ready = True
+        if not self.member.unhealthy:
+            self.send(Join())
         try:
             return self._wait_for_go(open_store)
         finally:
-            if member is not None:
-                member.is_ready = False
+            self.member.is_ready = False
 
-    def _wait_for_go(
-        self, open_store: Callable[[], tuple[str, int]]
-    ) -> tuple[Mapping[str, Any], int, int]:
+    def _wait_for_go(self, open_store: Callable[[], Store]) -> tuple[Go, int, int]:
         while True:
-            self.until(
-                lambda: self._go or self._prepared or self.is_over or self.finished
-            )
-            if self.finished:
+            self.until(self._can_go_on)
+            state, active = self.state, self.active
+            if state.has_finished:
                 raise NotNeededError
-            if self.is_over:
+            if state.is_over:
                 raise RoundOverError
-            if self._go is not None:
-                self._round, active = self._go["go"], self.active
-                return self._go, active.index(self.request.rank), len(active)
-            with self._changed:
-                record, self._prepared = self._prepared, None
-            if record is not None and self.peers is not None:
-                self.send(self.peers.confirmation(record, open_store))
+            if state.go is not None:
+                return state.go, active.index(self.request.rank), len(active)
+            self._change(lambda state: replace(state, prepared=None))
+            if state.prepared is not None:
+                self.send(self.member.confirmation(state.prepared, open_store))
+
+    def _can_go_on(self) -> object:
+        state = self.state
+        return state.go or state.prepared or state.is_over or state.has_finished
 
     @property
-    def active(self) -> Sequence[int]:
+    def active(self) -> tuple[int, ...]:
         """The nodes with workers, by node rank."""
-        peers = self.peers
-        return peers.member.record.active if peers else range(self.request.nodes)
+        return self.member.record.active
 
-    def ask(self, question: Mapping[str, Any], timeout: float) -> Any:
-        """Ask the coordinator's store; raise `TimeoutError` or one of `errors`."""
+    def ask(self, request: Callable[[int], StoreRequest], timeout: float) -> Any:
+        """Ask the agents' store; raise `TimeoutError` or one of `errors`."""
         number = next(self._numbers)
-        self.send({"ask": number, **question})
-        self.until(lambda: number in self._answers or self.is_over, timeout)
-        answer = self._answers.pop(number, None)
-        if self.is_over:
+        self.send(request(number))
+        self.until(lambda: self.state.answer_to(number) or self.state.is_over, timeout)
+        answer = self.state.answer_to(number)
+        if answer is None or self.state.is_over:
             raise RoundOverError
-        return answer
+        return answer.value
 
     def ask_all(
-        self, what: str, wait: Callable[[dict[int, Any]], None], about: Any = None
+        self,
+        what: str,
+        wait: Callable[[Callable[[], Mapping[int, Any]]], None],
+        about: Any = None,
     ) -> dict[int, Any]:
         """Ask all nodes; return their replies, without those that are ``None``.
 
-        `wait` waits for enough of the replies so far; the reply of a lost node is
-        ``None``. `about` is plain data for the nodes.
+        `wait` waits for enough replies; its argument returns them so far. The reply of
+        a lost node is ``None``. `about` is plain data for the nodes.
         """
-        number = next(self._numbers)  # several threads ask
-        replies = self._replies[number] = {}
-        self.send({"question": number, "what": what, "with": about})
+        number = next(self._numbers)
+        self._change(lambda s: replace(s, replies={**s.replies, number: {}}))
+        self.send(Question(number, what, about))
         try:
-            wait(replies)
+            wait(lambda: self.state.replies[number])
         finally:
-            self.send({"question": number})
-            with self._changed:
-                del self._replies[number]
+            self.send(QuestionOver(number))
+            replies = self.state.replies[number]
+            self._change(lambda s: replace(s, replies=_without(s.replies, number)))
         return {node: of for node, of in replies.items() if of is not None}
 
     def finish(self) -> None:
         """Wait until all nodes have finished, or raise `JobFailedError`."""
-        if self.peers is not None:
-            self.peers.member.is_done = True
-        self.send({"done": self.next_round - 1})
-        self.until(lambda: self.finished)
+        self.member.is_done = True
+        self.send(Done(self.state.next_round - 1))
+        self.until(lambda: self.state.has_finished)
 
     def worker_failed(self, failure: Failure) -> None:
         """Inform the coordinator of a failed worker. The first one ends the round."""
-        self._own_failure = self._own_failure or failure
-        self.send({"died": wire.encode(failure), "round": self._round})
+        self._change(lambda s: replace(s, own_failure=s.own_failure or failure))
+        self.send(Died(failure, self.state.round))
 
     def fail(self, failure: Failure) -> None:
         """Inform the others that this agent gives up, and why."""
-        if self._is_running and self.failure is None and not self.finished:
+        state = self.state
+        if state.is_running and state.failure is None and not state.has_finished:
             if failure.kind is Kind.WORKER:  # PyTorch does not know the cause
-                failure = self._own_failure or failure
-            self.failure = failure
-            self.send({"failed": wire.encode(failure.brief)})
+                failure = state.own_failure or failure
+            self._change(lambda state: replace(state, failure=failure))
+            self.send(GaveUp(failure.brief))
 
     def leave(self, timeout: float = 0, is_urgent: Callable[[], bool] = never) -> None:
         """Disconnect; after a failure, once the first failure is known.
@@ -214,46 +333,44 @@ class Client:
         reports, or until this `is_urgent`. Some launchers end all tasks when one ends
         with an error.
         """
-        if not self._is_running:
+        if not self.state.is_running:
             return
-        if self._wanted >= 0 and not self.finished:
+        if self.state.wanted >= 0 and not self.state.has_finished:
             text = "it left before the end"
             self.fail(Failure(Kind.AGENT, (self.request.rank,), text=text))
-        if self.is_unreported and self.request.nodes == 1:
+        if self.state.is_unreported and self.request.nodes == 1:
             self._loop.call(self._ask_for_report)  # all have ended: no more fail
-        if self.failure is not None and self.is_accepted:
-            self.wait_for(lambda: self.ending, _DECIDED_TIMEOUT)
-            self.wait_for(lambda: not self.is_unreported, _REPORT_TIMEOUT)
+        if self.state.failure is not None and self.state.is_accepted:
+            self.wait_for(lambda: self.state.ending, _DECIDED_TIMEOUT)
+            self.wait_for(lambda: not self.state.is_unreported, _REPORT_TIMEOUT)
             self.wait_for(is_urgent, timeout)
         self._loop.call(self._disconnect)
-        self.wait_for(lambda: not self._is_running, _LEAVE_TIMEOUT)
+        self.wait_for(lambda: not self.state.is_running, _LEAVE_TIMEOUT)
 
-    @property
-    def is_unreported(self) -> bool:
-        """Whether a worker has failed, and nobody has reported it yet."""
-        is_worker = self.failure is not None and self.failure.kind is Kind.WORKER
-        return is_worker and not self._is_reported
-
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: FromAgent) -> None:
         """Send a message to the coordinator."""
         self._loop.call(self._send, message)
 
     def until(self, condition: Callable[[], object], timeout: float = math.inf) -> None:
         """Wait for a condition, or raise `JobFailedError` or `TimeoutError`."""
         with self._changed:
-            self.wait_for(lambda: condition() or self.failure or self._problem, timeout)
+            self.wait_for(
+                lambda: condition() or self.state.failure or self.state.problem, timeout
+            )
             if not condition():
-                failed = self.failure and JobFailedError(self.failure)
-                raise failed or self._problem or TimeoutError
+                failed = self.state.failure and JobFailedError(self.state.failure)
+                raise failed or self.state.problem or TimeoutError
 
     def wait_for(self, condition: Callable[[], object], timeout: float) -> None:
         """Wait for a condition, also after a failure, or until nothing can arrive."""
-        if not self._is_running:
+        if not self.state.is_running:
             return
         clock = self._loop.events.time
         end = clock() + timeout
         with self._changed:
-            while self._is_running and not condition() and (left := end - clock()) > 0:
+            while self.state.is_running and not condition():
+                if (left := end - clock()) <= 0:
+                    return
                 self._changed.wait(min(left, _SIGNAL_TIMEOUT))
 
     # --- in the loop --------------------------------------------------------------
@@ -265,12 +382,13 @@ class Client:
     async def _run(self, find: Find) -> None:
         try:
             await self._communicate(find)
-        except (CoordinatorNotFoundError, RefusedError, OSError) as problem:
-            self._change(_problem=problem)
+        except (CoordinatorNotFoundError, RefusedError, OSError) as error:
+            problem = error
+            self._change(lambda state: replace(state, problem=problem))
         except Exception as error:  # noqa: BLE001 - the main thread waits for it
             self._on_fault(error)
         finally:
-            self._change(_is_running=False)
+            self._change(lambda state: replace(state, is_running=False))
 
     def _on_fault(self, error: Exception) -> None:
         """End this agent, which has a fault. What it serves continues."""
@@ -289,45 +407,34 @@ class Client:
         if isinstance(error, Exception) and "protocol" not in context:
             self._on_fault(error)
 
-    def _change(self, **values: Any) -> None:
-        with self._changed:
-            vars(self).update(values)
-            self._changed.notify_all()
-
     async def _communicate(self, find: Find) -> None:
-        found, peers = await find(), self.peers
+        (channel, answer), peers = await find(), self._peers
         while True:
-            channel = found[0]
-            await self._follow(*found)
+            await self._follow(channel, answer)
             self._check_lease()
-            if self.finished or self.failure is not None or self._is_leaving:
+            state = self.state
+            if state.has_finished or state.failure is not None or state.is_leaving:
                 return
             if peers is None:
                 self._lose(Failure(Kind.COORDINATOR, code=self._silence.ended_after))
                 return
-            self._change(is_over=True, _prepared=None)
+            self._change(lambda state: replace(state, is_over=True, prepared=None))
             try:
-                found = await peers.find_again(has_ended=channel.at_end)
+                channel, answer = await peers.find_again(has_ended=channel.at_end)
             except CoordinatorNotFoundError:
-                self._lose(Failure(Kind.COORDINATOR, (peers.member.record.term[1],)))
+                last = self.member.record.term[1]
+                self._lose(Failure(Kind.COORDINATOR, (last,)))
                 return
 
-    async def _follow(self, channel: Channel, answer: Mapping[str, Any]) -> None:
+    async def _follow(self, channel: Channel, answer: Welcome | Ended) -> None:
         self._channel = channel
         self._silence.begin()
+        self._lease.begin()
         channel.on_message = self._handle
-        number = answer.get("round", 0)
-        # Another coordinator may begin an earlier round than this agent has joined.
-        wanted = min(self._wanted, number)
-        self._change(next_round=number, _wanted=wanted, is_accepted=True)
         tasks: set[asyncio.Task[Any]] = {asyncio.create_task(channel.closed.wait())}
-        if self.peers is not None:
-            for message in self.peers.accepted(answer):
-                self._send(message)
-            if self.peers.member.coordinates:
-                tasks.add(asyncio.create_task(self.peers.watch()))
-        if "failed" in answer:
-            self._handle(answer)
+        if self._peers is not None and self.member.coordinates:
+            tasks.add(asyncio.create_task(self._peers.watch()))
+        self._handle(answer)
         channel.deliver()  # what arrived with the answer
         try:
             while not channel.closed.is_set():
@@ -343,112 +450,104 @@ class Client:
                 task.cancel()
 
     def _tick(self, channel: Channel) -> None:
-        for event in self._silence.tick(channel):
-            of = {} if self.peers is None else {"of": self.peers.member.follows}
-            self.tell({**event, **of})
+        for news in self._silence.tick(channel):
+            # With spares, any node may be the coordinator's.
+            node = self.member.follows if self._peers else None
+            self.tell(replace(news, node=node))
         self._check_lease()
 
     def _check_lease(self) -> bool:
-        if self.peers is None or self._channel is None:
+        """Leave the coordinator if the lease is over; return whether it is."""
+        late = self._lease.end()
+        if late is None or self._channel is None:
             return False
-        suspended = self.peers.end_lease(self._channel)
-        if suspended:
-            self.tell({"suspended": suspended})
-        return suspended is not None
+        self._channel.on_message = None
+        self._channel.abort()
+        if late > SUSPENDED:  # noticed late: this process was suspended
+            self._loop.call_apart(self._listener.end_workers)
+            self.tell(Suspended(int(late + self._lease.length)))
+        return True
 
     def _lose(self, failure: Failure) -> None:
-        if not self.finished and not self._is_leaving:
-            self._change(failure=self.failure or failure)
+        if not (self.state.has_finished or self.state.is_leaving):
+            self._change(lambda s: replace(s, failure=s.failure or failure))
 
-    def tell(self, event: Mapping[str, Any]) -> None:
+    def tell(self, news: News) -> None:
         """Inform the user, aside."""
-        self._loop.call_aside(partial(self._on_event, event))
+        self._loop.call_aside(partial(self._listener.tell, news))
 
     def _report(self, summary: Summary) -> None:
-        first = self._on_event({"report": summary}) or summary.first
+        first = self._listener.report(summary)
         self._loop.call(self._reported, first)
 
     def _reported(self, first: Failure | None = None) -> None:
-        if first is not None and self.failure is not None:
-            first = replace(first, finished=self.failure.finished)
-        self._change(failure=first or self.failure, _is_reported=True)
-        self._send({"printed": True})
+        if first is not None and self.state.failure is not None:
+            first = replace(first, finished=self.state.failure.finished)
+        known = first or self.state.failure
+        self._change(lambda state: replace(state, failure=known, is_reported=True))
+        self._send(Printed())
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: FromAgent) -> None:
         self._log("to the coordinator: %s", message)
         if self._channel is not None:
             self._channel.send(message)
 
-    def _log(self, text: str, message: Mapping[str, Any]) -> None:
+    def _log(self, text: str, message: object) -> None:
         if _log.isEnabledFor(logging.DEBUG):
             self._loop.call_aside(lambda: _log.debug(text, message))
 
     def _disconnect(self) -> None:
-        self._is_leaving = True  # the end of the connection is no failure
+        self._change(lambda state: replace(state, is_leaving=True))
         if self._channel is None or self._channel.closed.is_set():
             self._task.cancel()
             return
-        self._channel.send({"bye": True})
+        self._channel.send(Bye())
         self._channel.close()
 
-    def _handle(self, message: Mapping[str, Any]) -> None:
+    def _handle(self, message: FromCoordinator) -> None:  # noqa: C901, PLR0912 - each message
         self._log("from the coordinator: %s", message)
         if self._check_lease():
             return
-        if self.peers is not None:
-            self.peers.handle(message)
-        if "heartbeat" in message:
-            self._send({"heartbeat": now()})
-        elif "answer" in message:
-            self._answers[message["answer"]] = message.get("value")
-            self._change()
-        elif "prepare" in message and self.peers is not None:
-            self._change(_prepared=self.peers.member.prepared(message))
-        elif "go" in message:
-            self._change(_go=message, next_round=message["go"] + 1, is_over=False)
-        elif "over" in message:
-            # The end of a round may arrive when this agent has joined the next.
-            over = self.is_over or message["over"] >= self._wanted
-            self.hangs = "hang" in message
-            self._change(next_round=message["over"] + 1, is_over=over, _prepared=None)
-        elif "finished" in message:
-            self._change(finished=True, ending=message)
-        elif "failed" in message:
-            self._handle_failure(message)
-        else:
-            self._handle_workers(message)
+        match message:
+            case Welcome():
+                for reply in self.member.accepted(message):
+                    self._send(reply)
+            case Heartbeat(seconds):
+                self._lease.renew(seconds)
+                self._send(Heartbeat(now()))
+            case Prepare(record):
+                mine = self.member.prepared(record)
+                self._change(lambda state: replace(state, prepared=mine))
+            case Record():
+                self.member.informed(message)
+            case Go():
+                self.member.began()
+            case Ended():
+                self._send(Read())
+                self._ask_later(message)
+            case Report(summary) if summary and self.state.failure:
+                self._loop.call_aside(partial(self._report, summary))
+            case Report():
+                self._reported()
+            case Asked():
+                self._loop.call_aside(partial(self._listener.reply, message))
+            case Suspended():  # the coordinator is here, and was suspended
+                self._loop.call_apart(self._listener.end_workers)
+        if isinstance(message, News):
+            self.tell(message)
+        self._change(lambda state: state.after(message))
 
-    def _handle_failure(self, message: Mapping[str, Any]) -> None:
-        self._send({"read": True})
-        failure = wire.decode(Failure, message["failed"])
-        self._change(failure=failure, ending=message)
-        if "reports" in message and failure.kind is Kind.WORKER:
+    def _ask_later(self, ending: Ended) -> None:
+        failure = ending.failure
+        if ending.reports and failure is not None and failure.kind is Kind.WORKER:
             wait = COLLECT_TIMEOUT[failure.is_doubtful]
             asyncio.get_running_loop().call_later(wait, self._ask_for_report)
 
     def _ask_for_report(self) -> None:
-        if not self._wants_report:
-            self._wants_report = True
-            self._send({"report": True})
+        if not self.state.wants_report:
+            self._change(lambda state: replace(state, wants_report=True))
+            self._send(WantsReport())
 
-    def _replied(self, message: Mapping[str, Any]) -> None:
-        """Keep a node's reply, unless it is late."""
-        number, node = message["replied"], message.get("node")
-        with self._changed:
-            if type(number) is type(node) is int and number in self._replies:
-                self._replies[number][node] = message.get("of")
-            self._changed.notify_all()
 
-    def _handle_workers(self, message: Mapping[str, Any]) -> None:
-        if "report" in message:
-            summary = message["report"] and wire.decode(Summary, message["report"])
-            if summary is None or self.failure is None:
-                self._reported()
-            else:
-                self._loop.call_aside(partial(self._report, summary))
-        elif "printed" in message:
-            self._change(_is_reported=True)
-        elif "replied" in message:
-            self._replied(message)
-        elif "record" not in message:
-            self.tell(message)
+def _without(replies: Mapping[int, Any], number: int) -> dict[int, Any]:
+    return {each: of for each, of in replies.items() if each != number}

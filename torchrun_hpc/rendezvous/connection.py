@@ -8,7 +8,7 @@ import resource
 import secrets
 import socket
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,20 +16,22 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import __version__
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import join_endpoint, port_holder
-from torchrun_hpc.rendezvous import messages, search
-from torchrun_hpc.rendezvous.client import Client, never
+from torchrun_hpc.rendezvous import messages
+from torchrun_hpc.rendezvous.client import Client, Listener, never
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
     JobFailedError,
+    Refused,
     RefusedError,
 )
 from torchrun_hpc.rendezvous.key import LATE, REMEDY, Key
-from torchrun_hpc.rendezvous.loop import Loop
+from torchrun_hpc.rendezvous.loop import SILENCE_REPORT, Loop
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.peers import Peers
-from torchrun_hpc.rendezvous.policy import first_record
-from torchrun_hpc.rendezvous.protocol import JoinRequest, Refusal
+from torchrun_hpc.rendezvous.protocol import JoinRequest, Reply, Settings
+from torchrun_hpc.rendezvous.record import first_record
+from torchrun_hpc.rendezvous.search import CoordinatorAddress, Search, find_within
 from torchrun_hpc.rendezvous.server import CoordinatorServer, listen
 from torchrun_hpc.reporting import console
 
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.planning.meeting import Meeting
-    from torchrun_hpc.rendezvous.protocol import Settings
+    from torchrun_hpc.rendezvous.messages import News
+    from torchrun_hpc.rendezvous.protocol import Asked
 
 # Seconds to find out which program has a port.
 _CHECK_TIMEOUT = 2
@@ -50,6 +53,22 @@ _REPLIES = 4  # made at once
 
 # Identifies this process. A fork of it has another process id.
 _AGENT = secrets.token_hex(16)
+
+
+def settings_of(meeting: Meeting, run_id: str, silence_timeout: int) -> Settings:
+    """Return what all agents agree on, without the limits of rounds."""
+    spares, launcher = meeting.spares, meeting.started_by
+    return Settings(
+        run_id=run_id,
+        nodes=meeting.nodes,
+        coordinator=meeting.node_rank if meeting.is_coordinator else -1,
+        silence_timeout=silence_timeout,
+        spares=spares.number,
+        started=meeting.started,
+        signals_on_loss=launcher is None or launcher.ends_others,
+        spare_after=spares.after,
+        health_check=spares.health_check_timeout if spares.health_check else 0,
+    )
 
 
 def request_of(meeting: Meeting, run_id: str) -> JoinRequest:
@@ -75,7 +94,7 @@ class Connection:
     `segment` is the largest TCP segment in bytes; 0 means the interface's own.
     `own_failure` is why this agent cannot start, if it connects only to report that.
     `replies` has functions that reply to questions to all nodes, by name. They get and
-    return plain data. For `on_event`, see `Client`.
+    return plain data. A `key` is known, and reported, already.
     """
 
     def __init__(  # noqa: PLR0913 - the last four are of few
@@ -83,28 +102,30 @@ class Connection:
         meeting: Meeting,
         settings: Settings,
         environ: Mapping[str, str],
-        on_event: Callable[[Mapping[str, Any]], Failure | None],
+        listener: Listener,
         *,
         segment: int = 0,
         own_failure: Failure | None = None,
         replies: Mapping[str, Callable[[Any], Any]] | None = None,
-        end_workers: Callable[[], None] = lambda: None,
+        key: Key | None = None,
     ) -> None:
         self._meeting = meeting
         self._settings = settings
         self._environ = environ
         self._segment = segment
-        self._own_failure = own_failure
-        self._on_event = on_event
+        self._is_notice = own_failure is not None
         self._replies = replies or {}
         self._making_replies = threading.Semaphore(_REPLIES)
-        self._end_workers = end_workers
         self._loop = Loop()
-        self._request = request_of(meeting, settings.run_id)
+        request = request_of(meeting, settings.run_id)
+        self._request = replace(request, failed=own_failure)
         self.server: CoordinatorServer | None = None
-        self.key = Key(meeting.key, meeting.launch_id)
+        self._has_key = key is not None
+        self.key = key or Key(meeting.key, meeting.launch_id)
+        self.member = self._member()
         silence = settings.silence_timeout + _HEAD_START * (not settings.has_spares)
-        self.client = Client(self._loop, self._request, silence, self._hear)
+        listener = replace(listener, reply=self._reply)
+        self.client = Client(self._loop, self._request, self.member, silence, listener)
 
     def open(self, timeout: float) -> Client:
         """Start the coordinator, if this is its node, and connect to it.
@@ -115,12 +136,11 @@ class Connection:
         meeting, ports = self._meeting, self._meeting.ports
         self._loop.start()
         if meeting.in_process:
-            server = self._start(None, Coordinator(self._settings))
-            self.client.connect(partial(search.find_within, self._request, server))
+            self.client.connect(partial(find_within, self._request, self._start(None)))
             return self.client
         _allow_open_files()
         self._load_key()
-        opened = self._listen()
+        opened, peers = self._listen(), None
         if opened is not None and meeting.is_coordinator:
             ports = (opened.getsockname()[1],)
         # Later, the search asks other members. Another key on the head node is certain
@@ -128,15 +148,30 @@ class Connection:
         settings = self._settings
         first = min(timeout, settings.spare_after) if settings.has_spares else timeout
         where = (meeting.connect_host, ports, first, meeting.notice_ports)
-        address = search.CoordinatorAddress(*where, min(timeout, 2 * LATE))
-        tell, own_failure = self.client.tell, self._own_failure
-        finder = search.Search(self._request, address, self.key, tell, own_failure)
-        peers = None if opened is None else self._serve(opened, finder, timeout)
+        address = CoordinatorAddress(*where, min(timeout, 2 * LATE))
+        search = Search(self._request, address, self.key, self.client.tell)
+        if opened is not None:
+            server = self._start(opened)
+            if settings.has_spares:
+                peers = Peers(server, self.member, search, timeout)
         try:
-            self.client.connect(finder.find, peers)
+            self.client.connect(search.find, peers)
         except RefusedError as refused:
             raise self._refusal(refused) from None
         return self.client
+
+    def inform(self, failure: Failure, limit: float) -> None:
+        """Accept the other nodes only to inform them, for up to `limit` seconds.
+
+        The first free port will do. Without one, or with an unusable key, do nothing.
+        """
+        ports = (*self._meeting.ports, *self._meeting.notice_ports)
+        with suppress(LaunchError):  # with an unusable key, anybody could read it
+            self.key.load()
+            opened, _ = self._first_free(ports)
+            if opened is not None:
+                self._loop.start()
+                self._start(opened, failure).close(late_timeout=limit)
 
     def close(self, timeout: float = 0, is_urgent: Callable[[], bool] = never) -> None:
         """Disconnect. The coordinator ends once all others know how the job ended.
@@ -148,125 +183,142 @@ class Connection:
             self.server.close()
         self._loop.close()
 
-    def _hear(self, event: Mapping[str, Any]) -> Failure | None:
-        if "question" not in event:
-            return self._on_event(event)
-        make = self._replies.get(event.get("what", ""))
+    def _reply(self, question: Asked) -> None:
+        make = self._replies.get(question.what)
         if make is not None and self._making_replies.acquire(blocking=False):
-            threading.Thread(
-                target=self._reply, args=[event, make], daemon=True
-            ).start()
-        return None
+            self._loop.call_apart(partial(self._make_reply, question, make))
 
-    def _reply(self, event: Mapping[str, Any], make: Callable[[Any], Any]) -> None:
+    def _make_reply(self, question: Asked, make: Callable[[Any], Any]) -> None:
         try:
-            reply = {"reply": event["question"], "of": make(event.get("with"))}
+            reply = Reply(question.asks, question.number, make(question.about))
         finally:
             self._making_replies.release()
         self.client.send(reply)
 
     def _load_key(self) -> None:
-        if not self.key.load() and self._own_failure is None:
-            host = self._request.host or socket.gethostname()
-            text = f"on {host}: anybody who knows this job's number can join it, or "
-            text += f"pretend to be its head node. Key here: {self.key.name}. {REMEDY}"
-            console.write(Message("HPC236", text), "warning")
+        if self._has_key or self.key.load() or self._is_notice:
+            return
+        host = self._request.host or socket.gethostname()
+        text = f"on {host}: anybody who knows this job's number can join it, or "
+        text += f"pretend to be its head node. Key here: {self.key.name}. {REMEDY}"
+        console.write(Message("HPC236", text), "warning")
 
     def _refusal(self, refused: RefusedError) -> LaunchError:
-        where, request = self._meeting, self._request
-        return messages.refusal(refused, where, request, self._environ, self.key.name)
-
-    def _serve(
-        self, opened: socket.socket, finder: search.Search, timeout: float
-    ) -> Peers | None:
-        meeting = self._meeting
-        if self._segment:  # for both sides of each connection
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
-        if not self._settings.has_spares:
-            self._start(opened, Coordinator(self._settings))
-            return None
-        member = self._member(opened.getsockname()[1])
-        settings = replace(self._settings, coordinator=meeting.node_rank)
-        coordinator = Coordinator(settings, member)
-        if meeting.is_coordinator:
-            coordinator.coordinate(member.record)
-        server = self._start(opened, coordinator)
-        return Peers(server, member, finder, timeout, self._end_workers)
+        known = self._meeting, self._request.run_id, self._environ, self.key.name
+        return messages.refusal(refused, *known)
 
     def _start(
-        self, opened: socket.socket | None, coordinator: Coordinator
+        self, opened: socket.socket | None, failure: Failure | None = None
     ) -> CoordinatorServer:
+        meeting, settings, member = self._meeting, self._settings, self.member
+        coordinator = Coordinator(replace(settings, coordinator=member.own), member)
+        if meeting.is_coordinator or meeting.in_process:
+            coordinator.coordinate(member.record)
+            member.coordinates = True
+        if failure is not None:  # before any node is accepted
+            coordinator.fail(failure)
         server = self.server = CoordinatorServer(
             self._loop, opened, coordinator, self.key, on_problem=_report_problem
         )
         server.start()
         return server
 
-    def _member(self, port: int) -> Member:
-        where, own = self._meeting, self._meeting.node_rank
-        first_port = where.ports[0]
-        first = own if where.is_coordinator else where.coordinator or 0
-        return Member(
-            own,
-            (where.local_address or where.fast_hosts[own], port),
-            first_record(where.nodes, where.spares.number, first),
-            {r: (host, first_port) for r, host in enumerate(where.fast_hosts) if host},
-        )
+    def _member(self) -> Member:
+        meeting, settings = self._meeting, self._settings
+        own = meeting.node_rank
+        first = own if meeting.is_coordinator else meeting.coordinator or 0
+        spares = settings.spares if settings.has_spares else 0
+        return Member(own, first_record(meeting.nodes, spares, first))
 
     def _listen(self) -> socket.socket | None:
-        where = self._meeting
-        if where.is_coordinator:
-            return self._listen_as_coordinator()
-        if not self._settings.has_spares:
-            return None
-        with suppress(OSError):
-            return listen(where.local_address, where.ports[0])
-        return listen(where.local_address, 0)
+        meeting, opened = self._meeting, None
+        if meeting.is_coordinator:
+            opened = self._listen_as_coordinator()
+        elif self._settings.has_spares:
+            address = meeting.local_address
+            with suppress(OSError):
+                opened = listen(address, meeting.ports[0])
+            opened = opened or listen(address, 0)
+        if opened is not None and self._settings.has_spares:
+            own, port = self.member.own, opened.getsockname()[1]
+            hosts = enumerate(meeting.fast_hosts)
+            hints = {rank: (host, meeting.ports[0]) for rank, host in hosts if host}
+            address = meeting.local_address or meeting.fast_hosts[own]
+            self.member.listens((address, port), hints)
+        return opened
 
     def _listen_as_coordinator(self) -> socket.socket:
         """Listen on the first free port, unless the job already has a coordinator."""
-        where, problems, opened = self._meeting, {}, None
-        address = where.listen[0] if where.listen else None
-        for port in where.ports:
-            try:
-                opened = listen(address, port)
-                break
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise  # on any port
-                problems[port] = error
+        meeting = self._meeting
+        opened, problems = self._first_free(meeting.ports)
         taken = [p for p, e in problems.items() if e.errno == errno.EADDRINUSE]
         if taken:
             self._check_no_coordinator(taken)
         if opened is not None:
+            if self._segment:  # for both sides of each connection
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, self._segment)
             return opened
-        first, *others = where.ports
+        first, *others = meeting.ports
         holder = "" if others else f", taken by {port_holder(first)}"
         listed = "; ".join(f"port {p}: {e.strerror}" for p, e in problems.items())
-        endpoint = join_endpoint(where.connect_host, "PORT")
+        endpoint = join_endpoint(meeting.connect_host, "PORT")
         raise LaunchError(
             "HPC055",
-            f"cannot listen on {address or 'any address'}: {listed}{holder}. Set "
+            f"cannot listen on {self._address or 'any address'}: {listed}{holder}. Set "
             f"another port: --rdzv_endpoint={endpoint}",
         )
 
+    @property
+    def _address(self) -> str | None:
+        return self._meeting.listen[0] if self._meeting.listen else None
+
+    def _first_free(
+        self, ports: Sequence[int]
+    ) -> tuple[socket.socket | None, dict[int, OSError]]:
+        """Listen on the first free port; return why the ports before it are not."""
+        problems: dict[int, OSError] = {}
+        for port in ports:
+            try:
+                return listen(self._address, port), problems
+            except OSError as error:  # noqa: PERF203 - each has its own
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise  # on any port
+                problems[port] = error
+        return None, problems
+
     def _check_no_coordinator(self, ports: Sequence[int]) -> None:
         """Raise `LaunchError` if this job's coordinator has one of the ports."""
-        meeting, request = self._meeting, self._request
-        host, timeout = meeting.connect_host, _CHECK_TIMEOUT
-        address = search.CoordinatorAddress(host, ports, timeout)
-        client = Client(self._loop, request, timeout, lambda _: None)
-        # If it accepts this agent, its own agent has not connected yet.
-        refused = RefusedError(Refusal.TAKEN, ports[0])
-        try:
-            client.connect(search.Search(request, address, self.key, client.tell).find)
-        except RefusedError as error:
-            refused = error
-        except (CoordinatorNotFoundError, JobFailedError):
-            return
-        finally:
-            client.leave()
-        raise self._refusal(refused)
+        meeting = replace(
+            self._meeting, is_coordinator=False, ports=tuple(ports), notice_ports=()
+        )
+        settings = replace(self._settings, is_fixed=True)
+        other = Connection(meeting, settings, self._environ, Listener(), key=self.key)
+        with closing(other), suppress(CoordinatorNotFoundError, JobFailedError):
+            other.open(_CHECK_TIMEOUT)
+            # It accepts this agent: its own one has not connected yet.
+            raise self._refusal(RefusedError(Refused.TAKEN, ports[0]))
+
+
+def inform(
+    meeting: Meeting, failure: Failure, limit: float, tell: Callable[[News], None]
+) -> Failure | None:
+    """Inform the other nodes why this one cannot start, within `limit` seconds.
+
+    Return the coordinator's reason for the job's failure; ``None`` if it was not found,
+    or is this node.
+    """
+    silence = SILENCE_REPORT if meeting.is_coordinator else int(limit)
+    settings = replace(settings_of(meeting, "", silence), is_fixed=True)
+    own = Connection(meeting, settings, {}, Listener(tell), own_failure=failure)
+    with (
+        closing(own),
+        suppress(JobFailedError, CoordinatorNotFoundError, LaunchError),
+    ):
+        if meeting.is_coordinator:
+            own.inform(failure, limit)
+        else:  # once more, if it was accepted as a returning agent
+            own.open(limit).fail(failure)
+    return own.client.state.failure
 
 
 def _allow_open_files() -> None:

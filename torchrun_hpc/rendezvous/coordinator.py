@@ -10,47 +10,70 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.rendezvous import policy, protocol
-from torchrun_hpc.rendezvous.members import Members, Refused
-from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.rendezvous.protocol import CLOSE, SUSPENDED, Refusal
-from torchrun_hpc.rendezvous.record import MemberState
-from torchrun_hpc.rendezvous.rounds import WHILE_STARTING, Rounds
+from torchrun_hpc.rendezvous.errors import Refused
+from torchrun_hpc.rendezvous.messages import Lost, Stranger, Suspended
+from torchrun_hpc.rendezvous.protocol import (
+    SUSPENDED,
+    Add,
+    Asked,
+    Bye,
+    Check,
+    Close,
+    Confirm,
+    Died,
+    Done,
+    Ended,
+    GaveUp,
+    Get,
+    Heartbeat,
+    Join,
+    Present,
+    Printed,
+    Question,
+    QuestionOver,
+    Read,
+    Replied,
+    Reply,
+    Report,
+    Set,
+    Standby,
+    Unhealthy,
+    WantsReport,
+    Welcome,
+)
+from torchrun_hpc.rendezvous.roster import Members, Rejection
+from torchrun_hpc.rendezvous.rounds import WHILE_STARTING, Phase, Rounds
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from torchrun_hpc.rendezvous.key_value_store import Outgoing
     from torchrun_hpc.rendezvous.member import Member
-    from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings
+    from torchrun_hpc.rendezvous.protocol import (
+        FromAgent,
+        JoinRequest,
+        Outgoing,
+        Settings,
+    )
     from torchrun_hpc.rendezvous.record import Address, Record
 
 # Seconds.
 _BESIDE = 2  # at most, from the loss of an agent to SIGTERM for the others
 
-_SHORT = 60  # characters of a question to all nodes
-_MOST_UNPROVED = 8  # addresses that the user reads
-
 
 class Coordinator:
     """The coordinator's view of a job.
 
-    `outbox` has pairs of connection and message, in order. With spares, `member` is
-    this node's knowledge, and it starts on standby.
+    `outbox` has pairs of connection and message, in order. `member` is this node's
+    knowledge. It is on standby until it coordinates.
     """
 
-    def __init__(self, settings: Settings, member: Member | None = None) -> None:
+    def __init__(self, settings: Settings, member: Member) -> None:
         self.settings = settings
         self.outbox: list[Outgoing] = []
         self._member = member
-        nodes, spares = settings.nodes, settings.spares * settings.has_spares
-        record = policy.first_record(nodes, spares, settings.coordinator)
-        self._reset(record)
-        if member is None:  # nobody takes over from it
-            self.coordinate(record)
+        self._reset(member.record)
 
     def _reset(self, record: Record) -> None:
         settings = self.settings
@@ -58,9 +81,9 @@ class Coordinator:
         self.rounds = Rounds(settings, self.members, record)
         # Seconds in which nodes may join for the first time.
         self._expected_for = settings.join_timeout if record.round < 0 else 0
-        self._reported: set[Refusal] = set()  # why others were refused
+        self._reported: set[Refused] = set()  # why others were refused
         # To all, by the asking agent; with the agents that have received it.
-        self._questions: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        self._questions: dict[int, tuple[Asked, set[str]]] = {}
         self._printed = False  # the user knows which workers have failed
         # The second of the latest loss of an agent, and the loss.
         self._loss = -1 - _BESIDE, Failure(Kind.LOST)
@@ -80,7 +103,7 @@ class Coordinator:
         """Stop coordinating if too few nodes are here; return whether it has."""
         if not (self.rounds.has_quorum or self.rounds.has_ended):
             self.members.reset()
-            self._reset(self.rounds.roster.record)
+            self._reset(self.rounds.record)
         return self.rounds.phase is Phase.STANDBY
 
     def absent(self, *, ask_all: bool) -> dict[int, Address] | None:
@@ -88,23 +111,18 @@ class Coordinator:
 
         `ask_all` includes nodes that have not joined yet.
         """
-        roster, here = self.rounds.roster, self.members.agents.keys()
-        if self._member is None or self.rounds.has_quorum or self.rounds.has_ended:
+        if self.rounds.has_quorum or self.rounds.has_ended:
             return None
-        addresses = {**self._member.addresses, **roster.addresses}
-        absent = {*addresses} - here
-        if not ask_all:
-            active = roster.record.active if self.rounds.began >= 0 else ()
-            absent = {*roster.addresses, *active} - here - roster.gone.keys()
+        addresses = {**self._member.addresses, **self.rounds.addresses}
+        absent = {*addresses} if ask_all else self.rounds.absent
+        absent -= self.members.agents.keys()
         return {node: addresses[node] for node in absent if node in addresses}
 
     def _answer_peer(self, connection: Hashable) -> None:
-        if self._member is None:
-            raise WireError("a job without spares")
         coordinates = self.rounds.phase is not Phase.STANDBY
         has_quorum = coordinates and self.rounds.has_quorum
-        standby = [self._member.follows, coordinates, has_quorum]
-        self.outbox += [(connection, {"standby": standby}), (connection, CLOSE)]
+        standby = Standby(self._member.follows, coordinates, has_quorum)
+        self.outbox += [(connection, standby), (connection, Close.CLOSE)]
 
     # --- what others ask ----------------------------------------------------------
 
@@ -128,28 +146,81 @@ class Coordinator:
 
     # --- events -------------------------------------------------------------------
 
-    def receive(self, connection: Hashable, message: Mapping[str, Any]) -> None:
-        """Handle a message. After a `WireError` the connection must be closed."""
-        if self.rounds.phase is Phase.STANDBY or message.get("asks"):
+    def request(self, connection: Hashable, message: Mapping[str, Any]) -> None:
+        """Handle a join request. After a `WireError` the connection must be closed."""
+        if self.rounds.phase is Phase.STANDBY:
             self._answer_peer(connection)
             return
-        rank = self.members.rank_of(connection)
-        if rank is None:
-            self._handle_request(connection, message)
+        request = self.members.examine(connection, message)
+        if isinstance(request, Rejection):
+            self._refused(request)
             return
-        self.members.answered(rank, message)
-        if rank in self.members.candidates and "bye" not in message:
-            self._refused(self.members.refuse_candidate(rank))
-        self._hear_of_rounds(rank, message)
-        self._hear_of_workers(rank, message)
-        if "failed" in message:
-            self._gave_up(rank, wire.decode(Failure, message["failed"]))
-        if "ask" in message:
-            self.outbox += self.rounds.store.ask(connection, message)
-        if "read" in message:
-            self.members.unread.discard(connection)
-        if "bye" in message:
-            self._leave(rank, has_ended=True)  # its workers have ended before
+        first = self.members.agents.get(request.rank)
+        if request.asks:
+            self._answer_peer(connection)
+        elif first is None:
+            if request.failed is not None:
+                self._gave_up(request.rank, request.failed)
+            self._accept(connection, request)
+        elif first.request.agent == request.agent:
+            # It has closed its first connection, whose end has not arrived yet.
+            self._remove(request.rank)
+            self._accept(connection, request)
+        else:
+            self.members.claim(connection, request)
+
+    def receive(self, connection: Hashable, message: FromAgent) -> None:  # noqa: C901, PLR0912 - a branch for each message
+        """Handle a message. After a `WireError` the connection must be closed."""
+        rank, rounds, members = (
+            self.members.rank_of(connection),
+            self.rounds,
+            self.members,
+        )
+        if rank is None:
+            raise WireError("not an accepted agent")
+        members.answered(rank)
+        if rank in members.candidates and not isinstance(message, Bye):
+            self._refused(members.refuse_candidate(rank))
+        match message:
+            case Heartbeat(seconds):
+                members.answered(rank, seconds)
+            case Present():
+                rounds.came(rank, message)
+            case Unhealthy(reason):
+                rounds.unhealthy(rank, reason)
+            case Join():
+                if not self._stopped:
+                    rounds.join(rank)
+            case Confirm():
+                rounds.confirm(rank, message)
+            case Done(number):
+                rounds.done(rank, number)
+            case Died(failure, number):
+                self._died(rank, failure, number)
+            case GaveUp(failure):
+                self._gave_up(rank, failure)
+            case Read():
+                members.unread.discard(connection)
+            case WantsReport():
+                members.send(rank, Report(rounds.failures.summary()))
+            case Printed():
+                self._printed = True
+                members.send_all(message)
+            case Question(number, what, about):
+                question = self._questions[rank] = (
+                    Asked(rank, number, what, about),
+                    set(),
+                )
+                for each in members.agents:
+                    self._pass_on(each, *question)
+            case QuestionOver():
+                self._questions.pop(rank, None)
+            case Reply(asks, number, of):
+                members.send(asks, Replied(number, rank, of))
+            case Set() | Add() | Get() | Check():
+                self.outbox += rounds.store.ask(connection, message)
+            case Bye():
+                self._leave(rank, has_ended=True)  # its workers have ended before
 
     def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:
         """Handle the end of a connection.
@@ -190,68 +261,43 @@ class Coordinator:
 
     # --- who comes ----------------------------------------------------------------
 
-    def _handle_request(self, connection: Hashable, message: Mapping[str, Any]) -> None:
-        request = self.members.examine(connection, message)
-        if isinstance(request, Refused):
-            self._refused(request)
-            return
-        first = self.members.agents.get(request.rank)
-        if first is None:
-            if (failure := message.get("failed")) is not None:
-                self._gave_up(request.rank, wire.decode(Failure, failure))
-            self._accept(connection, request)
-        elif first.request.agent == request.agent:
-            # It has closed its first connection, whose end has not arrived yet.
-            self._remove(request.rank)
-            self._accept(connection, request)
-        else:
-            self.members.claim(connection, request)
-
     def _accept(self, connection: Hashable, request: JoinRequest) -> None:
         rank, rounds = request.rank, self.rounds
-        if self.rounds.phase is Phase.RUN and rank in self.rounds.roster.record.active:
+        if rounds.phase is Phase.RUN:
             # Another round begins with an agent that was started again.
             rounds.lose(rank, Failure(Kind.LOST, (rank,)))
         self.members.accept(connection, request)
-        if not self.settings.has_spares:
-            rounds.roster.present.add(rank)
-        if self.rounds.failure is None:
-            known = {"round": self.rounds.round, "age": self.rounds.roster.record.age}
-            own = {"coordinator": self.settings.coordinator}
-            self.members.send(rank, {"welcome": protocol.VERSION, **known, **own})
+        if rounds.failure is None:
+            own = self.settings.coordinator
+            self.members.send(rank, Welcome(rounds.round, rounds.record.age, own))
             for question in self._questions.values():
                 self._pass_on(rank, *question)
         if rounds.has_ended:  # it was not here when that was sent
             self.members.inform(rank, rounds.ending)
             if self._printed:
-                self.members.send(rank, {"printed": True})
+                self.members.send(rank, Printed())
 
-    def _pass_on(
-        self, rank: int, question: Mapping[str, Any], received: set[str]
-    ) -> None:
+    def _pass_on(self, rank: int, question: Asked, received: set[str]) -> None:
         agent = self.members.agents[rank].request.agent
         if agent not in received:
             received.add(agent)
             self.members.send(rank, question)
 
-    def _refused(self, refused: Refused) -> None:
+    def _refused(self, refused: Rejection) -> None:
         reason, rank, text = refused
         nodes = () if rank is None else (rank,)
         is_news = reason not in self._reported and not self.rounds.has_ended
         # An agent of another command belongs to another launch. Ours has yet to join.
-        is_awaited = self.rounds.began < 0 and reason is not Refusal.STARTED
+        is_awaited = self.rounds.began < 0 and reason is not Refused.STARTED
         if nodes and is_awaited and rank not in self.members.agents:
             self.fail(Failure(Kind.REFUSED, nodes, text=text))
             self.members.seen.update(nodes)
-        elif is_news and self.members.report({"stranger": nodes, "because": text}):
+        elif is_news and self.members.report(Stranger(nodes, text)):
             self._reported.add(reason)
 
-    def came_unproved(self, address: str) -> None:
-        """Note the address of a caller without a proof that it belongs to the job."""
-        known, is_local = self.members.unproved, address.startswith("127.")
-        if len(known) < _MOST_UNPROVED:  # a program here can use all of 127.0.0.0/8
-            known.setdefault("127.0.0.1" if is_local else address, False)
-            self.members.report_unproved()  # at once: the job may be ending
+    def came_unproved(self, address: str, key: str) -> None:
+        """Report a caller without a proof that it belongs to the job, with this key."""
+        self.members.came_unproved(address, key)
 
     # --- who goes -----------------------------------------------------------------
 
@@ -266,18 +312,17 @@ class Coordinator:
         rounds, has_spares = self.rounds, self.settings.has_spares
         self._remove(rank)
         for asks, (question, _) in self._questions.items():
-            _, number = question["question"]
-            self.members.send(asks, {"replied": number, "node": rank, "of": None})
+            self.members.send(asks, Replied(question.number, rank, None))
         if failure is not None:
             if self._stopped:
                 self.fail(failure)
             rounds.lose(rank, failure)
             if not (has_spares or rounds.has_ended):
-                self.members.report({"lost": rank})
+                self.members.report(Lost(rank))
         if second := self.members.candidates.pop(rank, None):
             self._accept(second.connection, second.request)
         elif has_ended and has_spares:
-            rounds.ended(rank, rounds.roster.record.round)
+            rounds.ended(rank, rounds.record.round)
 
     def _remove(self, rank: int) -> None:
         self._questions.pop(rank, None)
@@ -291,7 +336,7 @@ class Coordinator:
             return
         silent_for = self.members.agents[rank].silent_for
         if silent_for > timeout + SUSPENDED:  # it has no time to end its workers
-            self.members.report({"suspended": silent_for})
+            self.members.report(Suspended(silent_for))
         self._leave(rank, failure)
 
     def _gave_up(self, rank: int, failure: Failure) -> None:
@@ -302,12 +347,12 @@ class Coordinator:
         """
         rounds = self.rounds
         is_own_fault = failure.kind is Kind.AGENT and rank != self.settings.coordinator
-        are_enough = len(rounds.roster.left - {rank}) >= rounds.roster.wanted
+        are_enough = rounds.can_go_on(without=rank)
         if is_own_fault and are_enough and not rounds.has_ended:
             rounds.exclude(rank, failure.text)
             rounds.lose(rank, failure)
             if rank in self.members.agents:
-                self.members.inform(rank, {"failed": wire.encode(failure)})
+                self.members.inform(rank, Ended(failure, is_certain=False))
             return
         is_stop = (failure.kind, failure.code) == (Kind.SIGNAL, signal.SIGTERM)
         is_stop = is_stop and self.settings.signals_on_loss
@@ -322,68 +367,14 @@ class Coordinator:
                 return  # one of the others may be lost
         self.fail(next(iter(self._stopped.values()), failure))
 
-    # --- what an agent says -------------------------------------------------------
+    def _died(self, rank: int, failure: Failure, number: int) -> None:
+        """Handle a failed worker, also of a round that has just ended.
 
-    def _hear_of_rounds(self, rank: int, message: Mapping[str, Any]) -> None:
-        rounds, store = self.rounds, message.get("store")
-        if "present" in message and self.settings.has_spares:
-            self._present(rank, wire.decode(MemberState, message["present"]))
-        if "unhealthy" in message and self.settings.has_spares:
-            rounds.roster.leases.pop(rank, None)  # its workers have ended
-            rounds.exclude(rank, str(message["unhealthy"]))
-        if "join" in message and not self._stopped:
-            rounds.join(rank, store)
-        if "confirm" in message:
-            rounds.confirm(rank, message["confirm"], store)
-        if "done" in message:
-            rounds.done(rank, message["done"])
-
-    def _present(self, node: int, state: MemberState) -> None:
-        rounds, roster = self.rounds, self.rounds.roster
-        rounds.adopt(state.term, state.record)
-        gone = roster.came(node, state)
-        if gone is not None and gone[1] >= roster.record.round:
-            rounds.ended(*gone)
-        record = roster.record
-        if record.round > state.round:
-            self.members.send(node, {"record": wire.encode(record)})
-        if node in record.active and rounds.began >= 0:
-            roster.lost.pop(node, None)
-            self.members.agents[node].has_joined = True  # its loss counts
-        if state.done and (rounds.phase is Phase.RUN or node not in record.active):
-            rounds.exclude(node, "its workers finished without the others")
-        elif state.done and state.round == record.round:
-            lost = next(iter(roster.lost.values()), Failure(Kind.AGENT, (node,)))
-            rounds.fail(replace(lost, finished=1))
-        elif not state.done and record.losses.get(node, 0) >= policy.LOSSES:
-            rounds.exclude(node, f"it was lost {policy.LOSSES} times")
-        elif not state.done and node in record.excluded:
-            self.members.send(node, {"out": record.excluded[node]})
-
-    def _hear_of_workers(self, rank: int, message: Mapping[str, Any]) -> None:
-        rounds, members = self.rounds, self.members
-        # Also of a round that has just ended: it may have been the first.
-        if "died" in message and message.get("round") == rounds.began:
-            failure = wire.decode(Failure, message["died"])
-            failure = replace(failure, nodes=(rank,))
-            rounds.failures.add(failure)
-            if rounds.phase is Phase.RUN and not self._stopped:
-                rounds.end(failure.brief)
-        if "report" in message:
-            summary = rounds.failures.summary()
-            members.send(rank, {"report": summary and wire.encode(summary)})
-        if "printed" in message:
-            self._printed = True
-            members.send_all({"printed": True})
-        if type(number := message.get("question")) is int:
-            self._questions.pop(rank, None)
-            what = message.get("what")
-            if type(what) is str and len(what) <= _SHORT:
-                about = {"what": what, "with": message.get("with")}
-                self._questions[rank] = {"question": [rank, number], **about}, set()
-                for each in members.agents:
-                    self._pass_on(each, *self._questions[rank])
-        match message.get("reply"):
-            case [int(asks), int(number)]:
-                reply = {"replied": number, "node": rank, "of": message.get("of")}
-                members.send(asks, reply)
+        It may have been the first one.
+        """
+        if number != self.rounds.began:
+            return
+        failure = replace(failure, nodes=(rank,))
+        self.rounds.failures.add(failure)
+        if self.rounds.phase is Phase.RUN and not self._stopped:
+            self.rounds.end(failure.brief)

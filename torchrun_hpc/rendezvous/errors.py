@@ -1,12 +1,27 @@
-"""The exceptions of a node that cannot take part, or no longer can."""
+"""Why a node cannot take part, or no longer can."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchrun_hpc.failures.failure import Failure
-    from torchrun_hpc.rendezvous.protocol import Refusal
+
+# Found on a port. A refused connection has reached the node.
+NOBODY = "nobody listens"
+
+
+class Refused(Enum):
+    """Why the coordinator refuses an agent."""
+
+    VERSION = "version"  # of the protocol
+    RUN_ID = "run_id"  # --rdzv-id
+    NODES = "nodes"  # number of nodes
+    TAKEN = "taken"  # another agent has its node rank
+    SPARES = "spares"  # --hpc-spares
+    STARTED = "started"  # another command started it
+    UNPROVED = "unproved"  # one of the two has no proof; never sent
 
 
 class CoordinatorNotFoundError(Exception):
@@ -16,7 +31,7 @@ class CoordinatorNotFoundError(Exception):
 class RefusedError(Exception):
     """The coordinator refuses this agent."""
 
-    def __init__(self, reason: Refusal, port: int) -> None:
+    def __init__(self, reason: Refused, port: int) -> None:
         super().__init__(reason.value)
         self.reason = reason
         self.port = port

@@ -1,45 +1,56 @@
-"""The rendezvous handler that PyTorch's elastic agent uses."""
+"""What PyTorch's elastic agent uses: a rendezvous handler, and a store."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from torchrun_hpc import wire
+from torchrun_hpc import waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
-from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.failures.failure import Failure, Kind, ending
+from torchrun_hpc.failures.worker import end_of, exit_code_of
 from torchrun_hpc.names import placed
 from torchrun_hpc.preflight import JOIN_TIMEOUT
-from torchrun_hpc.rendezvous import health, messages
-from torchrun_hpc.rendezvous.client import never
+from torchrun_hpc.rendezvous import connection, messages
+from torchrun_hpc.rendezvous.client import Listener, never
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
     JobFailedError,
     RoundOverError,
 )
-from torchrun_hpc.rendezvous.protocol import Settings
+from torchrun_hpc.rendezvous.messages import Replaced, Restart
+from torchrun_hpc.rendezvous.protocol import Add, Check, Get, Set, Unhealthy
 from torchrun_hpc.rendezvous.server import listen
-from torchrun_hpc.rendezvous.store import AgentStore
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
 from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torchrun_hpc.failures.collection import Summary
     from torchrun_hpc.failures.report import Explain
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.meeting import Meeting
-    from torchrun_hpc.rendezvous.client import Client
+    from torchrun_hpc.rendezvous.client import Client, State
+    from torchrun_hpc.rendezvous.messages import News
+    from torchrun_hpc.rendezvous.protocol import Settings, Store, StoreRequest
 
 _torch: Any = distributed
 # Options of the workers' store, which node rank 0 opens.
@@ -50,6 +61,12 @@ _MARGIN = 10
 
 # Seconds to wait at the end for the workers' store, without a message.
 _PATIENCE = 5
+
+_STORE_TIMEOUT = timedelta(seconds=300)  # for a key, as in PyTorch
+
+# Of a health check: characters of its last line, and seconds for a killed one to end.
+_LONGEST = 150
+_KILL_TIMEOUT = 5
 
 
 class CoordinatorMissingError(rendezvous.RendezvousConnectionError):
@@ -92,9 +109,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             meeting,
             settings,
             environ,
-            self._report,
+            Listener(self._tell, self._report, end_workers=end_workers),
             replies=replies,
-            end_workers=end_workers,
         )
         self.client = self._connection.client
         self._workers_store: list[Any] = []
@@ -126,7 +142,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
             with suppress(RoundOverError):
                 go, rank, nodes = client.take_part(self._open_workers_store)
                 break
-        address, port = workers_address(go)
+        address, port = go.store
         known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         store = AgentStore(client, known)
         return capabilities.rendezvous_info(store, rank, nodes, address, port)
@@ -140,7 +156,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         # PyTorch's agent reports its own workers' failures itself.
         if failure is not None and not (failure.rank >= 0 and failure.nodes == own):
             raise JobFailedError(failure)
-        return int(self.client.is_over)
+        return int(self.state.is_over)
 
     def is_closed(self) -> bool:
         """Return whether no other round will follow."""
@@ -170,15 +186,20 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return self._settings.has_spares
 
     @property
+    def state(self) -> State:
+        """What this agent knows of the job."""
+        return self.client.state
+
+    @property
     def failure(self) -> Failure | None:
         """Why the job failed."""
-        return self.client.failure
+        return self.state.failure
 
     @property
     def hangs(self) -> bool:
         """Whether the round has ended because a collective failed."""
-        client, failure = self.client, self.failure
-        return client.is_over and client.hangs if failure is None else failure.is_hang
+        state, failure = self.state, self.failure
+        return state.is_over and state.hangs if failure is None else failure.is_hang
 
     @property
     def reports(self) -> bool:
@@ -186,7 +207,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         failure, meeting = self.failure, self._meeting
         is_alone = failure is not None and failure.kind is Kind.COORDINATOR
         if self.has_spares:
-            return is_alone or (self.is_first and bool(self.client.ending))
+            return is_alone or (self.is_first and self.state.ending is not None)
         if is_alone:
             return reports_wait_for(meeting.node_rank, meeting.coordinator)
         return self.is_first
@@ -194,42 +215,42 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     @property
     def is_first(self) -> bool:
         """Whether this node does what only one node does while the job runs."""
-        if self.has_spares:  # the one with the coordinator
-            peers = self.client.peers
-            return peers is not None and peers.member.coordinates
-        return self._meeting.is_coordinator
+        return self.client.member.coordinates
 
     @property
     def is_certain(self) -> bool:
         """Whether the job cannot continue if this node gives up."""
         if self._meeting.in_process:  # each task may have such a world
             return is_reporter(self._meeting.report_rank)
-        return not self.has_spares or bool(self.client.ending.get("is_certain"))
+        ending = self.state.ending
+        return not self.has_spares or (ending is not None and ending.is_certain)
 
     @property
     def out_at_end(self) -> Sequence[int]:
         """Ranks of the nodes that the next job should exclude."""
-        return tuple(self.client.ending.get("out_at_end", ()))
+        ending = self.state.ending
+        return () if ending is None else ending.out_at_end
 
     @property
     def takeovers(self) -> int:
         """How often another node had become the coordinator that ended the job."""
-        return int(self.client.ending.get("takeovers", 0))
+        ending = self.state.ending
+        return 0 if ending is None else ending.takeovers
 
     @property
     def took_part(self) -> bool:
         """Whether the coordinator has accepted this agent."""
-        return self.client.is_accepted
+        return self.state.is_accepted
 
     @property
     def is_unreported(self) -> bool:
         """Whether a worker has failed, and nobody has reported it."""
-        return self.client.is_unreported
+        return self.state.is_unreported
 
     @property
     def restarts(self) -> int:
         """How often the job has been restarted, up to the current round."""
-        return max(self.client.next_round - 1, 0)
+        return max(self.state.next_round - 1, 0)
 
     def connect(self, timeout: float | None = None) -> Client:
         """Start the coordinator, if this is its node, and connect to it.
@@ -275,16 +296,16 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     # --- parts --------------------------------------------------------------------
 
     def _check_health(self) -> None:
-        peers, spares = self.client.peers, self._meeting.spares
-        if peers is None or peers.member.unhealthy or not spares.health_check:
+        member, spares = self.client.member, self._meeting.spares
+        if not self.has_spares or member.unhealthy or not spares.health_check:
             return
         limit = spares.health_check_timeout
-        problem = health.check(spares.health_check, limit, lambda: self.failure)
+        problem = check_health(spares.health_check, limit, lambda: self.failure)
         if problem and self.failure is None:
-            peers.member.unhealthy = problem
-            self.client.send({"unhealthy": problem})
+            member.unhealthy = problem
+            self.client.send(Unhealthy(problem))
 
-    def _open_workers_store(self) -> tuple[str, int]:
+    def _open_workers_store(self) -> Store:
         """Open a new store, so that no worker finds values of the previous round."""
         opening: list[Any] = []
         self._workers_store = opening
@@ -313,47 +334,145 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         else:
             opening.append(store)
 
-    def _report(self, event: Mapping[str, Any]) -> Failure | None:
-        summary = event.get("report")
-        cause = summary.first if summary else messages.cause_of(event)
-        cause, lines = self._explain(cause) if cause else (None, ())
-        if summary is not None:
-            report.write(summary, self.meeting, lines)
-            return cause
-        key = self._connection.key.name
-        because = {"because": wire.encode(cause)} if cause else {}
-        message = messages.render({**event, "key": key, **because}, self.meeting)
+    def _report(self, summary: Summary) -> Failure:
+        first, lines = self._explain(summary.first)
+        report.write(summary, self.meeting, lines)
+        return first
+
+    def _tell(self, news: News) -> None:
+        lines: Sequence[str] = ()
+        if isinstance(news, Replaced | Restart) and news.because is not None:
+            cause, lines = self._explain(news.because)
+            news = replace(news, because=cause)
+        message = news.words(self.meeting)
         if message is not None:
-            kind = "warning" if messages.is_warning(event, self._meeting) else "note"
+            kind = "warning" if news.is_warning(self._meeting) else "note"
             console.write(message, kind, report.indented(lines))
-        return None
 
 
 def settings_of(
     meeting: Meeting, run_id: str, asked: Options, shutdown: float = 0
 ) -> Settings:
     """Return what all agents agree on. `shutdown` is torch's limit in seconds."""
-    spares, conf = meeting.spares, asked.rdzv_conf
-    return Settings(
-        run_id=run_id,
-        nodes=meeting.nodes,
-        coordinator=meeting.node_rank if meeting.is_coordinator else -1,
+    conf = asked.rdzv_conf
+    return replace(
+        connection.settings_of(meeting, run_id, conf.silence_timeout),
         max_restarts=asked.max_restarts,
         join_timeout=conf.join_timeout or JOIN_TIMEOUT,
-        silence_timeout=conf.silence_timeout,
-        spares=spares.number,
-        started=meeting.started,
-        signals_on_loss=meeting.started_by is None or meeting.started_by.ends_others,
-        spare_after=spares.after,
         kill=int(shutdown) + _MARGIN,
-        health_check=spares.health_check_timeout if spares.health_check else 0,
     )
 
 
-def workers_address(go: Mapping[str, Any]) -> tuple[str, int]:
-    """Return address and port of the workers' store, or raise `RendezvousError`."""
-    match go.get("store"):
-        case [str(address), int(port)] if 0 < port < 2**16:
-            return address, port
-    text = "the head node did not send the address of the workers' store"
-    raise rendezvous.RendezvousError(text)
+# --- the agents' store ------------------------------------------------------------
+
+
+class AgentStore(_torch.Store):  # type: ignore[misc]
+    """A store that the coordinator keeps. A wait ends when the job fails.
+
+    Questions may raise `JobFailedError`, `RoundOverError`, or PyTorch's timeout error.
+    Keys in `known` have fixed values, and are never asked for.
+    """
+
+    def __init__(self, client: Client, known: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self._client = client
+        self._known = known or {}
+        self._timeout = _STORE_TIMEOUT
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long to wait for a key."""
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long to wait for a key."""
+        self._timeout = timeout
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set one key."""
+        self.multi_set([key], [value])
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Set several keys."""
+        data = (v.encode() if isinstance(v, str) else bytes(v) for v in values)
+        # As text in JSON; `multi_get` makes it bytes again.
+        texts = zip(keys, (each.decode("latin-1") for each in data), strict=True)
+        new = {key: text for key, text in texts if key not in self._known}
+        if new:
+            self._ask(partial(Set, values=new))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, 0 at first, and return it."""
+        return int(self._ask(partial(Add, key=key, by=amount)))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys exist."""
+        asked = self._unknown(keys)
+        return not asked or bool(self._ask(partial(Check, keys=asked)))
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key, once it exists."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of several keys, once all exist."""
+        asked = self._unknown(keys)
+        answers = self._ask(partial(Get, keys=asked)) if asked else []
+        values = {**dict(zip(asked, answers, strict=True)), **self._known}
+        return [str(values[key]).encode("latin-1") for key in keys]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until several keys exist."""
+        asked = self._unknown(keys)
+        if asked:
+            self._ask(partial(Get, keys=asked), timeout)
+
+    def _unknown(self, keys: Sequence[str]) -> tuple[str, ...]:
+        return tuple(key for key in dict.fromkeys(keys) if key not in self._known)
+
+    def _ask(
+        self, request: Callable[[int], StoreRequest], timeout: timedelta | None = None
+    ) -> Any:
+        limit = (self._timeout if timeout is None else timeout).total_seconds()
+        try:
+            return self._client.ask(request, limit)
+        except TimeoutError:
+            text = f"no answer within {limit:.0f} s"
+            raise capabilities.STORE_ERROR(text) from None
+
+
+# --- a node's health --------------------------------------------------------------
+
+
+def check_health(command: str, limit: float, is_over: Callable[[], object]) -> str:
+    """Run a command for ``/bin/sh``; return why the node is unhealthy, or nothing.
+
+    Kill it and its children after ``limit`` seconds, or if the job is over.
+    """
+    try:
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+        process = subprocess.Popen(  # noqa: S602 - the user's own command
+            command,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"its health check cannot be started: {error.strerror}"
+    try:
+        waiting.until(lambda: exit_code_of(process.pid) is not None or is_over(), limit)
+    finally:
+        code = exit_code_of(process.pid)
+        with suppress(OSError):  # before it is collected: nobody else has its id
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # the kernel keeps it
+            process.wait(_KILL_TIMEOUT)
+    with output:
+        text = end_of(output.fileno()).decode(errors="backslashreplace")
+    texts = [line.strip() for line in text.splitlines() if line.strip()]
+    last = f": {printable(texts[-1], _LONGEST)}" if texts else ""
+    if code is None:
+        return f"its health check did not end within {limit:g} s{last}"
+    return f"its health check {ending(code)}{last}" if code else ""

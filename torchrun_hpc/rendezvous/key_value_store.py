@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from torchrun_hpc.rendezvous.protocol import Add, Answer, Check, Get, Set
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
 
-    Outgoing = tuple[Hashable, Mapping[str, Any]]  # the connection, and the message
+    from torchrun_hpc.rendezvous.protocol import Outgoing, StoreRequest
 
 # Characters that agents may store. PyTorch needs 100 per node.
 LIMIT = 64 * 2**20
 
 
-class _Get(NamedTuple):
+class _Waiting(NamedTuple):
     connection: Hashable
     number: int
     keys: list[str]
@@ -34,33 +34,29 @@ class KeyValueStore:
         self._values: dict[str, str] = {}
         self._size = 0
         # Waiting questions, by the first missing key, and by connection.
-        self._waiting: dict[str, dict[Hashable, _Get]] = {}
+        self._waiting: dict[str, dict[Hashable, _Waiting]] = {}
         self._missing: dict[Hashable, str] = {}  # that key, by connection
 
-    def ask(self, connection: Hashable, message: Mapping[str, Any]) -> list[Outgoing]:
-        """Answer a question, and those waiting for its keys; or raise `WireError`."""
-        number = message["ask"]
-        answers: list[Outgoing] = []
-        try:
-            if "set" in message:
-                new = {str(k): str(v) for k, v in message["set"].items()}
-                answers += self._set(new)
-                value: Any = True
-            elif "add" in message:
-                key = str(message["add"])
-                value = int(self._values.get(key, "0")) + operator.index(message["by"])
-                answers += self._set({key: str(value)})
-            elif "check" in message:
-                value = all(key in self._values for key in message["check"])
-            else:
-                keys = [*dict.fromkeys(map(str, message["get"]))]
+    def ask(self, connection: Hashable, request: StoreRequest) -> Iterator[Outgoing]:
+        """Answer a request, and those waiting for its keys; or raise `WireError`."""
+        match request:
+            case Set(number, values):
+                yield from self._set(values)
+                yield connection, Answer(number, value=True)
+            case Add(number, key, by):
+                try:
+                    total = int(self._values.get(key, "0")) + by
+                except ValueError:
+                    raise WireError("not a number in the store") from None
+                yield from self._set({key: str(total)})
+                yield connection, Answer(number, total)
+            case Check(number, keys):
+                yield connection, Answer(number, all(k in self._values for k in keys))
+            case Get(number, keys):
                 self.forget(connection)
-                return list(self._get(_Get(connection, number, keys)))
-        except WireError:
-            raise
-        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-            raise WireError("not a question to the store") from None
-        return [*answers, (connection, {"answer": number, "value": value})]
+                yield from self._get(
+                    _Waiting(connection, number, [*dict.fromkeys(keys)])
+                )
 
     def forget(self, connection: Hashable) -> None:
         """Forget a connection's waiting question."""
@@ -83,7 +79,7 @@ class KeyValueStore:
                 del self._missing[question.connection]
                 yield from self._get(question)
 
-    def _get(self, question: _Get) -> Iterator[Outgoing]:
+    def _get(self, question: _Waiting) -> Iterator[Outgoing]:
         for index in range(question.start, len(question.keys)):
             key = question.keys[index]
             if key not in self._values:
@@ -92,4 +88,4 @@ class KeyValueStore:
                 self._missing[question.connection] = key
                 return
         values = [self._values[key] for key in question.keys]
-        yield question.connection, {"answer": question.number, "value": values}
+        yield question.connection, Answer(question.number, values)

@@ -1,19 +1,28 @@
-"""The thread in which a process takes part, with its client and its server."""
+"""The thread in which a process takes part, its connections, and signs of life."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
+import socket
+import struct
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import wire
+from torchrun_hpc.rendezvous.messages import CoordinatorAnswers, CoordinatorSilent
+from torchrun_hpc.rendezvous.protocol import JOIN_REQUEST_LIMIT
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 # Seconds for the thread's end; twice as many for calls aside. Signals wait for it.
 _END_TIMEOUT = 0.5
+
+SILENCE_REPORT = 30  # seconds until a silent agent or coordinator is reported
 
 
 def now() -> float:
@@ -54,6 +63,11 @@ class Loop:
         """Call a function that may block, in the order of the calls."""
         self._calls.put(function)
 
+    @staticmethod
+    def call_apart(function: Callable[[], object]) -> None:
+        """Call a function in a thread of its own: it may take long, or hang."""
+        threading.Thread(target=function, daemon=True).start()
+
     def close(self) -> None:
         """End once the calls aside have returned, or block for too long."""
         if not self._thread.is_alive():
@@ -86,3 +100,105 @@ class Loop:
             except Exception as error:  # noqa: BLE001, PERF203 - each has its own
                 fault = {"message": "what was called aside", "exception": error}
                 self.call(self.events.call_exception_handler, fault)
+
+
+# --- the ends of connections ------------------------------------------------------
+
+
+class End(asyncio.Protocol):
+    """One end of a connection.
+
+    Lines are short until the other end has proved itself. Only an ending process sends
+    an end of file without being asked: the kernel does.
+    """
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.lines = wire.Lines(JOIN_REQUEST_LIMIT)
+        self.at_end = False
+        self.has_received = False
+        self._is_aborted = False
+
+    def connection_made(self, transport: Any) -> None:
+        """Keep the transport."""
+        self.transport = transport
+
+    def eof_received(self) -> None:
+        """Remember the end of file."""
+        self.at_end = True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """If a fault ends it, let the socket send a reset when asyncio closes it."""
+        if error is not None or self._is_aborted:
+            with contextlib.suppress(OSError):  # the connection has ended already
+                self.transport.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
+
+    def abort(self) -> None:
+        """Close the connection now. A reset shows that this process lives."""
+        if self.transport is not None:
+            self._is_aborted = True
+            self.transport.abort()
+
+    def close(self) -> None:
+        """Close the connection once everything is sent."""
+        with contextlib.suppress(OSError):
+            self.transport.close()
+
+
+# --- signs of life ----------------------------------------------------------------
+
+
+class Silence:
+    """Counts the seconds without a message. A suspended process does not age."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._seconds = 0
+
+    def begin(self) -> None:
+        """Start again from 0."""
+        self._seconds = 0
+
+    @property
+    def ended_after(self) -> int:
+        """The seconds after which the connection was ended; 0 if it was not."""
+        return self.limit if self._seconds >= self.limit else 0
+
+    def tick(self, end: End) -> Iterator[CoordinatorSilent | CoordinatorAnswers]:
+        """Count one more second; yield the news. Abort at the limit."""
+        self._seconds += 1
+        if end.has_received:
+            if self._seconds > SILENCE_REPORT:
+                yield CoordinatorAnswers(self._seconds)
+            end.has_received = False
+            self._seconds = 0
+        if self._seconds == SILENCE_REPORT:
+            yield CoordinatorSilent(SILENCE_REPORT, self.limit - SILENCE_REPORT)
+        if self._seconds >= self.limit:
+            end.abort()
+
+
+class Lease:
+    """The seconds for which workers may run without hearing from the coordinator."""
+
+    def __init__(self, length: float) -> None:
+        self.length = length
+        self._since = math.inf
+
+    def begin(self) -> None:
+        """Begin: a coordinator has just accepted this member."""
+        self._since = now()
+
+    def renew(self, sent: float) -> None:
+        """Count from when this member sent an answer that has arrived."""
+        self._since = max(self._since, min(sent, now()))
+
+    def end(self) -> float | None:
+        """End it if its time is up; return for how many seconds it has been."""
+        late = now() - self._since - self.length
+        if late < 0:
+            return None
+        self._since = math.inf
+        return late

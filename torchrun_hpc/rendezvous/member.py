@@ -4,101 +4,87 @@ If the coordinator is lost, each member asks the others in the same order. The f
 that answers takes over. A member takes over itself if all before it are gone or silent.
 In a split network, several may do so. A coordinator with too few members looks for
 others. It steps down for one that has enough, or that comes before it.
+
+Without spares, nobody can take over, and no member listens for the others.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from torchrun_hpc import wire
-from torchrun_hpc.rendezvous.record import MemberState, Record
+from torchrun_hpc.rendezvous.protocol import Confirm, Join, Present, Unhealthy
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
-    from torchrun_hpc.rendezvous.record import Address
-
-
-@dataclass(frozen=True)
-class PeerReply:
-    """A member's reply: whom it `follows`, whether it coordinates, and has a quorum."""
-
-    follows: int | None = None
-    coordinates: bool = False
-    has_quorum: bool = False
-
-
-def reply_of(message: Mapping[str, Any]) -> PeerReply | None:
-    """Read a reply; return ``None`` if it is another message."""
-    with suppress(WireError):
-        return PeerReply(
-            *wire.decode(tuple[int | None, bool, bool], message.get("standby"))
-        )
-    return None
+    from torchrun_hpc.rendezvous.protocol import FromAgent, Standby, Store, Welcome
+    from torchrun_hpc.rendezvous.record import Address, Record
 
 
 class Member:
-    """A member with number `own`. `hints` are probable addresses of other members.
+    """A member with number `own`.
 
     It `is_ready` when its workers have ended, and it waits for a round. It `is_done`
     when they have finished. `unhealthy` is why its node is unhealthy, or empty.
     """
 
-    def __init__(
-        self,
-        own: int,
-        address: Address,
-        record: Record,
-        hints: Mapping[int, Address] | None = None,
-    ) -> None:
-        self._own = own
-        self._address = address
-        self._hints = {**(hints or {}), own: address}
+    def __init__(self, own: int, record: Record) -> None:
+        self.own = own
         self.record = record
         self.follows: int | None = None
         self.coordinates = False
         self.is_ready = False
         self.is_done = False
         self.unhealthy = ""
+        self._address: Address | None = None
+        self._hints: Mapping[int, Address] = {}
         self._gone: tuple[int, int] | None = None  # the last coordinator that has ended
         self._preferred: int | None = None
+        self._confirm: Confirm | None = None  # of the latest round
+
+    def listens(self, address: Address, hints: Mapping[int, Address]) -> None:
+        """Take note where this member and, probably, the others can be asked."""
+        self._address, self._hints = address, {**hints, self.own: address}
 
     # --- with a coordinator -------------------------------------------------------
 
-    def accepted(self, answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the messages to a coordinator that has sent this welcome."""
-        self.follows = answer.get("coordinator")
-        number, term = answer["age"][0], tuple(answer["age"][1])
-        is_newer = self.record.age > (number, term) or self.record.term > term
-        state = MemberState(
+    def accepted(self, welcome: Welcome) -> Iterator[FromAgent]:
+        """Yield the messages to a coordinator that has accepted this member."""
+        self.follows, record = welcome.coordinator, self.record
+        is_newer = record.age > welcome.age or record.term > welcome.age[1]
+        yield Present(
             address=self._address,
             done=self.is_done,
-            term=self.record.term,
-            round=self.record.round,
+            term=record.term,
+            round=record.round,
             gone=self._gone,
-            record=self.record if is_newer else None,
+            record=record if is_newer else None,
         )
-        yield {"present": wire.encode(state)}
         if self.unhealthy:
-            yield {"unhealthy": self.unhealthy}
+            yield Unhealthy(self.unhealthy)
         elif self.is_ready:
-            yield {"join": True}
+            yield Join()
 
-    def prepared(self, message: Mapping[str, Any]) -> Record | None:
-        """Return the record of a round if this member must confirm it."""
-        record = wire.decode(Record, message["prepare"])
+    def prepared(self, record: Record) -> Record | None:
+        """Use the record of a round; return it if this member must confirm it."""
         if record.age < self.record.age:
             raise WireError("a round of a lower term")
         self.record = record
-        return record if self._own in record.active else None
+        return record if self.own in record.active else None
 
-    def informed(self, message: Mapping[str, Any]) -> None:
+    def confirmation(self, record: Record, open_store: Callable[[], Store]) -> Confirm:
+        """Return the confirmation of a round. Node rank 0 opens the workers' store."""
+        confirm = Confirm(record.term, record.round)
+        if self._confirm is None or replace(self._confirm, store=None) != confirm:
+            store = open_store() if record.active[0] == self.own else None
+            self._confirm = replace(confirm, store=store)
+        return self._confirm  # perhaps once more
+
+    def informed(self, record: Record) -> None:
         """Use what has changed since the round was prepared."""
-        record = wire.decode(Record, message["record"])
         if record.age >= self.record.age:
             addresses = {**self.record.addresses, **record.addresses}
             self.record = replace(record, addresses=addresses)
@@ -123,7 +109,7 @@ class Member:
         known = {**self._hints, **self.record.addresses}
         return {member: known[member] for member in sorted(known)}
 
-    def candidates(self) -> Generator[tuple[int, Address], PeerReply | None, None]:
+    def candidates(self) -> Generator[tuple[int, Address], Standby | None, None]:
         """Yield members to ask who coordinates; receive their replies, or ``None``.
 
         It yields this member if it must take over. After the last one, the caller asks
@@ -134,9 +120,9 @@ class Member:
         """
         self.follows = None
         known = self.addresses
-        first = self._own if self.coordinates else self._preferred
+        first = self.own if self.coordinates else self._preferred
         self._preferred = None
-        out = {self._own} & self.record.excluded.keys()
+        out = {self.own} & self.record.excluded.keys()
         left = deque([first, *(each for each in known if each not in out)])
         asked: set[int] = set()
         while left:
@@ -145,17 +131,17 @@ class Member:
                 continue
             asked.add(member)
             reply = yield member, known[member]
-            if reply is None or member == self._own:
+            if reply is None or member == self.own:
                 continue
             if reply.follows is not None or member not in self.record.excluded:
                 left = deque([reply.follows])
 
-    def should_step_down(self, answers: Mapping[int, PeerReply]) -> bool:
+    def should_step_down(self, answers: Mapping[int, Standby]) -> bool:
         """Return whether to follow another member, given replies without a quorum."""
-        if self.follows not in {None, self._own}:
+        if self.follows not in {None, self.own}:
             return True
         for member, answer in sorted(answers.items()):
-            if answer.coordinates and (answer.has_quorum or member < self._own):
+            if answer.coordinates and (answer.has_quorum or member < self.own):
                 self._preferred = member
                 return True
         return False

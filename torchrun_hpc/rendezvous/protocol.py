@@ -1,71 +1,27 @@
 """The messages between agents and coordinator: lines of JSON, of limited length.
 
-A connection begins with the proofs of both sides, see `proof`. Then the agent sends its
-request, which is answered by ``welcome``, ``refused`` or ``failed``. After that, each
-side sends messages at any time. Nothing in a message is ever run or unpickled.
-
-============================  ==========================================================
-from an agent                 meaning
-============================  ==========================================================
-``protocol: VERSION``         the request, with the fields of `JoinRequest`
-``join: true``                ready for the next round; without spares, node 0 adds the
-                              workers' ``store``
-``present: MEMBER STATE``     with spares: its address and its knowledge
-``confirm: [TERM, ROUND]``    with spares: ready for exactly this round; node rank 0
-                              adds the ``store``
-``unhealthy: REASON``         with spares: its node is unhealthy
-``died: FAILURE``             one of its workers has failed, in ``round``
-``failed: FAILURE``           it gives up
-``done: ROUND``               all its workers have finished this round
-``read: true``                it has received the failure
-``report: true``              the coordinator's node wants to report failed workers
-``printed: true``             it has reported them
-``question: NUMBER``          a question to all agents, also to later ones: ``what``,
-                              ``with`` data for the reply; without both, its end
-``reply: [RANK, NUMBER]``     the reply to this agent's question: ``of`` its node
-``bye: true``                 it closes the connection without a fault
-``heartbeat: SECONDS``        the answer to ``heartbeat``: its clock
-``ask: NUMBER``               ``set``, ``add``, ``get`` or ``check`` for the agents'
-                              store
-============================  ==========================================================
-
-============================  ==========================================================
-from the coordinator          meaning
-============================  ==========================================================
-``welcome: VERSION``          the agent is accepted; with the next ``round``, the
-                              ``coordinator``, and the ``age`` of its record
-``standby: [RANK, ...]``      with spares, to a node that looks for the coordinator:
-                              whom this node follows, whether it coordinates, and
-                              whether it has a quorum; closes the connection
-``prepare: RECORD``           with spares: a round is formed; active nodes confirm it
-``record: RECORD``            with spares: other nodes may take over
-``out: REASON``               with spares: this node is excluded
-``refused: REASON``           only a `Refusal`; closes the connection
-``go: ROUND``                 all nodes have joined this round; with the ``store``
-``over: ROUND``               this round has ended; join the next one
-``finished: ROUND``           all nodes have finished
-``failed: FAILURE``           the job's first failure; with ``reports`` for the node
-                              that reports it
-``report: SUMMARY``           the failed workers; nothing if none has failed
-``printed: true``             the coordinator's node has reported them
-``question: [RANK, NUMBER]``  an agent asks ``what``, ``with`` data for the reply
-``replied: NUMBER``           a ``node``'s reply to its question
-``heartbeat: SECONDS``        to answer by ``heartbeat``; repeats the last answer
-``answer: NUMBER``            the answer to ``ask``
-other keys                    for the user, on the node that reports: see
-                              `messages.render`
-============================  ==========================================================
+A connection begins with the proofs of both sides, see `key`. Then the agent sends a
+`JoinRequest`, which any release can read. `Welcome`, `Refused` or `Ended` answers it,
+or `Standby` from a node that does not coordinate. After that, each side sends messages
+at any time: the agent `FromAgent`, the coordinator `FromCoordinator`. `wire` checks
+them on arrival. Nothing in a message is ever run or unpickled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any, TypeAlias, cast
 
-from torchrun_hpc.wire import AnyText, encode
+from torchrun_hpc.failures.collection import Summary
+from torchrun_hpc.failures.failure import Failure
+from torchrun_hpc.rendezvous.errors import Refused
+from torchrun_hpc.rendezvous.messages import NewsOfCoordinator
+from torchrun_hpc.rendezvous.record import Address, Age, Record, Term
+from torchrun_hpc.wire import AnyText, Plain, short_text
 
-VERSION = 9
+VERSION = 10
 
 # Bytes. The longest line is node 0's, with the ranks of all nodes' workers.
 JOIN_REQUEST_LIMIT = 4096
@@ -73,22 +29,351 @@ LINE_LIMIT = 16 * 2**20
 
 SUSPENDED = 2  # seconds: noticing the end of a lease later means a suspension
 
-# In an outbox. A living process resets agents' connections: to an agent, an end of file
-# means that the process at the other end is dead.
-CLOSE: dict[str, Any] = {"close": True}
-RESET: dict[str, Any] = {"reset": True}
+
+def _on_port(address: tuple[str, int]) -> tuple[str, int]:
+    if not 0 < address[1] < 2**16:
+        raise ValueError("not a port")
+    return address
 
 
-class Refusal(Enum):
-    """Why the coordinator refuses an agent."""
+# Address and port of the workers' store. The address may be a name, or empty.
+Store = Annotated[tuple[str, int], _on_port]
 
-    VERSION = "version"  # of the protocol
-    RUN_ID = "run_id"  # --rdzv-id
-    NODES = "nodes"  # number of nodes
-    TAKEN = "taken"  # another agent has its node rank
-    SPARES = "spares"  # --hpc-spares
-    STARTED = "started"  # another command started it
-    UNPROVED = "unproved"  # one of the two has no proof; never sent
+# --- both ways --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A question whether the other side lives; or the answer, with the agent's clock.
+
+    The question repeats the agent's last answer, 0 at first.
+    """
+
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The coordinator's node has reported which workers have failed."""
+
+
+# --- from an agent ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """An agent's request to join: the first message of a connection.
+
+    Attributes:
+        run_id: PyTorch's rendezvous id: the same, or the user's.
+        host: Its node's name, for messages.
+        pid: Its process id, for messages. Containers on a host may use the same one.
+        release: Its release of torchrun_hpc.
+        agent: A random number in hexadecimal, and the process id. The coordinator sends
+            it to nobody.
+        compared: As in `Meeting`.
+        started: The end of what must be equal in the command, and a digest of all of
+            it, if the launch id does not distinguish two launches; otherwise empty.
+        failed: Why the agent cannot start, if it joins only to report that.
+        asks: Whether it only asks for a `Standby`.
+        protocol: The version of the protocol.
+    """
+
+    run_id: AnyText
+    nodes: int
+    rank: int
+    host: AnyText
+    pid: int
+    release: AnyText
+    agent: AnyText
+    compared: AnyText = ""
+    spares: int = 0
+    started: AnyText = ""
+    failed: Failure | None = None
+    asks: bool = False
+    protocol: int = VERSION
+
+    def check(self) -> None:
+        """Raise ``ValueError`` if its node rank is not in the job."""
+        if not 0 <= self.rank < self.nodes:
+            raise ValueError("not a node rank")
+
+
+@dataclass(frozen=True)
+class OtherRelease:
+    """The part of a join request that each version of the protocol has."""
+
+    protocol: int
+    rank: int
+    release: AnyText
+
+
+@dataclass(frozen=True)
+class Present:
+    """Where a member can be asked, if at all, and what it knows.
+
+    It is the agent's reply to a `Welcome`. `gone` is the last coordinator that has
+    ended, and in which round. `record` is the member's, if it is newer than the
+    coordinator's.
+    """
+
+    address: Address | None
+    done: bool
+    term: Term
+    round: int
+    gone: tuple[int, int] | None = None
+    record: Record | None = None
+
+
+@dataclass(frozen=True)
+class Join:
+    """The agent is ready for the next round."""
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """The agent is ready for exactly this round. Node rank 0 has the store."""
+
+    term: Term
+    round: int
+    store: Store | None = None
+
+
+@dataclass(frozen=True)
+class Unhealthy:
+    """Its node is unhealthy."""
+
+    reason: AnyText
+
+
+@dataclass(frozen=True)
+class Died:
+    """One of its workers has failed in this round."""
+
+    failure: Failure
+    round: int
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """The agent cannot continue."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Done:
+    """All its workers have finished this round."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Read:
+    """The agent has received how the job ended."""
+
+
+@dataclass(frozen=True)
+class WantsReport:
+    """The coordinator's node wants to report the failed workers."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question to all agents, also to later ones, until its `QuestionOver`."""
+
+    number: int
+    what: Annotated[str, short_text(60)]
+    about: Plain
+
+
+@dataclass(frozen=True)
+class QuestionOver:
+    """The agent needs no more replies to its question."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The reply `of` this agent's node to the question of node rank `asks`."""
+
+    asks: int
+    number: int
+    of: Plain
+
+
+@dataclass(frozen=True)
+class Set:
+    """A request to the agents' store, as the next three: set these values."""
+
+    number: int
+    values: Mapping[AnyText, AnyText]
+
+
+@dataclass(frozen=True)
+class Add:
+    """Add to a number, 0 at first, and return it."""
+
+    number: int
+    key: AnyText
+    by: int
+
+
+@dataclass(frozen=True)
+class Get:
+    """Return the values of these keys, once all exist."""
+
+    number: int
+    keys: tuple[AnyText, ...]
+
+
+@dataclass(frozen=True)
+class Check:
+    """Return whether all these keys exist."""
+
+    number: int
+    keys: tuple[AnyText, ...]
+
+
+@dataclass(frozen=True)
+class Bye:
+    """The agent closes the connection without a fault."""
+
+
+StoreRequest: TypeAlias = Set | Add | Get | Check
+FromAgent: TypeAlias = (
+    Present | Join | Confirm | Unhealthy | Died | GaveUp | Done | Read | WantsReport
+    | Printed | Question | QuestionOver | Reply | Heartbeat | StoreRequest | Bye
+)  # fmt: skip
+
+# --- from the coordinator ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The agent is accepted, with the next round, and the age of the record."""
+
+    round: int
+    age: Age
+    coordinator: int
+
+
+@dataclass(frozen=True)
+class Standby:
+    """The reply of a member to one that looks for the coordinator.
+
+    Whom it `follows`, whether it coordinates, and has a quorum. It closes the
+    connection.
+    """
+
+    follows: int | None = None
+    coordinates: bool = False
+    has_quorum: bool = False
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """A round is formed. Active nodes confirm it."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Go:
+    """All nodes take part in this round."""
+
+    round: int
+    store: Store
+
+
+@dataclass(frozen=True)
+class Over:
+    """This round has ended; perhaps because a collective failed. Join the next one."""
+
+    round: int
+    hangs: bool
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The job has ended: all nodes have finished, or this was the first failure.
+
+    Attributes:
+        reports: Whether the agent's node reports the failure.
+        out_at_end: Nodes that the next job should exclude.
+        is_certain: Whether the job has ended for all nodes.
+        takeovers: How often another node had become the coordinator.
+    """
+
+    failure: Failure | None = None
+    reports: bool = False
+    out_at_end: tuple[int, ...] = ()
+    is_certain: bool = True
+    takeovers: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """The failed workers; ``None`` if none has failed."""
+
+    summary: Summary | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An agent, `asks`, has a question; `about` has data for the reply."""
+
+    asks: int
+    number: int
+    what: str
+    about: Plain
+
+
+@dataclass(frozen=True)
+class Replied:
+    """A node's reply to the agent's question; ``None`` if the node is lost."""
+
+    number: int
+    node: int
+    of: Plain
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of the agents' store: what the request describes, or true."""
+
+    number: int
+    value: Plain
+
+
+FromCoordinator: TypeAlias = (
+    Welcome | Refused | Standby | Prepare | Record | Go | Over | Ended | Report
+    | Printed | Asked | Replied | Heartbeat | Answer | NewsOfCoordinator
+)  # fmt: skip
+
+
+# For `wire`: mypy knows no type of a union yet.
+FROM_AGENT: type[FromAgent] = cast("Any", FromAgent)
+FROM_COORDINATOR: type[FromCoordinator] = cast("Any", FromCoordinator)
+
+
+class Close(Enum):
+    """In an outbox: close the connection.
+
+    A living process resets agents' connections: to an agent, an end of file means that
+    the process at the other end is dead.
+    """
+
+    CLOSE = "close"
+    RESET = "reset"
+
+
+# The connection, and what to send.
+Outgoing: TypeAlias = tuple[Hashable, FromCoordinator | Close]
+
+
+# --- settings ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -127,41 +412,3 @@ class Settings:
     def has_spares(self) -> bool:
         """Whether the job continues without a lost node."""
         return self.spares > 0 and not self.is_fixed
-
-
-@dataclass(frozen=True)
-class JoinRequest:
-    """An agent's request to join.
-
-    Attributes:
-        run_id: PyTorch's rendezvous id: the same, or the user's.
-        host: Its node's name, for messages.
-        pid: Its process id, for messages. Containers on a host may use the same one.
-        release: Its release of torchrun_hpc.
-        agent: A random number in hexadecimal, and the process id. The coordinator sends
-            it to nobody.
-        compared: As in `Meeting`.
-        started: The end of what must be equal in the command, and a digest of all of
-            it, if the launch id does not distinguish two launches; otherwise empty.
-    """
-
-    run_id: AnyText
-    nodes: int
-    rank: int
-    host: AnyText
-    pid: int
-    release: AnyText
-    agent: AnyText
-    compared: AnyText = ""
-    spares: int = 0
-    started: AnyText = ""
-
-    @property
-    def first_line(self) -> dict[str, Any]:
-        """The first message of a connection."""
-        return {"protocol": VERSION, **encode(self)}
-
-    def check(self) -> None:
-        """Raise ``ValueError`` if its node rank is not in the job."""
-        if not 0 <= self.rank < self.nodes:
-            raise ValueError("not a node rank")

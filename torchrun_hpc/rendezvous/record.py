@@ -1,10 +1,15 @@
-"""The record: what all nodes know of a job."""
+"""The record: what all nodes know of a job; and how it changes, by pure functions.
+
+Without spares, all nodes are active. A spare replaces a lost, late or excluded node.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, TypeAlias
+
+LOSSES = 2  # after so many, a node is excluded
 
 _LONGEST = 253  # characters of a host's name (RFC 1035)
 
@@ -19,6 +24,8 @@ def _looked_for(address: tuple[str, int]) -> tuple[str, int]:
 
 
 Address = Annotated[tuple[str, int], _looked_for]
+Term: TypeAlias = tuple[int, int]
+Age: TypeAlias = tuple[int, Term]
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Record:
             one was formed; empty once it has begun.
     """
 
-    term: tuple[int, int]
+    term: Term
     round: int
     active: tuple[int, ...]
     addresses: Mapping[int, Address] = field(default_factory=dict)
@@ -51,22 +58,69 @@ class Record:
     leased: tuple[int, ...] = ()
 
     @property
-    def age(self) -> tuple[int, tuple[int, int]]:
+    def age(self) -> Age:
         """The greater one of two ages belongs to the newer record."""
         return self.round, self.term
 
 
-@dataclass(frozen=True)
-class MemberState:
-    """A member's message to a coordinator that has accepted it.
+def first_record(nodes: int, spares: int, coordinator: int) -> Record:
+    """Return the record of a job that has not begun. The last members are spares."""
+    return Record((0, coordinator), -1, tuple(range(nodes - spares)))
 
-    `gone` is the last coordinator that has ended, and in which round. The member sends
-    its record if it is newer than the coordinator's.
+
+def assigned(
+    record: Record, ready: Collection[int], leaving: Collection[int]
+) -> tuple[int, ...] | None:
+    """Return the active members of the next round; ``None`` if some are missing.
+
+    Each member keeps its node rank. Nobody waits for the `leaving` ones: spares replace
+    them.
     """
+    fit = set(ready) - record.excluded.keys()
+    spares = sorted(fit.difference(record.active))
+    active = []
+    for member in record.active:
+        if member in fit:
+            active.append(member)
+        elif spares and (member in leaving or member in record.excluded):
+            active.append(spares.pop(0))
+        else:
+            return None
+    return tuple(active)
 
-    address: Address
-    done: bool
-    term: tuple[int, int]
-    round: int
-    gone: tuple[int, int] | None
-    record: Record | None
+
+def lost(record: Record, member: int) -> Record:
+    """Record a lost member. It may come back, but not forever."""
+    losses = {**record.losses, member: record.losses.get(member, 0) + 1}
+    return replace(record, losses=losses, suspect=-1)
+
+
+def excluded(record: Record, member: int, reason: str) -> Record:
+    """Exclude a member: it gets no node rank any more."""
+    return replace(record, excluded={**record.excluded, member: reason})
+
+
+def blamed(record: Record, member: int, *, has_spare: bool) -> Record:
+    """Record that a worker of an active member was the first to fail in a round.
+
+    After two consecutive rounds with the same member, its node may be the cause, and is
+    excluded. If a worker also fails on the replacing node, the script was the cause.
+    Then the first node comes back, and nobody is blamed for this node rank any more.
+    """
+    rank, suspect = record.active.index(member), record.suspect
+    record = replace(record, suspect=-1)
+    if rank in record.moved_from:
+        moved_from = {**record.moved_from}
+        first = moved_from.pop(rank)
+        others = {each: why for each, why in record.excluded.items() if each != first}
+        faults = *record.script_faults, rank
+        return replace(
+            record, moved_from=moved_from, excluded=others, script_faults=faults
+        )
+    if rank in record.script_faults:
+        return record
+    if suspect != member or not has_spare:
+        return replace(record, suspect=member)
+    reason = "its workers were the first to fail in two consecutive rounds"
+    record = excluded(record, member, reason)
+    return replace(record, moved_from={**record.moved_from, rank: member})

@@ -1,4 +1,4 @@
-"""The coordinator's roster of nodes: who takes part, is lost, or is excluded.
+"""The coordinator's nodes: the connected agents, and who takes part.
 
 With spares, the workers of an unreachable node may continue, and another coordinator
 may lead them. So a round waits until their time is up: until their leases end.
@@ -6,31 +6,300 @@ may lead them. So a round waits until their time is up: until their leases end.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchrun_hpc import wire
+from torchrun_hpc import __version__, wire
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.rendezvous import policy
+from torchrun_hpc.rendezvous import record as records
+from torchrun_hpc.rendezvous.errors import Refused
+from torchrun_hpc.rendezvous.loop import SILENCE_REPORT
+from torchrun_hpc.rendezvous.messages import (
+    Answering,
+    Excluded,
+    Silent,
+    Unproved,
+)
+from torchrun_hpc.rendezvous.protocol import (
+    VERSION,
+    Close,
+    Ended,
+    Heartbeat,
+    JoinRequest,
+    OtherRelease,
+    Prepare,
+)
 from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from torchrun_hpc.rendezvous.members import Members
-    from torchrun_hpc.rendezvous.protocol import Settings
-    from torchrun_hpc.rendezvous.record import Address, MemberState, Record
+    from torchrun_hpc.rendezvous.messages import NewsOfCoordinator
+    from torchrun_hpc.rendezvous.protocol import (
+        FromCoordinator,
+        Outgoing,
+        Present,
+        Settings,
+    )
+    from torchrun_hpc.rendezvous.record import Address, Record, Term
 
-_REASON = 200  # characters of a reason to exclude a node
+# Seconds.
+HEARTBEAT_INTERVAL = 5
+CANDIDATE_TIMEOUT = 10  # for the first of two agents of a node rank to answer
+
+_SHORT = 200  # characters of a refused agent's values, or of a reason to exclude a node
+_MOST_UNPROVED = 8  # addresses that the user reads
+_COMPARED = (Refused.STARTED, Refused.NODES, Refused.RUN_ID, Refused.SPARES)
+_DIFFERENT = {
+    Refused.VERSION: "torchrun_hpc {} instead of {}",
+    Refused.NODES: "{} nodes instead of {}",
+    Refused.RUN_ID: "--rdzv_id={} instead of {}",
+    Refused.SPARES: "--hpc-spares={} instead of {}",
+    Refused.STARTED: "{} instead of {}",
+    Refused.TAKEN: "process {} on {} instead of process {} on {}",
+}
+
+
+@dataclass
+class Agent:
+    """An accepted agent, or one that claims the node rank of another.
+
+    `silent_for` is in seconds. `heartbeat` is its last answer, by its own clock. Only
+    the loss of an agent that `has_joined` a round counts.
+    """
+
+    connection: Hashable
+    request: JoinRequest
+    silent_for: int = 0
+    heartbeat: float = 0.0
+    has_joined: bool = False
+
+
+class Rejection(NamedTuple):
+    """A refused agent. `rank` is ``None`` if the job has no such rank."""
+
+    reason: Refused
+    rank: int | None
+    text: str
+
+
+class Members:
+    """The connected agents of a job, by node rank.
+
+    `hosts` are the names of all that have been here. `seen` are node ranks of agents
+    that have been connected, or never will be. `unread` connections have not confirmed
+    a failure. `candidates` claim the node rank of another agent. `unproved` are
+    addresses of callers without a proof, and whether the user has read each.
+    """
+
+    def __init__(self, settings: Settings, outbox: list[Outgoing]) -> None:
+        self.agents: dict[int, Agent] = {}
+        self.hosts: dict[int, str] = {}
+        self.seen: set[int] = set()
+        self.unread: set[Hashable] = set()
+        self._settings = settings
+        self._outbox = outbox
+        self._ranks: dict[Hashable, int] = {}
+        self.candidates: dict[int, Agent] = {}
+        self.unproved: dict[str, bool] = {}
+        self._key = ""  # the name of this node's key
+        self._silent: set[int] = set()  # reported ones
+        self.seconds = 0
+        limit = settings.silence_timeout // 3
+        self._heartbeat_interval = min(HEARTBEAT_INTERVAL, max(1, limit))
+
+    def rank_of(self, connection: Hashable) -> int | None:
+        """Return the node rank of a connected agent, or ``None``."""
+        return self._ranks.get(connection)
+
+    # --- admission ----------------------------------------------------------------
+
+    def examine(
+        self, connection: Hashable, message: Mapping[str, Any]
+    ) -> JoinRequest | Rejection:
+        """Return the request of an agent that belongs to the job, or refuse it.
+
+        Raise `WireError` if it is no join request.
+        """
+        other = wire.decode(OtherRelease, message)
+        rank, release = other.rank, other.release
+        if other.protocol != VERSION:
+            return self._refuse(connection, Refused.VERSION, rank, release, __version__)
+        request = wire.decode(JoinRequest, message)
+        for reason in _COMPARED:
+            theirs, own = (getattr(x, reason.value) for x in (request, self._settings))
+            # An agent that only reports why it cannot start does not know the id.
+            if theirs != own and "" not in (theirs, own):
+                return self._refuse(connection, reason, rank, theirs, own)
+        return request
+
+    def _refuse(
+        self, connection: Hashable, reason: Refused, rank: int, *values: object
+    ) -> Rejection:
+        """Refuse an agent. It hears only the reason: anybody may have asked."""
+        self._outbox += [(connection, reason), (connection, Close.CLOSE)]
+        is_rank = 0 <= rank < self._settings.nodes
+        shown = (printable(str(value), _SHORT) for value in values)
+        text = _DIFFERENT[reason].format(*shown)
+        return Rejection(reason, rank if is_rank else None, text)
+
+    def accept(self, connection: Hashable, request: JoinRequest) -> None:
+        """Accept an agent."""
+        self.agents[request.rank] = Agent(connection, request)
+        self.hosts[request.rank] = request.host
+        self._ranks[connection] = request.rank
+        self.seen.add(request.rank)
+
+    def joined(self, rank: int) -> None:
+        """Take note that an agent has joined a round: its loss counts."""
+        self.agents[rank].has_joined = True
+
+    @property
+    def compared(self) -> dict[int, str]:
+        """What must be equal on all nodes, by node rank."""
+        return {rank: agent.request.compared for rank, agent in self.agents.items()}
+
+    def remove(self, rank: int) -> Hashable:
+        """Remove an agent; return its connection, which is reset."""
+        connection = self.agents.pop(rank).connection
+        del self._ranks[connection]
+        self.unread.discard(connection)
+        self._silent.discard(rank)
+        self._outbox.append((connection, Close.RESET))
+        return connection
+
+    def reset(self) -> None:
+        """Reset the connections of all agents and candidates."""
+        known = (*self.agents.values(), *self.candidates.values())
+        self._outbox += [(each.connection, Close.RESET) for each in known]
+
+    # --- candidates ---------------------------------------------------------------
+
+    def claim(self, connection: Hashable, request: JoinRequest) -> None:
+        """Keep a second agent of a node rank as a candidate.
+
+        Perhaps it was started again, and the first one's connection has not ended yet.
+        A heartbeat shows whether the first one still runs.
+        """
+        if older := self.candidates.get(request.rank):
+            self._outbox.append((older.connection, Close.CLOSE))
+        self.candidates[request.rank] = Agent(connection, request)
+        self._send_heartbeat(self.agents[request.rank])
+
+    def refuse_candidate(self, rank: int) -> Rejection:
+        """Refuse a candidate, because the first agent has just answered."""
+        second, first = self.candidates.pop(rank), self.agents[rank].request
+        who = second.request.pid, second.request.host, first.pid, first.host
+        return self._refuse(second.connection, Refused.TAKEN, rank, *who)
+
+    def forget_candidate(self, connection: Hashable) -> None:
+        """Forget a candidate whose connection has ended."""
+        for rank, candidate in list(self.candidates.items()):
+            if candidate.connection == connection:
+                del self.candidates[rank]
+
+    # --- heartbeats ---------------------------------------------------------------
+
+    def answered(self, rank: int, heartbeat: float | None = None) -> None:
+        """Take note that an agent has sent something, perhaps a heartbeat."""
+        agent = self.agents[rank]
+        agent.silent_for = 0
+        agent.heartbeat = agent.heartbeat if heartbeat is None else heartbeat
+
+    def tick(self, seconds: int) -> None:
+        """Count the passed seconds, and send the heartbeats that are due.
+
+        Late seconds count only with spares: members expect this coordinator to give up
+        in time.
+        """
+        self.seconds += 1
+        for rank, agent in self.agents.items():
+            agent.silent_for += seconds if self._settings.has_spares else 1
+            if (self.seconds + rank) % self._heartbeat_interval == 0:  # spread
+                self._send_heartbeat(agent)
+        for candidate in self.candidates.values():
+            candidate.silent_for += 1
+
+    def silent(self, seconds: int) -> list[int]:
+        """Return the node ranks of agents that have been silent for so long."""
+        return [rank for rank, a in self.agents.items() if a.silent_for >= seconds]
+
+    def replaced(self) -> list[Hashable]:
+        """Return the connections of agents whose candidates replace them.
+
+        These agents have been silent for as long as the candidate has waited.
+        """
+        claimed = self.candidates.items()
+        ranks = [r for r, second in claimed if second.silent_for >= CANDIDATE_TIMEOUT]
+        return [self.agents[rank].connection for rank in ranks]
+
+    def report_silence(self) -> None:
+        """Report which agents do not answer, and which answer again."""
+        silent = self.silent(SILENCE_REPORT)
+        news = [rank for rank in silent if rank not in self._silent]
+        again = self._silent.difference(silent)
+        answering = [rank for rank in self.agents if rank in again]
+        self._silent = set(silent)
+        if news:
+            left = self._settings.silence_timeout - SILENCE_REPORT
+            self.report(Silent(tuple(news), SILENCE_REPORT, left))
+        if answering:
+            self.report(Answering(tuple(answering)))
+
+    def came_unproved(self, address: str, key: str) -> None:
+        """Report the address of a caller without a proof: once, when that is possible.
+
+        A program here can use all of 127.0.0.0/8.
+        """
+        address = "127.0.0.1" if address.startswith("127.") else address
+        self._key = key
+        if len(self.unproved) < _MOST_UNPROVED:
+            self.unproved.setdefault(address, False)
+            self.report_unproved()  # at once: the job may be ending
+
+    def report_unproved(self) -> None:
+        """Report the addresses of callers without a proof, each once."""
+        for address, is_told in self.unproved.items():
+            news = Unproved(address, self._key)
+            self.unproved[address] = is_told or self.report(news)
+
+    def _send_heartbeat(self, agent: Agent) -> None:
+        self._outbox.append((agent.connection, Heartbeat(agent.heartbeat)))
+
+    # --- messages -----------------------------------------------------------------
+
+    def send(self, rank: int, message: FromCoordinator) -> None:
+        """Send a message to an agent, if it is connected."""
+        if rank in self.agents:
+            self._outbox.append((self.agents[rank].connection, message))
+
+    def send_all(self, message: FromCoordinator) -> None:
+        """Send a message to all agents."""
+        self._outbox += [(agent.connection, message) for agent in self.agents.values()]
+
+    def report(self, news: NewsOfCoordinator) -> bool:
+        """Send news to this node's own agent, if it is there, for the user."""
+        self.send(self._settings.coordinator, news)
+        return self._settings.coordinator in self.agents
+
+    def inform(self, rank: int, ending: Ended) -> None:
+        """Tell an agent how the job ended, and this node's own one to report it."""
+        is_own = rank == self._settings.coordinator
+        reports = ending.failure is not None and is_own
+        self.send(rank, replace(ending, reports=True) if reports else ending)
+        agent = self.agents[rank]
+        if agent.silent_for < self._settings.silence_timeout:
+            self.unread.add(agent.connection)
 
 
 class Roster:
     """The roster of all nodes.
 
     Attributes:
+        record: What all nodes know of the job.
         ready: Nodes that wait for the next round, because their workers have ended.
-        present: Connected nodes that have sent their address.
+        present: Connected nodes that have sent what they know.
         addresses: Where the nodes can be asked that have joined so far.
         gone: Nodes whose agent has ended, and their last round.
         lost: Active nodes lost since the last round, and how.
@@ -56,14 +325,23 @@ class Roster:
     # --- who can take part --------------------------------------------------------
 
     @property
+    def active(self) -> tuple[int, ...]:
+        """The active node of each node rank in the last round that was formed."""
+        return self.record.active
+
+    @property
     def wanted(self) -> int:
         """The number of active nodes in a round."""
-        return len(self.record.active)
+        return len(self.active)
 
     @property
     def is_complete(self) -> bool:
-        """Whether so many nodes are here that too few are left elsewhere."""
-        return len(self.present - self.record.excluded.keys()) >= self.wanted
+        """Whether so many nodes are here that too few are left elsewhere.
+
+        Without spares, no other node can coordinate the others.
+        """
+        here = self.present - self.record.excluded.keys()
+        return not self._settings.has_spares or len(here) >= self.wanted
 
     @property
     def left(self) -> set[int]:
@@ -77,36 +355,62 @@ class Roster:
         here = self.gone.keys() | self._members.agents.keys()
         return set(range(self._settings.nodes)) - here
 
+    def absent(self, *, has_begun: bool) -> set[int]:
+        """Return nodes that have been here, or in a round, and are not any more."""
+        active = self.active if has_begun else ()
+        here = self._members.agents.keys() | self.gone.keys()
+        return {*self.addresses, *active} - here
+
     def assigned(self) -> tuple[int, ...] | None:
         """Return the active nodes of the next round; ``None`` if some are missing."""
         if len(self.ready) < self.wanted:
             return None
         leaving = self.lost.keys() | self.late
-        return policy.assigned(self.record, self.ready & self.present, leaving)
+        return records.assigned(self.record, self.ready & self.present, leaving)
+
+    def prepare(self, active: tuple[int, ...], term: Term, number: int) -> None:
+        """Send all nodes the record of a new round."""
+        leased = tuple(sorted(self.leases))
+        self.record = replace(
+            self.record, term=term, round=number, active=active, leased=leased
+        )
+        self._next_ones = self._first_addresses()
+        self.prepare_again(self._members.agents.keys())
+
+    def began(self) -> None:
+        """Handle that the round has begun: no older workers are left."""
+        for old in (self.lost, self.late, self.coordinators):
+            old.clear()
+        self.record = replace(self.record, leased=())
 
     def exclude(self, node: int, reason: str) -> None:
         """Exclude a node from the job."""
         self.ready.discard(node)
-        reason = printable(reason, _REASON)
-        self._replace(policy.excluded(self.record, node, reason))
+        reason = printable(reason, _SHORT)
+        self._replace(records.excluded(self.record, node, reason))
 
     def blame(self, node: int) -> None:
         """Record that a worker of an active node was the first to fail."""
-        spares = self.ready - set(self.record.active) - self.record.excluded.keys()
-        self._replace(policy.blamed(self.record, node, has_spare=bool(spares)))
+        spares = self.ready - {*self.active} - self.record.excluded.keys()
+        self._replace(records.blamed(self.record, node, has_spare=bool(spares)))
 
     def _replace(self, record: Record) -> None:
         changed = record.excluded.keys() ^ self.record.excluded.keys()
         self.record = record
         for node in changed:
             reason = record.excluded.get(node, "")
-            self._members.report({"excluded": node, "because": reason})
-            self._members.send(node, {"out": reason})
+            for each in {self._settings.coordinator, node}:
+                self._members.send(each, Excluded(node, reason))
 
     def lose(self, node: int, failure: Failure) -> None:
         """Record the loss of an active node."""
-        self.record = policy.lost(self.record, node)
+        self.record = records.lost(self.record, node)
         self.lost[node] = failure
+
+    def removed(self, node: int) -> None:
+        """Handle that a node is no longer connected."""
+        self.ready.discard(node)
+        self.present.discard(node)
 
     def why(self, cause: Failure | None) -> Failure:
         """Return why the job cannot continue, given the latest restart's cause."""
@@ -115,21 +419,27 @@ class Roster:
         if out := self.record.excluded:
             nodes = tuple(sorted(out))
             return Failure(Kind.EXCLUDED, nodes, text=out[nodes[-1]])
-        lost = next(iter(self.lost.values()), None)
-        return lost or cause or Failure(Kind.AGENT, text="no restart is left")
+        return self.loss or cause or Failure(Kind.AGENT, text="no restart is left")
 
-    def closing(self, *, has_begun: bool, has_quorum: bool) -> dict[str, Any]:
-        """Return which nodes were lost or excluded, and whether this ends it for all.
+    @property
+    def loss(self) -> Failure | None:
+        """How the first of the lost nodes was lost."""
+        return next(iter(self.lost.values()), None)
+
+    def ending(
+        self, failure: Failure | None, *, has_begun: bool, has_quorum: bool
+    ) -> Ended:
+        """Return the message about the end: which nodes were lost or excluded.
 
         If this node has just taken over, others may be on their way.
         """
         settings, members = self._settings, self._members
-        bad = set(range(settings.nodes)) if has_begun else set()
+        bad = set(range(settings.nodes)) if has_begun and settings.has_spares else set()
         if members.seconds < settings.silence_timeout:
             bad &= self.gone.keys() | members.seen | self.record.losses.keys()
         bad = bad - members.agents.keys() | self.record.excluded.keys()
         is_certain = has_quorum or len(self.away) < self.wanted
-        return {"out_at_end": sorted(bad), "is_certain": is_certain}
+        return Ended(failure, out_at_end=tuple(sorted(bad)), is_certain=is_certain)
 
     # --- leases -------------------------------------------------------------------
 
@@ -142,8 +452,11 @@ class Roster:
         return self._settings.silence_timeout + self._settings.kill
 
     def lease(self, nodes: Iterable[int]) -> None:
-        """Count for how long these nodes, and no others, may have workers."""
-        self.leases = self._longest(nodes)
+        """Count for how long these nodes, and no others, may have workers.
+
+        Without spares, all nodes must come back, and each has ended its workers then.
+        """
+        self.leases = self._longest(nodes) if self._settings.has_spares else {}
 
     def _longest(self, nodes: Iterable[int]) -> dict[int, int]:
         """Return the seconds after which nodes can no longer have workers."""
@@ -155,12 +468,14 @@ class Roster:
         late = self._settings.silence_timeout if renews else 0
         return {n: limit if {n} == elsewhere else limit + late for n in nodes}
 
-    def ended(self, node: int, number: int) -> None:
+    def ended(self, node: int, number: int, *, has_begun: bool) -> None:
         """Record that a node's agent has ended, which was in a round."""
         self.gone[node] = number
         self.leases.pop(node, None)
         shorter = self._longest(self.leases)
         self.leases = {n: min(s, shorter[n]) for n, s in self.leases.items()}
+        if node in self.active and has_begun:
+            self.lost.setdefault(node, Failure(Kind.LOST, (node,)))
 
     def count(self, *, has_quorum: bool) -> None:
         """Count a second of the leases, if there is a quorum.
@@ -175,12 +490,13 @@ class Roster:
 
     # --- what nodes say, and are told ---------------------------------------------
 
-    def came(self, node: int, state: MemberState) -> tuple[int, int] | None:
+    def came(self, node: int, state: Present) -> tuple[int, int] | None:
         """Record where a node can be asked.
 
         Return an absent node whose agent it saw end, and the round of that.
         """
-        self.addresses[node] = state.address
+        if state.address is not None:
+            self.addresses[node] = state.address
         self.present.add(node)
         self.gone.pop(node, None)
         gone, _ = state.gone or (-1, -1)
@@ -198,29 +514,31 @@ class Roster:
         self.gone = {n: r for n, r in self.gone.items() if r >= known.round}
         self.lease(running - self.gone.keys())
 
-    def has_news(self) -> bool:
-        """Return whether the nodes that may take over differ from what all know."""
-        return self._first_addresses() != self._next_ones
+    def share_news(self) -> None:
+        """Send the record to all if other nodes may take over than they know."""
+        if (first := self._first_addresses()) != self._next_ones:
+            self._next_ones = first
+            whole, rest = self._shared()
+            for node in sorted(self._members.agents):
+                self._members.send(node, whole if node in first else rest)
 
-    def share_with_all(self, key: str) -> None:
-        """Send the record to all, so that they know which nodes may take over."""
-        self._next_ones = self._first_addresses()
-        self.share(key, self._members.agents.keys())
-
-    def share(self, key: str, nodes: AbstractSet[int]) -> None:
-        """Send the record to nodes.
-
-        Nodes that may take over need all addresses. The others need only theirs: if
-        more are lost, the job cannot continue.
-        """
-        known = {node: self.addresses[node] for node in self.present}
-        self.record = replace(self.record, addresses=known)
-        everything = {key: wire.encode(self.record)}
-        rest = {key: wire.encode(replace(self.record, addresses=self._next_ones))}
+    def prepare_again(self, nodes: AbstractSet[int]) -> None:
+        """Send nodes the record of a round that they have not confirmed."""
+        whole, rest = map(Prepare, self._shared())
         for node in sorted(nodes & self._members.agents.keys()):
-            self._members.send(node, everything if node in self._next_ones else rest)
+            self._members.send(node, whole if node in self._next_ones else rest)
+
+    def _shared(self) -> tuple[Record, Record]:
+        """Return the record for nodes that may take over, and for all others.
+
+        The former need all addresses. The latter need only theirs: if more are lost,
+        the job cannot continue.
+        """
+        known = {n: self.addresses[n] for n in self.present & self.addresses.keys()}
+        self.record = replace(self.record, addresses=known)
+        return self.record, replace(self.record, addresses=self._next_ones)
 
     def _first_addresses(self) -> dict[int, Address]:
-        fit = sorted(self.present - self.record.excluded.keys())
-        first = fit[: self._settings.spares + 1]
+        fit = self.present & self.addresses.keys() - self.record.excluded.keys()
+        first = sorted(fit)[: self._settings.spares + 1]
         return {node: self.addresses[node] for node in first}

@@ -3,22 +3,66 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING
 
-from torchrun_hpc import waiting, wire
+from torchrun_hpc import waiting
 from torchrun_hpc.failures.collection import Collection
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.names import ranks_by
+from torchrun_hpc.rendezvous import record as records
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
-from torchrun_hpc.rendezvous.phases import BETWEEN_ROUNDS, ENDED, NEXT, Phase
+from torchrun_hpc.rendezvous.messages import (
+    Differ,
+    Excluded,
+    Finishing,
+    Leased,
+    Replaced,
+    Restart,
+    Waiting,
+)
+from torchrun_hpc.rendezvous.protocol import Go, Over
 from torchrun_hpc.rendezvous.roster import Roster
+from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
-    from torchrun_hpc.rendezvous.members import Members
-    from torchrun_hpc.rendezvous.protocol import Settings
-    from torchrun_hpc.rendezvous.record import Record
+    from torchrun_hpc.rendezvous.protocol import (
+        Confirm,
+        Ended,
+        Present,
+        Settings,
+    )
+    from torchrun_hpc.rendezvous.record import Address, Record, Term
+    from torchrun_hpc.rendezvous.roster import Members
+
+
+class Phase(Enum):
+    """The event that a coordinator waits for."""
+
+    STANDBY = "standby"  # this node may have to take over
+    SEEK = "seek"  # too few nodes have joined; it looks for another coordinator
+    GATHER = "gather"  # enough nodes have joined, but not all are ready
+    CONFIRM = "confirm"  # the round is formed; the active nodes confirm it
+    RUN = "run"  # workers run
+    FINISHED = "finished"  # all active nodes have finished
+    FAILED = "failed"  # the job has failed
+
+
+# Which may follow which.
+NEXT = {
+    Phase.STANDBY: (Phase.SEEK,),
+    Phase.SEEK: (Phase.GATHER, Phase.CONFIRM, Phase.FAILED, Phase.STANDBY),
+    Phase.GATHER: (Phase.SEEK, Phase.CONFIRM, Phase.FAILED, Phase.STANDBY),
+    Phase.CONFIRM: (Phase.GATHER, Phase.RUN, Phase.FAILED),
+    Phase.RUN: (Phase.GATHER, Phase.FINISHED, Phase.FAILED),
+    Phase.FINISHED: (),
+    Phase.FAILED: (),
+}
+
+BETWEEN_ROUNDS = (Phase.SEEK, Phase.GATHER, Phase.CONFIRM)
+ENDED = (Phase.FINISHED, Phase.FAILED)
 
 # Seconds.
 _RESTART_REPORT = 2  # for other failures, one of which may have been the first
@@ -36,7 +80,7 @@ class Rounds:
     """
 
     def __init__(self, settings: Settings, members: Members, record: Record) -> None:
-        self.phase = Phase.STANDBY if settings.has_spares else Phase.GATHER
+        self.phase = Phase.STANDBY
         self.failure: Failure | None = None
         self.round = record.round + 1
         self.began = record.round
@@ -56,8 +100,27 @@ class Rounds:
         self._waited = 0  # seconds since one node was ready or done
         # Seconds since the last round ended, or enough nodes are here.
         self._gathered_for = 0
-        self._workers_store: Any = None
+        self._go: Go
         self._failed_in: Phase | None = None
+
+    @property
+    def record(self) -> Record:
+        """What all nodes know of the job."""
+        return self.roster.record
+
+    @property
+    def addresses(self) -> Mapping[int, Address]:
+        """Where the nodes can be asked that have joined so far."""
+        return self.roster.addresses
+
+    @property
+    def absent(self) -> set[int]:
+        """Nodes that have been here, or in a round, and are not any more."""
+        return self.roster.absent(has_begun=self.began >= 0)
+
+    def can_go_on(self, without: int) -> bool:
+        """Return whether enough nodes are left for a round, without one of them."""
+        return len(self.roster.left - {without}) >= self.roster.wanted
 
     @property
     def has_ended(self) -> bool:
@@ -88,7 +151,7 @@ class Rounds:
 
     def take_over(self) -> None:
         """Continue from the record of a lost coordinator."""
-        record, roster = self.roster.record, self.roster
+        record, roster = self.record, self.roster
         before = record.term[1]
         self._enter(Phase.SEEK)
         if self.began >= 0:
@@ -99,13 +162,13 @@ class Rounds:
         elif before != self._settings.coordinator:
             roster.late.add(before)  # all have looked for it
 
-    def adopt(self, term: tuple[int, int], known: Record | None) -> None:
+    def _adopt(self, term: Term, known: Record | None) -> None:
         """Use a newer record, of a round that has begun, or might have.
 
         `term` is the highest one that a node has confirmed. Another coordinator of a
         higher term may still begin an earlier round.
         """
-        self._term, own = max(self._term, term), self.roster.record
+        self._term, own = max(self._term, term), self.record
         is_newer = known and (known.age > own.age or known.term > own.term)
         if known is None or not is_newer or not known.active:
             return
@@ -116,45 +179,70 @@ class Rounds:
             self.roster.adopt(known)
             self._unconfirm()
 
+    def came(self, node: int, state: Present) -> None:
+        """Use what a node knows, which has just been accepted."""
+        self._adopt(state.term, state.record)
+        gone = self.roster.came(node, state)
+        if gone is not None and gone[1] >= self.record.round:
+            self.ended(*gone)
+        record = self.record
+        if record.round > state.round:
+            self._members.send(node, record)
+        if node in record.active and self.began >= 0:
+            self.roster.lost.pop(node, None)
+            self._members.joined(node)  # its loss counts
+        if state.done and (self.phase is Phase.RUN or node not in record.active):
+            self.exclude(node, "its workers finished without the others")
+        elif state.done and state.round == record.round:
+            lost = self.roster.loss or Failure(Kind.AGENT, (node,))
+            self.fail(replace(lost, finished=1))
+        elif not state.done and record.losses.get(node, 0) >= records.LOSSES:
+            self.exclude(node, f"it was lost {records.LOSSES} times")
+        elif not state.done and node in record.excluded:
+            self._members.send(node, Excluded(node, record.excluded[node]))
+
+    def unhealthy(self, node: int, reason: str) -> None:
+        """Exclude an unhealthy node. Its workers have ended."""
+        self.roster.leases.pop(node, None)
+        self.exclude(node, reason)
+
     def removed(self, node: int, connection: Hashable) -> None:
         """Handle that a node is no longer connected."""
         self.store.forget(connection)
-        self.roster.ready.discard(node)
-        self.roster.present.discard(node)
-        if node in self.roster.record.active:
+        self.roster.removed(node)
+        if node in self.roster.active:
             self._unconfirm()
 
     def lose(self, node: int, failure: Failure) -> None:
         """Continue without a node; without spares, wait until it is started again."""
         roster, is_running = self.roster, self.phase is Phase.RUN
-        if not self._settings.has_spares:
-            if is_running:
-                self.end(failure)
-            elif self.round >= self._settings.max_restarts:
-                self.fail(failure)
-        elif node in roster.record.active and not self.has_ended:
+        if node not in roster.active or self.has_ended:
+            return
+        if self._settings.has_spares:
             roster.lose(node, failure)
-            if is_running:
-                self.end(failure)
-            self._is_suspect = False  # later failures are consequences
-            if failure.kind is Kind.SILENT and node in roster.leases:
-                roster.leases[node] = self._settings.kill + 1  # this second also counts
-            self._unconfirm()
-            self._form_or_fail()
+        if is_running:
+            self.end(failure)
+        elif (
+            not self._settings.has_spares and self.round >= self._settings.max_restarts
+        ):
+            self.fail(failure)  # nobody replaces it
+        self._is_suspect = False  # later failures are consequences
+        if failure.kind is Kind.SILENT and node in roster.leases:
+            roster.leases[node] = self._settings.kill + 1  # this second also counts
+        self._unconfirm()
+        self._form_or_fail()
 
     def ended(self, node: int, number: int) -> None:
         """Handle that a node's agent has ended, which was in a round."""
-        self.roster.ended(node, number)
-        if node in self.roster.record.active and self.began >= 0:
-            self.roster.lost.setdefault(node, Failure(Kind.LOST, (node,)))
+        self.roster.ended(node, number, has_begun=self.began >= 0)
         if self.phase is not Phase.RUN:  # the active nodes may finish without it
             self._form_or_fail()
 
     def exclude(self, node: int, reason: str) -> None:
         """Exclude a node from the job."""
-        if node not in self.roster.record.excluded:
+        if node not in self.record.excluded:
             self.roster.exclude(node, reason)
-            if node in self.roster.record.active:
+            if node in self.roster.active:
                 self._unconfirm()
             self._form_or_fail()
 
@@ -169,22 +257,17 @@ class Rounds:
 
     # --- a round ------------------------------------------------------------------
 
-    def join(self, node: int, store: Any) -> None:
-        """Handle that a node is ready for a round; it may know the workers' store."""
-        if self.phase is Phase.RUN and node in self.roster.record.active:
+    def join(self, node: int) -> None:
+        """Handle that a node is ready for a round."""
+        if self.phase is Phase.RUN and node in self.roster.active:
             text = "it asked for another restart"
             self.end(Failure(Kind.AGENT, (node,), text=text))
         if self.has_ended:
             return
-        self._members.agents[node].has_joined = True
+        self._members.joined(node)
         self.roster.ready.add(node)
         self.roster.leases.pop(node, None)
-        self._keep_store(node, store)
         self._form()
-
-    def _keep_store(self, node: int, store: Any) -> None:
-        if node == self.roster.record.active[0]:
-            self._workers_store = store
 
     def _form(self) -> None:
         roster, settings = self.roster, self._settings
@@ -196,7 +279,7 @@ class Rounds:
         active = roster.assigned()
         if active is None:
             return
-        pairs = zip(roster.record.active, active, strict=True)
+        pairs = zip(roster.active, active, strict=True)
         places = [(rank, old, new) for rank, (old, new) in enumerate(pairs)]
         self._replaced = [each for each in places if each[1] != each[2]]
         self._term = self._own_term
@@ -205,57 +288,50 @@ class Rounds:
             self.fail(roster.why(self._cause))
             return
         self._newest = self.round
-        roster.record = replace(
-            roster.record,
-            term=self._term,
-            round=self.round,
-            active=active,
-            leased=tuple(sorted(roster.leases)),
-        )
-        if not settings.has_spares:
-            self._begin()
-            return
         self._enter(Phase.CONFIRM)
         self._confirmed.clear()
-        roster.share_with_all("prepare")
+        roster.prepare(active, self._term, self.round)
 
     def _judge(self) -> None:
         self._is_suspect, summary = False, self.failures.summary()
         node = summary.first.nodes[0] if summary is not None else -1
-        if node in self.roster.record.active:
+        if node in self.roster.active:
             self.roster.blame(node)
 
-    def confirm(self, node: int, round_: Any, store: Any) -> None:
-        """Handle that a node has confirmed a round."""
-        record = self.roster.record
-        if self.phase is Phase.CONFIRM and round_ == [[*record.term], record.round]:
-            self._confirmed.add(node)
-            self._keep_store(node, store)
-            self._begin_if_confirmed()
+    def confirm(self, node: int, confirm: Confirm) -> None:
+        """Handle that a node has confirmed a round, and perhaps opened the store."""
+        is_this = (confirm.round, confirm.term) == self.record.age
+        if self.phase is not Phase.CONFIRM or not is_this:
+            return
+        if node == self.roster.active[0]:
+            if confirm.store is None:
+                raise WireError("no store for the workers")
+            self._go = Go(self.round, confirm.store)
+        self._confirmed.add(node)
+        self._begin_if_confirmed()
 
     def _begin_if_confirmed(self) -> None:
         """Begin the round if all have confirmed it, and no older worker runs."""
-        is_confirmed = self._confirmed.issuperset(self.roster.record.active)
+        is_confirmed = self._confirmed.issuperset(self.roster.active)
         if self.phase is Phase.CONFIRM and is_confirmed and not self.roster.leases:
             self._begin()
 
     def _begin(self) -> None:
-        roster, agents = self.roster, self._members.agents
+        roster = self.roster
         self._report_restart()
         if self.began < 0:
-            values = {rank: agent.request.compared for rank, agent in agents.items()}
+            values = self._members.compared
             if len(by_value := ranks_by(values)) > 1:
-                self._members.report({"differ": by_value})
+                groups = {value: tuple(nodes) for value, nodes in by_value.items()}
+                self._members.report(Differ(groups))
         self._enter(Phase.RUN)
         self.began = self.round
         self.store = KeyValueStore()
-        of_gathering = roster.lost, roster.late, roster.coordinators
-        for old in (self.failures, self._done, *of_gathering):
-            old.clear()
-        go = {"go": self.round, "store": self._workers_store}
-        for node in roster.record.active:
-            self._members.send(node, go)
-        roster.record = replace(roster.record, leased=())
+        self.failures.clear()
+        self._done.clear()
+        for node in roster.active:
+            self._members.send(node, self._go)
+        roster.began()
 
     def end(self, failure: Failure) -> None:
         """Let all join the next round, or end the job if there is none."""
@@ -270,13 +346,11 @@ class Rounds:
         self._enter(Phase.GATHER)
         self._waited = 0
         self.roster.ready.clear()
-        why = {"hang": True} if failure.is_hang else {}
-        self._members.send_all({"over": self.round, **why})
+        self._members.send_all(Over(self.round, failure.is_hang))
         self.round += 1
-        if self._settings.has_spares:
-            self.roster.lease(self.roster.record.active)
+        self.roster.lease(self.roster.active)
 
-    def done(self, node: int, number: Any) -> None:
+    def done(self, node: int, number: int) -> None:
         """Handle that a node's workers have finished a round."""
         if self.phase in BETWEEN_ROUNDS:
             # It had finished before it heard of the restart, so it cannot take part.
@@ -285,7 +359,7 @@ class Rounds:
         elif self.phase is Phase.RUN and number == self.round:
             self._done.add(node)
             self._waited = 0
-            if self._done.issuperset(self.roster.record.active):
+            if self._done.issuperset(self.roster.active):
                 self._enter(Phase.FINISHED)
                 self._members.send_all(self.ending)
 
@@ -306,25 +380,21 @@ class Rounds:
             self._members.inform(rank, told)
 
     @property
-    def ending(self) -> dict[str, Any]:
+    def ending(self) -> Ended:
         """The message to agents about the job's end."""
-        told: dict[str, Any] = {"finished": self.round}
-        if self.failure is not None:
-            told = {"failed": wire.encode(self.failure.brief)}
-        if self._settings.has_spares:
-            has_begun, has_quorum = self.began >= 0, self.has_quorum
-            told |= self.roster.closing(has_begun=has_begun, has_quorum=has_quorum)
-            told["takeovers"] = self._own_term[0]
-        return told
+        failure = self.failure and self.failure.brief
+        has_begun, has_quorum = self.began >= 0, self.has_quorum
+        told = self.roster.ending(failure, has_begun=has_begun, has_quorum=has_quorum)
+        return replace(told, takeovers=self._own_term[0])
 
     # --- time ---------------------------------------------------------------------
 
     def wait(self) -> None:
         """Count a second: report who is missing, and end when the time is up."""
-        roster, has_spares = self.roster, self._settings.has_spares
+        roster = self.roster
         if self.phase is Phase.SEEK and roster.is_complete:
             self._enter(Phase.GATHER)
-        elif self.phase is Phase.GATHER and has_spares and not roster.is_complete:
+        elif self.phase is Phase.GATHER and not roster.is_complete:
             self._enter(Phase.SEEK)
         if self.phase in BETWEEN_ROUNDS:
             self._gathered_for += 1
@@ -332,13 +402,13 @@ class Rounds:
             if self._gathered_for == _RESTART_REPORT and not is_loss:
                 self._report_restart()
         self._wait_for_nodes()
-        if has_spares and self.phase in BETWEEN_ROUNDS:
+        if self.phase in BETWEEN_ROUNDS:
             self._wait_to_form()
-        if has_spares and self.phase is Phase.RUN and roster.has_news():
-            roster.share_with_all("record")
+        if self.phase is Phase.RUN:
+            roster.share_news()
 
     def _wait_for_nodes(self) -> None:
-        record, timeout = self.roster.record, self._settings.join_timeout
+        record, timeout = self.record, self._settings.join_timeout
         is_running, is_formed = self.phase is Phase.RUN, self.phase is Phase.CONFIRM
         ready = self._done if is_running else self.roster.ready
         there = self._confirmed if is_formed else ready - record.excluded.keys()
@@ -348,23 +418,23 @@ class Rounds:
             return
         self._waited += 1
         if waiting.is_report_due(self._waited):
-            key = "finishing" if is_running else "waiting"
-            seconds, unproved = self._waited, [*self._members.unproved]
-            self._members.report({key: missing, "seconds": seconds, "beside": unproved})
+            late, unproved = tuple(missing), tuple(self._members.unproved)
+            news = Waiting(late, self._waited, unproved)
+            self._members.report(Finishing(late, self._waited) if is_running else news)
         if self._waited >= timeout and not (is_running or is_formed):
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
 
     def _wait_to_form(self) -> None:
         """Form the round without late nodes, once that is safe."""
         roster, settings = self.roster, self._settings
-        active, has_quorum = {*roster.record.active}, self.phase is not Phase.SEEK
+        active, has_quorum = {*roster.active}, self.phase is not Phase.SEEK
         roster.count(has_quorum=has_quorum)
         if roster.leases and has_quorum and self._gathered_for == waiting.FIRST_REPORT:
             left = max(roster.leases.values())
-            self._members.report({"leased": sorted(roster.leases), "left": left})
+            self._members.report(Leased(tuple(sorted(roster.leases)), left))
         late = active - self._confirmed
         if late and self.phase is Phase.CONFIRM and self._gathered_for % _AGAIN == 0:
-            roster.share("prepare", late)
+            roster.prepare_again(late)
         limit = settings.spare_after
         if self.began >= 0:
             limit = max(limit, settings.kill + settings.health_check)
@@ -391,14 +461,13 @@ class Rounds:
 
     def _report_restart(self) -> None:
         cause = None if self._is_told else self._cause
-        cause = next(iter(self.roster.lost.values()), cause)
+        cause = self.roster.loss or cause
         summary = self.failures.summary()
         if summary is not None and cause is not None and cause.kind is Kind.WORKER:
             cause = summary.first  # not the one that arrived first
-        because = cause and wire.encode(cause)
         if self._replaced:
-            places = {"replaced": self._replaced, "round": self.round}
-            self._members.report({**places, "because": because})
+            places = tuple(self._replaced)
+            self._members.report(Replaced(places, self.round, cause))
         elif cause is not None:
-            self._members.report({"restart": self.round, "because": because})
+            self._members.report(Restart(self.round, cause))
         self._is_told, self._replaced = True, []

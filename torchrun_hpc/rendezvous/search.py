@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import functools
 import os
@@ -12,23 +11,34 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import waiting, wire
-from torchrun_hpc.rendezvous.end import End
-from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, RefusedError
-from torchrun_hpc.rendezvous.key import LATE
-from torchrun_hpc.rendezvous.proof import NO_PROOF, NOWHERE, UnprovedError
-from torchrun_hpc.rendezvous.protocol import LINE_LIMIT, Refusal
+from torchrun_hpc.rendezvous.errors import (
+    NOBODY,
+    CoordinatorNotFoundError,
+    Refused,
+    RefusedError,
+)
+from torchrun_hpc.rendezvous.key import LATE, NO_PROOF, NOWHERE, UnprovedError
+from torchrun_hpc.rendezvous.loop import End
+from torchrun_hpc.rendezvous.messages import Looking
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    LINE_LIMIT,
+    Ended,
+    Welcome,
+)
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from torchrun_hpc.failures.failure import Failure
-    from torchrun_hpc.rendezvous.key import Key
-    from torchrun_hpc.rendezvous.proof import Secret, Steps
-    from torchrun_hpc.rendezvous.protocol import JoinRequest
+    from torchrun_hpc.rendezvous.key import Key, Secret, Steps
+    from torchrun_hpc.rendezvous.messages import News
+    from torchrun_hpc.rendezvous.protocol import FromAgent, FromCoordinator, JoinRequest
     from torchrun_hpc.rendezvous.server import CoordinatorServer
 
-    Answered = tuple["Channel", Mapping[str, Any]]  # and the first message
+    # A connection to the coordinator, and its answer to the join request.
+    Answered = tuple["Channel", Welcome | Ended]
     Find = Callable[[], Awaitable[Answered]]
 
 # Seconds.
@@ -38,8 +48,6 @@ _PORT_DELAY = 0.5  # until the next port is tried if one does not answer
 
 _ALL_PORTS_EVERY = 8  # turns
 
-# Findings on a port. A refused connection has reached the node.
-NOBODY = "nobody listens"
 _SILENT = "a program that sends nothing"
 
 
@@ -65,15 +73,14 @@ class Channel(End):
     messages after the first one. The loop's exception handler gets its faults.
     """
 
-    def __init__(self, request: Mapping[str, Any], secret: Secret) -> None:
+    def __init__(self, request: JoinRequest, secret: Secret) -> None:
         super().__init__()
         self.closed = asyncio.Event()
-        self.has_received = False
-        self.on_message: Callable[[Mapping[str, Any]], None] | None = None
-        self._request, self._secret = request, secret
+        self.on_message: Callable[[FromCoordinator], None] | None = None
+        self._request, self._secret = wire.encode(request), secret
         self._steps: Steps | None = None  # until the other side has proved
         self._problem: UnprovedError | None = None
-        self._messages: list[Mapping[str, Any]] = []
+        self._messages: list[FromCoordinator] = []
         self._arrived = asyncio.Event()
 
     def connection_made(self, transport: Any) -> None:
@@ -82,7 +89,7 @@ class Channel(End):
         # None if already reset, or within a process.
         to = transport.get_extra_info("peername") or NOWHERE
         self._steps = self._secret.call(to[:2], self._request)
-        self.send(next(self._steps))
+        self._write(next(self._steps))
 
     def data_received(self, data: bytes) -> None:
         """Split what has arrived into messages. The first one is a proof."""
@@ -90,13 +97,13 @@ class Channel(End):
         try:
             for message in self.lines.feed(data):
                 if self._steps is None:
-                    self._messages.append(message)
+                    self._messages.append(wire.decode(FROM_COORDINATOR, message))
                 else:
-                    self.send(self._steps.send(message))
+                    self._write(self._steps.send(message))
                     self._steps, self.lines.limit = None, LINE_LIMIT
         except UnprovedError as problem:
             self._problem = problem
-            self.send({})  # so that the other side notices the caller
+            self._write({})  # so that the other side notices the caller
             self.close()
         except WireError:
             self.abort()
@@ -109,7 +116,7 @@ class Channel(End):
         try:
             while self.on_message is not None and self._messages:
                 self.on_message(self._messages.pop(0))
-        except (WireError, KeyError, TypeError):
+        except WireError:
             self.abort()
         except Exception as error:  # noqa: BLE001 - the loop's handler has it
             fault = {"message": "a message of the coordinator", "exception": error}
@@ -117,7 +124,7 @@ class Channel(End):
 
     async def open(
         self, host: str, port: int, on_connect: Callable[[], Any] = lambda: None
-    ) -> Mapping[str, Any]:
+    ) -> FromCoordinator | None:
         """Connect; return the answer to the request, see `answer`.
 
         Without such a host or port, raise `OSError`, `ValueError` or `OverflowError`.
@@ -131,15 +138,15 @@ class Channel(End):
             self.abort()
             raise
 
-    async def answer(self) -> Mapping[str, Any]:
-        """Return the answer to the request; empty if the connection ends.
+    async def answer(self) -> FromCoordinator | None:
+        """Return the answer to the request; ``None`` if the connection ends.
 
         Raise `UnprovedError`, or `asyncio.TimeoutError` without an answer.
         """
         await asyncio.wait_for(self._arrived.wait(), _ANSWER_TIMEOUT)
         if self._problem is not None:
             raise self._problem
-        return self._messages.pop(0) if self._messages else {}
+        return self._messages.pop(0) if self._messages else None
 
     def connection_lost(self, error: Exception | None) -> None:
         """Wake whoever waits."""
@@ -147,20 +154,30 @@ class Channel(End):
         self.closed.set()
         self._arrived.set()
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: FromAgent) -> None:
         """Send a message, unless the connection has ended."""
+        self._write(wire.encode(message, FROM_AGENT))
+
+    def _write(self, message: Mapping[str, Any]) -> None:
         if not self.transport.is_closing():
             self.transport.write(wire.to_line(message))
 
 
 async def find_within(request: JoinRequest, server: CoordinatorServer) -> Answered:
     """Connect to the coordinator of this process, which has no port."""
-    channel = Channel(request.first_line, server.key.secret)
+    channel = Channel(request, server.key.secret)
     own, other = socket.socketpair()
     server.take(other)
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: channel, sock=own)
-    return channel, await channel.answer()
+    answer = accepted(await channel.answer())
+    assert answer is not None  # noqa: S101 - of the same process
+    return channel, answer
+
+
+def accepted(answer: FromCoordinator | None) -> Welcome | Ended | None:
+    """Return the answer if it is a coordinator's, and no refusal."""
+    return answer if isinstance(answer, (Welcome, Ended)) else None
 
 
 class Search:
@@ -171,12 +188,9 @@ class Search:
         request: JoinRequest,
         address: CoordinatorAddress,
         key: Key,
-        tell: Callable[[Mapping[str, Any]], None],
-        own_failure: Failure | None = None,
+        tell: Callable[[News], None],
     ) -> None:
-        self.first_line = request.first_line
-        if own_failure is not None:
-            self.first_line["failed"] = wire.encode(own_failure)
+        self.request = request
         self._address = address
         self.key = key
         self.tell = tell
@@ -202,7 +216,7 @@ class Search:
                     raise CoordinatorNotFoundError(self._summary())
                 while reported + 1 < waited:
                     reported += 1
-                    self.tell({"looking": reported, "found": self._summary()})
+                    self.tell(Looking(reported, self._summary()))
                 await asyncio.sleep(waiting.backoff(waited))
         finally:
             for task in self._attempts.values():
@@ -246,8 +260,8 @@ class Search:
             for text, ports in texts.items()
         )
 
-    async def _attempt(self, port: int) -> Answered | None:
-        channel = Channel(self.first_line, self.key.secret)
+    async def _attempt(self, port: int) -> Answered | None:  # noqa: C901 - each ending
+        channel = Channel(self.request, self.key.secret)
         now = asyncio.get_running_loop().time()
         since = self._unproved.pop(port, now)
         # The next report is due before a silent program has had its time.
@@ -257,7 +271,7 @@ class Search:
         except UnprovedError as error:
             self._unproved[port] = since
             if now - since > LATE and port in self._address.ports:
-                raise RefusedError(Refusal.UNPROVED, port) from None
+                raise RefusedError(Refused.UNPROVED, port) from None
             await asyncio.to_thread(self.key.attempt)  # it may exist now
             found = str(error)
         except asyncio.TimeoutError:
@@ -272,15 +286,11 @@ class Search:
             number = error.errno or 0  # asyncio's text repeats address and port
             found = os.strerror(number) if number > 0 else error.strerror or str(error)
         else:
-            if self.is_coordinators(answer):
-                return channel, answer
+            if (welcome := accepted(answer)) is not None:
+                return channel, welcome
             channel.abort()
+            if isinstance(answer, Refused):
+                raise RefusedError(answer, port)
             found = "another program, or an older torchrun_hpc"
-            with contextlib.suppress(ValueError):
-                raise RefusedError(Refusal(answer.get("refused")), port)
         self._found[port] = found
         return None
-
-    def is_coordinators(self, answer: Mapping[str, Any]) -> bool:
-        """Return whether this is the coordinator's answer, and no refusal."""
-        return not answer.keys().isdisjoint(("welcome", "failed"))

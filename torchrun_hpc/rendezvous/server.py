@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.host.network import bound_socket
-from torchrun_hpc.rendezvous import protocol
-from torchrun_hpc.rendezvous.end import End
-from torchrun_hpc.rendezvous.loop import now
-from torchrun_hpc.rendezvous.proof import NOWHERE
-from torchrun_hpc.rendezvous.protocol import CLOSE, RESET
+from torchrun_hpc.rendezvous.key import NOWHERE
+from torchrun_hpc.rendezvous.loop import End, now
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    LINE_LIMIT,
+    Close,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
     from torchrun_hpc.rendezvous.coordinator import Coordinator
-    from torchrun_hpc.rendezvous.key import Key
+    from torchrun_hpc.rendezvous.key import Key, Steps
     from torchrun_hpc.rendezvous.loop import Loop
-    from torchrun_hpc.rendezvous.proof import Steps
+    from torchrun_hpc.rendezvous.protocol import FromCoordinator
 
 # The kernel's maximum (net.core.somaxconn): thousands connect at once.
 BACKLOG = 65535
@@ -43,7 +46,7 @@ UNKNOWN_PEERS = 256
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 # Bytes kept for an agent that does not read. All replies to a question come at once.
-_UNSENT_LIMIT = 2 * protocol.LINE_LIMIT
+_UNSENT_LIMIT = 2 * LINE_LIMIT
 _REPLY = 64 * 1024
 
 
@@ -56,44 +59,37 @@ def listen(address: str | None, port: int) -> socket.socket:
     return bound_socket(address or "0.0.0.0", port, BACKLOG)
 
 
-class CoordinatorServer:
-    """Serves a coordinator.
+class Server:
+    """Accepts connections whose callers prove that they have the same `key`.
 
-    It closes `listening`; without it, it serves only connections passed to `take`. A
-    caller must prove that it has the same `key`. Beyond `unknown_peers`, it closes the
-    oldest connection without a join request: the next caller may be an agent.
-    `on_problem` is called aside, once, with the system's reason if a connection still
-    cannot be accepted.
+    It closes `listening`; without it, it serves only connections passed to `take`.
+    Beyond `most` connections, it closes the oldest one without a proof: the next caller
+    may be an agent. `on_problem` is called aside, once, with the system's reason if a
+    connection still cannot be accepted. Subclasses do something with the callers.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the last two are of tests
+    def __init__(
         self,
         loop: Loop,
         listening: socket.socket | None,
-        coordinator: Coordinator,
         key: Key,
-        unknown_peers: int = UNKNOWN_PEERS,
+        most: int,
         on_problem: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.coordinator = coordinator
-        self._listening = listening
         self.key = key
+        self._listening = listening
         self._place = listening.getsockname()[:2] if listening else NOWHERE
         if listening is not None:
             listening.settimeout(0)
+        self._most = most
         self._on_problem = on_problem
         self._has_reported = False
-        self._unknown: dict[_Connection, float] = {}  # since when, oldest first
-        self._connections: dict[Hashable, _Connection] = {}
-        nodes = coordinator.settings.nodes
-        self._limit = nodes + unknown_peers
-        self.unsent_limit = _UNSENT_LIMIT + nodes * _REPLY
+        self._unknown: dict[Caller, float] = {}  # since when, oldest first
+        self._callers: dict[Hashable, Caller] = {}
         self._opening: set[asyncio.Task[Any]] = set()
         self._loop, self._events = loop, loop.events
         self._next_second: asyncio.TimerHandle | None = None
-        self._flushed = asyncio.Event()
         self._end: futures.Future[None] | None = None
-        self._counted = now()  # until when the coordinator has counted seconds
 
     def start(self) -> None:
         """Start serving."""
@@ -102,11 +98,7 @@ class CoordinatorServer:
     def close(
         self, timeout: float = CLOSE_TIMEOUT, late_timeout: float = LATE_NODES_TIMEOUT
     ) -> None:
-        """Stop serving as soon as all agents know how the job ended.
-
-        Wait up to `timeout` seconds for them, and up to `late_timeout` for nodes that
-        have not connected yet.
-        """
+        """Stop serving as soon as `may_close` returns, within these seconds."""
         end = self._end or asyncio.run_coroutine_threadsafe(
             self._close(timeout, late_timeout), self._events
         )
@@ -117,26 +109,41 @@ class CoordinatorServer:
             pause=0,
         )
 
+    # --- what subclasses do, in the loop ------------------------------------------
+
+    async def may_close(self, timeout: float, late_timeout: float) -> None:
+        """Wait until nobody has to be informed."""
+
+    def tick(self) -> None:
+        """Do what is due each second."""
+
+    def catch_up(self) -> None:
+        """Do what was due before anything is read."""
+
+    def proved(self, caller: Caller, request: Mapping[str, Any]) -> None:
+        """Handle a caller's request. After a `WireError` it is aborted."""
+
+    def received(self, caller: Caller, message: Mapping[str, Any]) -> None:
+        """Handle a caller's further message. After a `WireError` it is aborted."""
+
+    def unproved(self, address: str) -> None:
+        """Handle a caller without a proof."""
+
+    def ended(self, caller: Caller) -> None:
+        """Handle the end of a connection."""
+
     # --- in the loop --------------------------------------------------------------
 
     async def _close(self, timeout: float, late_timeout: float) -> None:
-        clock = self._events.time
-        start = clock()
-        while not self.coordinator.all_informed:
-            limit = late_timeout if self.coordinator.expects_nodes else timeout
-            if (left := start + limit - clock()) <= 0:
-                break
-            self._flushed.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._flushed.wait(), left)
+        await self.may_close(timeout, late_timeout)
         if self._next_second is not None:
             self._next_second.cancel()
         if self._listening is not None:
             self._events.remove_reader(self._listening)
             self._listening.close()
         await asyncio.gather(*self._opening, return_exceptions=True)
-        for connection in self._connections.values():
-            connection.close()
+        for caller in self._callers.values():
+            caller.close()
         await asyncio.sleep(0)  # sends what it can
 
     def _accept(self, listening: socket.socket) -> None:
@@ -146,16 +153,16 @@ class CoordinatorServer:
             if error.errno in _NO_FILES and not self._abort_oldest():
                 self._pause_accepting(listening, str(error.strerror))
             return  # it has already ended, or waits
-        if len(self._connections) >= self._limit:
+        if len(self._callers) >= self._most:
             self._abort_oldest()
         self.take(opened)
 
     def take(self, opened: socket.socket) -> None:
         """Serve an open connection."""
         opened.settimeout(0)
-        connection = _Connection(self, self.key.secret.listen(*self._place))
+        caller = Caller(self, self.key.secret.listen(*self._place))
         task = self._events.create_task(
-            self._events.connect_accepted_socket(lambda: connection, opened)
+            self._events.connect_accepted_socket(lambda: caller, opened)
         )
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
@@ -179,10 +186,113 @@ class CoordinatorServer:
         if self._listening is not None:
             self._events.add_reader(self._listening, self._accept, self._listening)
         expired = self._events.time() - _JOIN_REQUEST_TIMEOUT
-        for connection, since in self._unknown.items():
+        for caller, since in self._unknown.items():
             if since <= expired:
-                connection.abort()
-        if self.coordinator.members.unproved and not self.key.secret.key:
+                caller.abort()
+        self.tick()
+
+    def connected(self, caller: Caller) -> None:
+        """Keep a new connection."""
+        self._unknown[caller] = self._events.time()
+        self._callers[caller] = caller
+
+    def known(self, caller: Caller) -> None:
+        """Take note that a caller has proved itself."""
+        self._unknown.pop(caller, None)
+
+    def disconnected(self, caller: Caller) -> None:
+        """Forget an ended connection."""
+        self.known(caller)
+        if self._callers.pop(caller, None) is not None:
+            self.ended(caller)
+
+
+class Caller(End):
+    """The end of a connection that a caller has opened."""
+
+    def __init__(self, server: Server, steps: Steps) -> None:
+        super().__init__()
+        self._server = server
+        self._steps: Steps | None = steps  # until the caller has proved itself
+        next(steps)
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for the proof."""
+        super().connection_made(transport)
+        self._server.connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Split what has arrived into messages. The first ones are the proof."""
+        self._server.catch_up()
+        try:
+            for message in self.lines.feed(data):
+                if self.transport.is_closing():  # refused, or left
+                    break
+                self._receive(message)
+        except wire.WireError:
+            if self._steps is not None:
+                peer = self.transport.get_extra_info("peername") or ["?"]  # reset
+                self._server.unproved(peer[0].removeprefix("::ffff:"))
+            self.abort()
+
+    def _receive(self, message: Mapping[str, Any]) -> None:
+        if self._steps is None:
+            self._server.received(self, message)
+            return
+        try:
+            answer = self._steps.send(message)
+        except StopIteration as proved:
+            self._steps, self.lines.limit = None, LINE_LIMIT
+            self._server.known(self)
+            self._server.proved(self, proved.value)
+        else:
+            self.transport.write(wire.to_line(answer))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Inform the server."""
+        super().connection_lost(error)
+        self._server.disconnected(self)
+
+
+class CoordinatorServer(Server):
+    """Serves a coordinator. `unknown_peers` may be connected besides its agents."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the last two are of tests
+        self,
+        loop: Loop,
+        listening: socket.socket | None,
+        coordinator: Coordinator,
+        key: Key,
+        unknown_peers: int = UNKNOWN_PEERS,
+        on_problem: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        nodes = coordinator.settings.nodes
+        super().__init__(loop, listening, key, nodes + unknown_peers, on_problem)
+        self.coordinator = coordinator
+        self._unsent_limit = _UNSENT_LIMIT + nodes * _REPLY
+        self._has_strangers = False
+        self._flushed = asyncio.Event()
+        self._counted = now()  # until when the coordinator has counted seconds
+
+    async def may_close(self, timeout: float, late_timeout: float) -> None:
+        """Wait until all agents know how the job ended.
+
+        Wait up to `timeout` seconds for them, and up to `late_timeout` for nodes that
+        have not connected yet.
+        """
+        clock = self._events.time
+        start = clock()
+        while not self.coordinator.all_informed:
+            limit = late_timeout if self.coordinator.expects_nodes else timeout
+            if (left := start + limit - clock()) <= 0:
+                break
+            self._flushed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._flushed.wait(), left)
+
+    def tick(self) -> None:
+        """Let the coordinator count a second."""
+        if self._has_strangers and not self.key.secret.key:
             self._loop.call_aside(self.key.attempt)  # the caller may have made it
         self.catch_up(1)
         self.flush()
@@ -196,87 +306,53 @@ class CoordinatorServer:
             self._counted += seconds
             self.coordinator.tick(seconds)
 
+    def proved(self, caller: Caller, request: Mapping[str, Any]) -> None:
+        """Pass a join request to the coordinator, and send its answers."""
+        self.coordinator.request(caller, request)
+        self.flush()
+
+    def received(self, caller: Caller, message: Mapping[str, Any]) -> None:
+        """Pass a message to the coordinator, and send its answers."""
+        self.coordinator.receive(caller, wire.decode(FROM_AGENT, message))
+        self.flush()
+
+    def unproved(self, address: str) -> None:
+        """Let the coordinator's node report a caller."""
+        self._has_strangers = True
+        self.coordinator.came_unproved(address, self.key.name)
+        self.flush()
+
+    def ended(self, caller: Caller) -> None:
+        """Let the coordinator handle the end of a connection."""
+        self.catch_up()
+        self.coordinator.disconnected(caller, ended=caller.at_end)
+        self.flush()
+
     def flush(self) -> None:
         """Send what the coordinator has put into its outbox."""
         outbox = [*self.coordinator.outbox]
         self.coordinator.outbox.clear()
-        last: Mapping[str, Any] | None = None
+        last: FromCoordinator | None = None
         line = b""
-        for key, message in outbox:
-            connection = self._connections.get(key)
-            if connection is not None and message is CLOSE:
-                connection.close()
-            elif connection is not None and message is RESET:
-                connection.abort()
-            elif connection is not None:
+        for connection, message in outbox:
+            caller = self._callers.get(connection)
+            if caller is None:
+                continue
+            if message is Close.CLOSE:
+                caller.close()
+            elif message is Close.RESET:
+                caller.abort()
+            else:
                 if message is not last:  # otherwise all get the same
-                    last, line = message, wire.to_line(message)
-                connection.send(line)
+                    last, line = (
+                        message,
+                        wire.to_line(wire.encode(message, FROM_COORDINATOR)),
+                    )
+                self._send(caller, line)
         self._flushed.set()
 
-    def connected(self, connection: _Connection) -> None:
-        """Keep a new connection."""
-        self._unknown[connection] = self._events.time()
-        self._connections[connection] = connection
-
-    def received(self, connection: _Connection, message: Mapping[str, Any]) -> None:
-        """Pass a message to the coordinator, and send its answers."""
-        self._unknown.pop(connection, None)
-        self.coordinator.receive(connection, message)
-        self.flush()
-
-    def disconnected(self, connection: _Connection) -> None:
-        """Forget an ended connection."""
-        self._unknown.pop(connection, None)
-        if self._connections.pop(connection, None) is not None:
-            self.catch_up()
-            self.coordinator.disconnected(connection, ended=connection.at_end)
-            self.flush()
-
-
-class _Connection(End):
-    def __init__(self, server: CoordinatorServer, steps: Steps) -> None:
-        super().__init__()
-        self._server = server
-        self._steps: Steps | None = steps  # until the caller has proved itself
-        next(steps)
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._server.connected(self)
-
-    def data_received(self, data: bytes) -> None:
-        self._server.catch_up()
-        try:
-            for message in self.lines.feed(data):
-                if self.transport.is_closing():  # refused, or left
-                    break
-                self._receive(message)
-        except wire.WireError:
-            if self._steps is not None:
-                peer = self.transport.get_extra_info("peername") or ["?"]  # reset
-                self._server.coordinator.came_unproved(peer[0].removeprefix("::ffff:"))
-                self._server.flush()
-            self.abort()
-
-    def _receive(self, message: Mapping[str, Any]) -> None:
-        if self._steps is not None:
-            try:
-                answer = self._steps.send(message)
-            except StopIteration as proved:
-                message, self._steps = proved.value, None
-            else:
-                self.send(wire.to_line(answer))
-                return
-        self.lines.limit = protocol.LINE_LIMIT  # after the join request
-        self._server.received(self, message)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        super().connection_lost(error)
-        self._server.disconnected(self)
-
-    def send(self, line: bytes) -> None:
-        if self.transport.get_write_buffer_size() > self._server.unsent_limit:
-            self.abort()
-        elif not self.transport.is_closing():
-            self.transport.write(line)
+    def _send(self, caller: Caller, line: bytes) -> None:
+        if caller.transport.get_write_buffer_size() > self._unsent_limit:
+            caller.abort()
+        elif not caller.transport.is_closing():
+            caller.transport.write(line)
