@@ -163,6 +163,14 @@ class State:
         is_this = self.answer is not None and self.answer.number == number
         return self.answer if is_this else None
 
+    def joining(self) -> State:
+        """Return what the agent knows when it joins the next round.
+
+        What is prepared belongs to a later round.
+        """
+        fresh = replace(self, go=None, own_failure=None, is_over=False, hangs=False)
+        return replace(fresh, wanted=self.next_round)
+
     def after(self, message: FromCoordinator) -> State:  # noqa: PLR0911 - each message
         """Return what the agent knows after a message."""
         match message:
@@ -240,9 +248,7 @@ class Client:
         Return the coordinator's `Go`, the node rank, and the number of active nodes.
         Node rank 0 opens the workers' store, and sends its address and port.
         """
-        # Keep what is prepared: it belongs to a later round.
-        fresh = partial(replace, go=None, own_failure=None, is_over=False, hangs=False)
-        self._change(lambda state: fresh(state, wanted=state.next_round))
+        self._change(State.joining)
         self.member.is_ready = True
         if not self.member.unhealthy:
             self.send(Join())
@@ -261,9 +267,11 @@ class Client:
                 raise RoundOverError
             if state.go is not None:
                 return state.go, active.index(self.request.rank), len(active)
-            self._change(lambda state: replace(state, prepared=None))
-            if state.prepared is not None:
-                self.send(self.member.confirmation(state.prepared, open_store))
+            with self._changed:
+                record = self.state.prepared
+                self._change(lambda state: replace(state, prepared=None))
+            if record is not None:
+                self.send(self.member.confirmation(record, open_store))
 
     def _can_go_on(self) -> object:
         state = self.state

@@ -212,9 +212,8 @@ class Connection:
     ) -> CoordinatorServer:
         meeting, settings, member = self._meeting, self._settings, self.member
         coordinator = Coordinator(replace(settings, coordinator=member.own), member)
-        if meeting.is_coordinator or meeting.in_process:
+        if meeting.is_coordinator:
             coordinator.coordinate(member.record)
-            member.coordinates = True
         if failure is not None:  # before any node is accepted
             coordinator.fail(failure)
         server = self.server = CoordinatorServer(
@@ -228,7 +227,9 @@ class Connection:
         own = meeting.node_rank
         first = own if meeting.is_coordinator else meeting.coordinator or 0
         spares = settings.spares if settings.has_spares else 0
-        return Member(own, first_record(meeting.nodes, spares, first))
+        member = Member(own, first_record(meeting.nodes, spares, first))
+        member.coordinates = meeting.is_coordinator
+        return member
 
     def _listen(self) -> socket.socket | None:
         meeting, opened = self._meeting, None

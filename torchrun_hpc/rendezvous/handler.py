@@ -34,7 +34,7 @@ from torchrun_hpc.rendezvous.errors import (
     RoundOverError,
 )
 from torchrun_hpc.rendezvous.messages import Replaced, Restart
-from torchrun_hpc.rendezvous.protocol import Add, Check, Get, Set, Unhealthy
+from torchrun_hpc.rendezvous.protocol import Add, Check, Ended, Get, Set, Unhealthy
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
@@ -202,6 +202,10 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return state.is_over and state.hangs if failure is None else failure.is_hang
 
     @property
+    def _ending(self) -> Ended:
+        return self.state.ending or Ended(is_certain=False)
+
+    @property
     def reports(self) -> bool:
         """Whether this node reports how the job has ended."""
         failure, meeting = self.failure, self._meeting
@@ -222,20 +226,17 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         """Whether the job cannot continue if this node gives up."""
         if self._meeting.in_process:  # each task may have such a world
             return is_reporter(self._meeting.report_rank)
-        ending = self.state.ending
-        return not self.has_spares or (ending is not None and ending.is_certain)
+        return not self.has_spares or self._ending.is_certain
 
     @property
     def out_at_end(self) -> Sequence[int]:
         """Ranks of the nodes that the next job should exclude."""
-        ending = self.state.ending
-        return () if ending is None else ending.out_at_end
+        return self._ending.out_at_end
 
     @property
     def takeovers(self) -> int:
         """How often another node had become the coordinator that ended the job."""
-        ending = self.state.ending
-        return 0 if ending is None else ending.takeovers
+        return self._ending.takeovers
 
     @property
     def took_part(self) -> bool:
@@ -297,7 +298,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     def _check_health(self) -> None:
         member, spares = self.client.member, self._meeting.spares
-        if not self.has_spares or member.unhealthy or not spares.health_check:
+        if member.unhealthy or not spares.health_check:
             return
         limit = spares.health_check_timeout
         problem = check_health(spares.health_check, limit, lambda: self.failure)
