@@ -10,8 +10,8 @@ The type hints of a dataclass or typed dictionary define how it is written and r
 - ``| None``: a missing field is ``None``; without this hint it is an error
 - a union of classes, as an object whose only key is the name of the value's class:
   ``{"join_request": ...}``
-- `AnyText`, `Plain`, and ``Annotated`` with a `short_text`, or with a function that
-  returns the value or raises ``ValueError``
+- `AnyText`, `Plain`, `Places`, and ``Annotated`` with a `short_text`, or with a
+  function that returns the value or raises ``ValueError``
 
 Other fields are ignored. A dataclass's method ``check`` can raise ``ValueError``.
 """
@@ -33,6 +33,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 _T = TypeVar("_T")
 
 _DIGITS = 20  # of a 64-bit integer with its sign
+_MOST_PLACES = 2**22
 _FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -155,7 +156,7 @@ def _exactly(*kinds: type) -> Callable[[Any], Any]:
 
 
 _any_text, _object, _list = _exactly(str), _exactly(dict), _exactly(list, tuple)
-_any_number = _exactly(int, float)
+_any_number, _any_int = _exactly(int, float), _exactly(int)
 
 
 def _text(value: Any) -> Any:
@@ -285,6 +286,22 @@ def _mapping(_: Any, key: Any, part: Any) -> _Form:
 AnyText = Annotated[str, _Form(_any_text)]
 # JSON for the one who asked for it: neither checked nor changed.
 Plain = Annotated[Any, _Form(lambda data: data)]
+
+
+def _from_places(data: Any) -> tuple[int, ...]:
+    size, others = _list(data)
+    numbers = [*range(min(_any_int(size), _MOST_PLACES))]
+    for place, number in others:
+        numbers[place] = _any_int(number)
+    return tuple(numbers)
+
+
+def _to_places(numbers: Any) -> Any:
+    return [len(numbers), [pair for pair in enumerate(numbers) if pair[0] != pair[1]]]
+
+
+# Numbers that are mostly their own places, in few bytes: their count, and the others.
+Places = Annotated[tuple[int, ...], _Form(_from_places, _to_places)]
 
 _PLAIN = {
     bool: _Form(_exactly(bool)),

@@ -11,7 +11,7 @@ import socket
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 
 from waiting import PATIENCE, until
@@ -21,12 +21,23 @@ from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
-from torchrun_hpc.rendezvous.client import Client
+from torchrun_hpc.rendezvous.client import Client, Listener
 from torchrun_hpc.rendezvous.coordinator import Coordinator
-from torchrun_hpc.rendezvous.key import Key
+from torchrun_hpc.rendezvous.errors import Refused
+from torchrun_hpc.rendezvous.key import Key, Secret
 from torchrun_hpc.rendezvous.loop import Loop
-from torchrun_hpc.rendezvous.proof import Secret
-from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings
+from torchrun_hpc.rendezvous.member import Member
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    Ended,
+    Heartbeat,
+    JoinRequest,
+    Settings,
+    Standby,
+    Welcome,
+)
+from torchrun_hpc.rendezvous.record import first_record
 from torchrun_hpc.rendezvous.search import CoordinatorAddress, Search
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 
@@ -80,9 +91,14 @@ def agent_of(rank):
 
 
 def request_of(rank, **changes):
-    """Return the first message of an agent."""
-    request = replace(REQUEST, **agent_of(rank))
-    return {"protocol": protocol.VERSION, **asdict(request), **changes}
+    """Return the first line of an agent, as plain data."""
+    return {**wire.encode(replace(REQUEST, **agent_of(rank))), **changes}
+
+
+def member_of(rank, settings=SETTINGS):
+    """Return what the node of an agent knows before the job begins."""
+    spares = settings.spares if settings.has_spares else 0
+    return Member(rank, first_record(settings.nodes, spares, 0))
 
 
 def key_of(value=b"", launch=JOB):
@@ -144,13 +160,13 @@ def loop_started():
 
 
 def take_part(client):
-    """Wait for the next round; return the coordinator's ``go``."""
+    """Wait for the next round; return the coordinator's `Go`."""
     return client.take_part(lambda: STORE)[0]
 
 
 def failure_of(client):
     """Wait until an agent hears why the job failed."""
-    return until(lambda: client.failure)
+    return until(lambda: client.state.failure)
 
 
 class Clock:
@@ -205,11 +221,18 @@ def end(server):
         server._loop.close()
 
 
+def coordinator_of(settings=SETTINGS, made=Coordinator):
+    """Return the coordinator of a job, which waits for its first round."""
+    coordinator = made(settings, member_of(0, settings))
+    coordinator.coordinate(coordinator.rounds.record)
+    return coordinator
+
+
 class Job:
     """A coordinator, if it is started, and clients to close after the test.
 
     Attributes:
-        events: What the agents of each node are to report.
+        events: What the agents of each node are to report: news, and summaries.
     """
 
     def __init__(self):
@@ -237,7 +260,7 @@ class Job:
         self.server = CoordinatorServer(
             loop_started(),
             opened,
-            Coordinator(replace(SETTINGS, **settings)),
+            coordinator_of(replace(SETTINGS, **settings)),
             key or key_of(),
             unknown_peers,
         )
@@ -254,7 +277,7 @@ class Job:
         ports=None,
         *,
         where=None,
-        on_event=None,
+        listener=None,
         own_failure=None,
         silence_timeout=120,
         loop=None,
@@ -267,15 +290,30 @@ class Job:
             "ports": ports or (self.port,),
             "timeout": LIMIT,
         } | (where or {})
-        asks = replace(REQUEST, **agent_of(rank) | request)
-        on_event = on_event or self.events[rank].append
-        made = Client(loop or loop_started(), asks, silence_timeout, on_event)
+        asks = replace(REQUEST, **agent_of(rank) | request, failed=own_failure)
+        settings = replace(SETTINGS, nodes=asks.nodes, spares=asks.spares)
+        made = Client(
+            loop or loop_started(),
+            asks,
+            member_of(rank, settings),
+            silence_timeout,
+            listener or self._listener(rank),
+        )
         address = CoordinatorAddress(**where)
-        made._search = Search(asks, address, key or key_of(), made.tell, own_failure)
+        made._search = Search(asks, address, key or key_of(), made.tell)
         made.connect = partial(made.connect, made._search.find)
         self.clock.drive(made)
         self._clients.append(made)
         return made
+
+    def _listener(self, rank):
+        events = self.events[rank]
+
+        def report(summary):
+            events.append(summary)
+            return summary.first
+
+        return Listener(events.append, report)
 
     def connected(self, *ranks, **settings):
         """Start the coordinator, and agents that connect to it: by default, all."""
@@ -292,9 +330,9 @@ class Job:
 
     def close(self):
         for client in self._clients:
-            if client._is_running:
+            if client.state.is_running:
                 client._loop.call(client._disconnect)
-                until(lambda client=client: not client._is_running)
+                until(lambda client=client: not client.state.is_running)
             client._loop.close()
         if self.server is not None:
             self.end_server()
@@ -319,28 +357,36 @@ class Raw:
     def send(self, data):
         self._socket.sendall(data)
 
-    def send_message(self, **message):
-        self.send(wire.to_line(message))
+    def send_message(self, message):
+        """Send a message; plain data, as a request, as they are."""
+        is_plain = isinstance(message, dict)
+        self.send(
+            wire.to_line(message if is_plain else wire.encode(message, FROM_AGENT))
+        )
 
     def request(self, rank, **changes):
         self.prove(**request_of(rank, **changes))
 
     def prove(self, **request):
         """Send a request, and prove whose it is."""
-        self.send_message(**self.proved(request))
+        self.send_message(self.proved(request))
 
     def proved(self, request):
         """Return a request with its proof, for which the other side waits."""
         steps = self._secret.call((HERE, self._port), request)
-        self.send_message(**next(steps))
+        self.send_message(next(steps))
         return steps.send(self.receive())
 
     def receive(self):
-        """Return the next message but heartbeats; None at the end."""
+        """Return the next message but heartbeats, or a proof; None at the end."""
         with suppress(ConnectionResetError):
             for line in self._file:
-                message = json.loads(line)
-                if "heartbeat" not in message:
+                data = json.loads(line)
+                if "proof" in data:
+                    return data
+                message = wire.decode(FROM_COORDINATOR, data)
+                assert wire.to_line(wire.encode(message, FROM_COORDINATOR)) == line
+                if not isinstance(message, Heartbeat):
                     return message
         return None
 
@@ -400,11 +446,15 @@ def proving(answer):
     return prove_first
 
 
-def line(**message):
-    return lambda _: wire.to_line(message)
+def line(message):
+    """Answer anything with a message of a coordinator, or plain data."""
+    is_plain = isinstance(message, dict)
+    data = message if is_plain else wire.encode(message, FROM_COORDINATOR)
+    return lambda _: wire.to_line(data)
 
 
 VERSION = protocol.VERSION
+WELCOME = Welcome(0, (0, (0, 0)), 0)
 OTHER_PROGRAMS = {
     "one that never answers": lambda _: None,
     "an echo": lambda data: data,
@@ -413,16 +463,16 @@ OTHER_PROGRAMS = {
     "noise": lambda _: b"\0\xff\n" * 100,
     "a number": lambda _: b"5\n",
     "a long line": lambda _: b"[" + b"[]," * 2000 + b"[]]\n",
-    "a welcome at once": line(welcome=VERSION, round=0, age=[0, [0, 0]], coordinator=0),
-    "a failure at once": line(failed=wire.encode(Failure(Kind.AGENT, (0,), text="x"))),
-    "a refusal at once": line(refused="taken"),
-    "a reply of a member at once": line(standby=[0, True, True]),
-    "a welcome of another version": line(welcome=VERSION + 1, round=0),
-    "a welcome without a round": line(welcome=VERSION),
-    "a refusal without a reason": line(refused="bored", value=""),
-    "a failure that is none": line(failed=1),
-    "a failure of nothing": line(failed={}),
-    "a heartbeat": line(heartbeat=True),
+    "a welcome at once": line(WELCOME),
+    "a failure at once": line(Ended(Failure(Kind.AGENT, (0,), text="x"))),
+    "a refusal at once": line(Refused.TAKEN),
+    "a reply of a member at once": line(Standby(0, coordinates=True, has_quorum=True)),
+    "a welcome of another version": line({"welcome": VERSION + 1, "round": 0}),
+    "a welcome without a round": line({"welcome": {"coordinator": 0}}),
+    "a refusal without a reason": line({"refused": "bored"}),
+    "a failure that is none": line({"ended": {"failure": 1}}),
+    "a failure of nothing": line({"ended": {"failure": {}}}),
+    "a heartbeat": line(Heartbeat()),
 }
 
 

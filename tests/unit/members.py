@@ -18,10 +18,31 @@ from loopback import request_of, worker_failure
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.rendezvous import policy
 from torchrun_hpc.rendezvous.coordinator import Coordinator
-from torchrun_hpc.rendezvous.member import Member, reply_of
-from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Settings
+from torchrun_hpc.rendezvous.member import Member
+from torchrun_hpc.rendezvous.messages import Suspended
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    Bye,
+    Close,
+    Died,
+    Done,
+    Ended,
+    GaveUp,
+    Go,
+    Heartbeat,
+    Join,
+    Over,
+    Prepare,
+    Read,
+    Settings,
+    Standby,
+    Unhealthy,
+    Welcome,
+)
+from torchrun_hpc.rendezvous.record import Record, first_record
+from torchrun_hpc.rendezvous.search import accepted
 from torchrun_hpc.wire import WireError
 
 # Seconds.
@@ -35,8 +56,15 @@ CLOSING = 5  # that a server waits until all know how the job has ended
 END, BROKEN = "end", "broken"  # of a connection: its process has ended; it was reset
 
 
-def as_sent(message):
-    return json.loads(json.dumps(message))
+def as_sent(message, kind):
+    """Return a message as it arrives on the other side; see that it is the same."""
+    data = json.loads(json.dumps(wire.encode(message, kind)))
+    try:
+        arrived = wire.decode(kind, data)
+    except WireError as error:  # which would only end a connection
+        raise AssertionError(message) from error
+    assert arrived == message
+    return arrived
 
 
 class Link:
@@ -65,12 +93,9 @@ class Agent:
         self.number = number
         self.generation = generation
         self.job = job
-        self.member = Member(
-            number,
-            (f"n{number}", 4000),
-            policy.first_record(job.nodes, job.spares, 0),
-            {each: (f"n{each}", 4000) for each in range(job.nodes)},
-        )
+        self.member = Member(number, first_record(job.nodes, job.spares, 0))
+        hints = {each: (f"n{each}", 4000) for each in range(job.nodes)}
+        self.member.listens(hints[number], hints)
         self.coordinator = Coordinator(job.settings(number), self.member)
         self.alive = True
         self.suspended = False
@@ -130,7 +155,7 @@ class Agent:
             message, self.confirmation = self.confirmation[1], None
             self.send(message)
         if self.ended is not None and self.ends_at is None:
-            self.send({"bye": True})
+            self.send(Bye())
             self.job.close(self.link, 0)
             is_late = now - self.ended_at > CLOSING
             if self.coordinator.all_informed or is_late:
@@ -156,21 +181,21 @@ class Agent:
             return
         if self.health == "well":
             self.member.is_ready = True
-            self.send({"join": True})
+            self.send(Join())
         else:
             self.member.unhealthy = self.health
-            self.send({"unhealthy": self.health})
+            self.send(Unhealthy(self.health))
 
     # --- messages
 
     def send(self, message):
         if self.link is not None and self.link.is_open[0]:
-            self.link.ways[1].append(as_sent(message))
+            self.link.ways[1].append(as_sent(message, FROM_AGENT))
 
     def accepted(self, link, answer):
         self.link, self.trial, self.lease = link, None, self.clock
         self.looks_for_first = False
-        if "welcome" in answer:
+        if isinstance(answer, Welcome):
             for message in self.member.accepted(answer):
                 self.send(message)
         else:
@@ -191,33 +216,35 @@ class Agent:
         if self.check_lease():
             self.lose()
             return
-        if "heartbeat" in message:
-            self.lease = max(self.lease, min(message["heartbeat"], self.clock))
-            self.send({"heartbeat": self.clock})
-        elif "prepare" in message:
-            prepared = self.member.prepared(message)
-            if prepared is not None and self.member.is_ready:
-                confirm = {"confirm": [prepared.term, prepared.round]}
-                is_first = prepared.active[0] == self.number
-                takes = self.store_takes if is_first else 0
-                due = self.job.now + takes
-                self.confirmation = due, {**confirm, "store": ["a", 1]}
-                self.pass_time()
-        elif "record" in message:
-            self.member.informed(message)
-        elif "suspended" in message and self.workers is not None:
-            self.workers, self.ends_at = None, self.job.now
-        elif "go" in message:
-            assert self.number in self.member.record.active
-            self.member.began()
-            self.job.began(self, message["go"])
-            self.workers, self.member.is_ready = message["go"], False
-        elif "over" in message:
-            self.confirmation = None
-            self.round_over()
-        elif "failed" in message or "finished" in message:
-            self.send({"read": True})
-            self.end("failed" if "failed" in message else "finished")
+        match message:
+            case Heartbeat(seconds):
+                self.lease = max(self.lease, min(seconds, self.clock))
+                self.send(Heartbeat(self.clock))
+            case Prepare(record):
+                self.prepared(record)
+            case Record():
+                self.member.informed(message)
+            case Suspended() if self.workers is not None:
+                self.workers, self.ends_at = None, self.job.now
+            case Go(number):
+                assert self.number in self.member.record.active
+                self.member.began()
+                self.job.began(self, number)
+                self.workers, self.member.is_ready = number, False
+            case Over():
+                self.confirmation = None
+                self.round_over()
+            case Ended():
+                self.send(Read())
+                self.end("finished" if message.failure is None else "failed")
+
+    def prepared(self, record):
+        mine = self.member.prepared(record)
+        if mine is not None and self.member.is_ready:
+            takes = self.store_takes if mine.active[0] == self.number else 0
+            confirm = self.member.confirmation(mine, lambda: ("a", 1))
+            self.confirmation = self.job.now + takes, confirm
+            self.pass_time()
 
     def round_over(self):
         if self.member.is_done or self.leaves:
@@ -247,19 +274,18 @@ class Agent:
         active = self.member.record.active  # without it, if it is replaced already
         if self.workers is not None and self.runs and self.number in active:
             rank = active.index(self.number)
-            died = wire.encode(worker_failure(rank))
-            self.send({"died": died, "round": self.workers})
+            self.send(Died(worker_failure(rank), self.workers))
 
     def workers_finish(self):
         if self.workers is not None and self.ends_at is None and self.runs:
-            self.send({"done": self.workers})
+            self.send(Done(self.workers))
             self.workers, self.member.is_done = None, True
             self.job.may_finish = True
 
     def give_up(self):
         if self.runs and not self.leaves:
             failure = Failure(Kind.AGENT, (self.number,), text="no disk")
-            self.send({"failed": wire.encode(failure)})
+            self.send(GaveUp(failure))
             self.leaves, self.member.is_ready = True, False
             self.end_workers(self.job.draw(KILL))
 
@@ -369,7 +395,7 @@ class Job:
         self.now = 0.0
         self.agents = [Agent(number, self) for number in range(nodes)]
         first = self.agents[0]
-        first.coordinator.coordinate(policy.first_record(nodes, spares, 0))
+        first.coordinator.coordinate(first.member.record)
         first.looks_for_first = False
         first.member.coordinates = True
         first.begin()
@@ -411,11 +437,15 @@ class Job:
         if not self.meet(agent, other):
             return None
         link = Link(agent, other)
-        first = request_of(agent.number, nodes=self.nodes, spares=self.spares)
         token = 1000 * agent.generation + agent.number
-        link.ways[1].append({**first, "pid": token, "agent": str(token)})
+        link.ways[1].append(self.request(agent.number, pid=token, agent=str(token)))
         self.links.append(link)
         return link
+
+    def request(self, number, **changes):
+        """Return the first message of an agent: plain data."""
+        sizes = {"nodes": self.nodes, "spares": self.spares}
+        return json.loads(json.dumps(request_of(number, **sizes, **changes)))
 
     def ask(self, agent, whom):
         """Ask a member who coordinates, and return the answer."""
@@ -423,11 +453,12 @@ class Job:
         if not self.meet(agent, other) or other.suspended:
             return None
         key = object()
-        other.coordinator.receive(key, {"asks": True})
+        other.coordinator.request(key, self.request(agent.number, asks=True))
         outbox = other.coordinator.outbox
-        found = [m for k, m in outbox if k is key and m is not CLOSE]
+        found = [m for k, m in outbox if k is key and m is not Close.CLOSE]
         outbox[:] = [pair for pair in outbox if pair[0] is not key]
-        return reply_of(found[0])
+        assert isinstance(found[0], Standby)
+        return as_sent(found[0], FROM_COORDINATOR)
 
     def close(self, link, end, how=END):
         """Close one end of a connection; the other end hears of it, if it can."""
@@ -544,8 +575,10 @@ class Job:
         elif message == BROKEN:
             agent.coordinator.disconnected(link)
         else:
+            is_first = isinstance(message, dict)
+            hear = agent.coordinator.request if is_first else agent.coordinator.receive
             try:
-                agent.coordinator.receive(link, message)
+                hear(link, message)
             except WireError:
                 self.reset(link, 1)
                 agent.coordinator.disconnected(link)
@@ -555,12 +588,12 @@ class Job:
         outbox = [*agent.coordinator.outbox]
         agent.coordinator.outbox.clear()
         for link, message in outbox:
-            if message is CLOSE or message is RESET:
+            if isinstance(message, Close):
                 if link.is_open[1]:
-                    (self.close if message is CLOSE else self.reset)(link, 1)
+                    (self.close if message is Close.CLOSE else self.reset)(link, 1)
                     agent.coordinator.disconnected(link)
             elif link.is_open[1]:
-                link.ways[0].append(as_sent(message))
+                link.ways[0].append(as_sent(message, FROM_COORDINATOR))
 
     def _to_client(self, agent, link, message):
         if agent.ended is not None:
@@ -574,13 +607,11 @@ class Job:
             except WireError:
                 agent.lose()
         elif agent.trial is link:
-            if "welcome" in message or "failed" in message:
+            if accepted(message) is not None:
                 agent.accepted(link, message)
             else:
-                is_answer = message not in (END, BROKEN)
                 self.close(link, 0)
-                answer = reply_of(message) if is_answer else None
-                agent.heard(answer)
+                agent.heard(message if isinstance(message, Standby) else None)
 
     # --- time
 

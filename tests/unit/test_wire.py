@@ -291,3 +291,89 @@ def test_typed_dictionaries_and_parts_of_them():
 def test_a_name_has_words_in_what_is_raised():
     with pytest.raises(WireError, match=r"^not a join request$"):
         wire.decode(protocol.JoinRequest, None)
+
+
+# --- unions, and data for who asked -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ManyParts:
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    anything: wire.Plain
+
+
+UNION = Colour | ManyParts | Part | Wrapped
+MANY = ManyParts((Part("a"),))
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [
+        (Colour.RED, {"colour": "red"}),
+        (ManyParts(), {"many_parts": {"parts": []}}),
+        (MANY, {"many_parts": {"parts": [wire.encode(Part("a"))]}}),
+        (Part("a"), {"part": {"name": "a", "raw": "", "short": "", "even": 0}}),
+        (Wrapped([1]), {"wrapped": {"anything": [1]}}),
+    ],
+)
+def test_the_class_of_a_value_is_its_only_key(value, sent):
+    assert wire.encode(value, UNION) == sent
+    assert wire.decode(UNION, sent) == value
+    assert wire.decode(UNION, wire.from_json(wire.to_line(sent))) == value
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(None, 1, "red", "colour", [], ["colour", "red"], [["colour", "red"]]),
+        *({}, {"red": "red"}, {"Colour": "red"}, {"colours": "red"}, {"": "red"}),
+        *({"ManyParts": {"parts": []}}, {"manyparts": {"parts": []}}, {"parts": []}),
+        *({"colour": "red", "part": wire.encode(Part("a"))},),
+        *({"colour": "red", "more": 1}, {"colour": "red", "many_parts": None}),
+        *({"colour": None}, {"colour": "green"}, {"colour": {"colour": "red"}}),
+        *({"part": {}}, {"part": None}, {"part": {"parts": []}}, {"part": "red"}),
+        *({"many_parts": wire.encode(Part("a"))},),
+        *({"many_parts": {"parts": [{"part": wire.encode(Part("a"))}]}},),
+    ],
+    ids=str,
+)
+def test_what_is_of_no_class_of_a_union(data):
+    with pytest.raises(WireError, match=r"^not a message$"):
+        pytest.fail(str(wire.decode(UNION, data)))
+
+
+def test_a_value_of_another_class_is_not_sent():
+    """Also not as one of the class from which it is made."""
+
+    class Other(Part):
+        pass
+
+    for value in (Whole(), Other("a"), "red", None):
+        with pytest.raises(KeyError):
+            wire.encode(value, UNION)
+
+
+@given(values)
+def test_what_is_for_who_asked_arrives_as_it_is(value):
+    """Neither checked nor changed: text, because NaN is not itself."""
+    arrived = wire.decode(Wrapped, as_sent(Wrapped(value))).anything
+    assert json.dumps(arrived) == json.dumps(value)
+
+
+def test_nothing_for_who_asked_is_none():
+    assert wire.decode(Wrapped, {}) == Wrapped(None)
+
+
+written = (PARTS | COLOURS).map(wire.encode)
+tags = st.sampled_from(["colour", "many_parts", "part"])
+
+
+@given(st.dictionaries(tags, values | written, max_size=2))
+def test_anything_for_a_union(data):
+    with suppress(WireError):
+        value = wire.decode(UNION, data)
+        assert wire.decode(UNION, wire.encode(value, UNION)) == value

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias
 
+from torchrun_hpc.wire import Places  # noqa: TC001 - for wire.decode
+
 LOSSES = 2  # after so many, a node is excluded
 
 _LONGEST = 253  # characters of a host's name (RFC 1035)
@@ -48,7 +50,7 @@ class Record:
 
     term: Term
     round: int
-    active: tuple[int, ...]
+    active: Places
     addresses: Mapping[int, Address] = field(default_factory=dict)
     losses: Mapping[int, int] = field(default_factory=dict)
     excluded: Mapping[int, str] = field(default_factory=dict)

@@ -15,6 +15,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from waiting import PATIENCE, until
 
+from torchrun_hpc import wire
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.launching import exit_status
@@ -44,17 +46,22 @@ from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import client as clients
-from torchrun_hpc.rendezvous import connection, search
+from torchrun_hpc.rendezvous import connection, roster, search
 from torchrun_hpc.rendezvous import connection as connections
 from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
+    AgentStore,
     CoordinatorMissingError,
     SchedulerRendezvous,
     settings_of,
 )
-from torchrun_hpc.rendezvous.protocol import VERSION
-from torchrun_hpc.rendezvous.store import AgentStore
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_COORDINATOR,
+    VERSION,
+    Asked,
+    Reply,
+)
 from torchrun_hpc.reporting import console
 from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.death_signals import DeathSignals
@@ -537,8 +544,7 @@ def test_a_launch_inside_a_worker(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.handler(0).connect()
-    other = SimpleNamespace(VERSION=VERSION + 1)
-    monkeypatch.setattr("torchrun_hpc.rendezvous.members.protocol", other)
+    monkeypatch.setattr(roster, "VERSION", VERSION + 1)
     with pytest.raises(LaunchError) as caught:
         job.handler(1).connect()
     assert caught.value.code == "HPC116"
@@ -549,8 +555,8 @@ def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) 
     "store", [None, "x", [], [HERE], [HERE, 0], [HERE, 65536], [5, 5], [HERE, "5"]]
 )
 def test_no_address_of_the_workers_store(store: Any) -> None:
-    with pytest.raises(RendezvousError, match="did not send the address"):
-        handlers.workers_address({"go": 0, "store": store})
+    with pytest.raises(wire.WireError):
+        wire.decode(FROM_COORDINATOR, {"go": {"round": 0, "store": store}})
 
 
 # --- stacks -------------------------------------------------------------------------
@@ -575,12 +581,12 @@ def test_only_some_stacks_are_taken_at_once(job: Job, asked: int) -> None:
         connection.client = client
         may_end.clear()
         for number in range(asked):
-            connection._hear({"question": [0, number], "what": "stacks"})
+            connection._reply(Asked(0, number, "stacks", None))
         until(lambda repeated=repeated: len(taken) == repeated * wanted)
         may_end.set()
         until(lambda sent=sent: len(sent) == wanted)
-        expected = [[0, number] for number in range(wanted)]
-        assert sorted(each["reply"] for each in sent) == expected
+        expected = [Reply(0, number, []) for number in range(wanted)]
+        assert sorted(sent, key=attrgetter("number")) == expected
 
 
 def test_stacks_that_cannot_be_taken_are_taken_again(
@@ -595,7 +601,7 @@ def test_stacks_that_cannot_be_taken_are_taken_again(
 
     connection._replies = {"stacks": sample}
     for number in range(1, 2 * connections._REPLIES):
-        connection._hear({"question": [0, number], "what": "stacks"})
+        connection._reply(Asked(0, number, "stacks", None))
         until(lambda number=number: len(tried) == number)
         tried[-1].join(PATIENCE)
 
@@ -669,8 +675,8 @@ def test_the_agents_store(job: Job) -> None:
 class NobodyToAsk:
     """A client that must not be asked."""
 
-    def ask(self, question: Any, _limit: float) -> Any:
-        raise AssertionError(question)
+    def ask(self, request: Callable[[int], Any], _limit: float) -> Any:
+        raise AssertionError(request(1))
 
 
 def test_known_keys_are_there_without_asking() -> None:
@@ -684,7 +690,7 @@ def test_known_keys_are_there_without_asking() -> None:
     store.set("MASTER_ADDR", "n0.cl")
     others = ["more", *known]
     for ask in (store.wait, store.check):
-        with pytest.raises(AssertionError, match=r"\['more'\]"):
+        with pytest.raises(AssertionError, match=r"keys=\('more',\)"):
             ask(others)
 
 

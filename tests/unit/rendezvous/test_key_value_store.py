@@ -1,76 +1,101 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchrun_hpc import wire
 from torchrun_hpc.rendezvous import key_value_store
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    Add,
+    Answer,
+    Check,
+    Get,
+    Set,
+)
 from torchrun_hpc.wire import WireError
 
 
-def answer(store, **question):
+def as_sent(kind, message):
+    """Return a message as it arrives on the other side."""
+    line = wire.to_line(wire.encode(message, kind))
+    arrived = wire.decode(kind, wire.from_json(line))
+    assert arrived == message
+    return arrived
+
+
+def ask(store, connection, question):
+    """Ask a store; return what is answered, by connection."""
+    answers = store.ask(connection, as_sent(FROM_AGENT, question))
+    return [(each, as_sent(FROM_COORDINATOR, message)) for each, message in answers]
+
+
+def answer(store, kind, *values):
     """Return the answer to a question that can be answered at once."""
-    ((connection, message),) = store.ask("agent", {"ask": 7, **question})
-    assert (connection, set(message)) == ("agent", {"answer", "value"})
-    assert message["answer"] == 7
-    return message["value"]
+    ((connection, message),) = ask(store, "agent", kind(7, *values))
+    assert (connection, message.number) == ("agent", 7)
+    return message.value
 
 
 def test_the_store():
     store = KeyValueStore()
-    assert answer(store, check=["a"]) is False
-    assert answer(store, set={"a": "1", "b": "x"}) is True
-    assert answer(store, check=["a", "b"]) is True
-    assert answer(store, get=["b", "a"]) == ["x", "1"]
-    assert answer(store, get=["b", "a", "b"]) == ["x", "1"]  # or it could be endless
-    assert answer(store, get=[]) == []
-    assert answer(store, add="a", by=2) == 3
-    assert answer(store, add="c", by=-5) == -5
-    assert answer(store, get=["a", "c"]) == ["3", "-5"]
-    assert answer(store, set={"a": ""}) is True
-    assert answer(store, get=["a"]) == [""]
+    assert answer(store, Check, ("a",)) is False
+    assert answer(store, Set, {"a": "1", "b": "x"}) is True
+    assert answer(store, Check, ("a", "b")) is True
+    assert answer(store, Get, ("b", "a")) == ["x", "1"]
+    assert answer(store, Get, ("b", "a", "b")) == ["x", "1"]  # or it could be endless
+    assert answer(store, Get, ()) == []
+    assert answer(store, Add, "a", 2) == 3
+    assert answer(store, Add, "c", -5) == -5
+    assert answer(store, Get, ("a", "c")) == ["3", "-5"]
+    assert answer(store, Set, {"a": ""}) is True
+    assert answer(store, Get, ("a",)) == [""]
 
 
 def test_an_answer_waits_until_all_keys_exist():
     store = KeyValueStore()
-    assert store.ask(1, {"ask": 4, "get": ["a", "b"]}) == []
-    assert store.ask(2, {"ask": 5, "get": ["b"]}) == []
-    assert store.ask(0, {"ask": 1, "set": {"b": "2"}}) == [
-        (2, {"answer": 5, "value": ["2"]}),
-        (0, {"answer": 1, "value": True}),
+    assert ask(store, 1, Get(4, ("a", "b"))) == []
+    assert ask(store, 2, Get(5, ("b",))) == []
+    assert ask(store, 0, Set(1, {"b": "2"})) == [
+        (2, Answer(5, ["2"])),
+        (0, Answer(1, value=True)),
     ]
-    assert store.ask(0, {"ask": 2, "add": "a", "by": 1}) == [
-        (1, {"answer": 4, "value": ["1", "2"]}),
-        (0, {"answer": 2, "value": 1}),
+    assert ask(store, 0, Add(2, "a", 1)) == [
+        (1, Answer(4, ["1", "2"])),
+        (0, Answer(2, 1)),
     ]
 
 
 def test_a_newer_question_takes_the_place_of_one_that_waits():
     """An agent that asks again has given up the first question."""
     store = KeyValueStore()
-    assert store.ask(1, {"ask": 4, "get": ["a"]}) == []
-    assert store.ask(2, {"ask": 4, "get": ["a"]}) == []
-    assert store.ask(1, {"ask": 5, "get": ["b", "a"]}) == []
-    assert store.ask(0, {"ask": 1, "set": {"a": "1", "b": "2"}}) == [
-        (2, {"answer": 4, "value": ["1"]}),
-        (1, {"answer": 5, "value": ["2", "1"]}),
-        (0, {"answer": 1, "value": True}),
+    assert ask(store, 1, Get(4, ("a",))) == []
+    assert ask(store, 2, Get(4, ("a",))) == []
+    assert ask(store, 1, Get(5, ("b", "a"))) == []
+    assert ask(store, 0, Set(1, {"a": "1", "b": "2"})) == [
+        (2, Answer(4, ["1"])),
+        (1, Answer(5, ["2", "1"])),
+        (0, Answer(1, value=True)),
     ]
 
 
 # What a connection does with a store, of which a key is missing.
-WAITS = {"get": ["a", "c"]}
+WAITS = Get(1, ("a", "c"))
 WAITING = {
     "it ends": [None],
     "it has ended, and ends once more": [None, None],
     "it asks for a thousand keys, one after the other": [
-        *({"get": [f"missing {number}"]} for number in range(1000)),
+        *(Get(number, (f"missing {number}",)) for number in range(1000)),
         None,
     ],
-    "it asks for what is there": [{"get": ["a"]}],
-    "it has the first one of two keys, and ends": [{"set": {"b": ""}}, WAITS, None],
-    "it gets its answer, and ends": [{"set": {"c": ""}}, None],
+    "it asks for what is there": [Get(2, ("a",))],
+    "it has the first one of two keys, and ends": [Set(2, {"b": ""}), WAITS, None],
+    "it gets its answer, and ends": [Set(2, {"c": ""}), None],
     "it asks again for a key that another one waits for": [WAITS, WAITS, None],
 }
 
@@ -78,14 +103,14 @@ WAITING = {
 @pytest.mark.parametrize("case", WAITING)
 def test_nothing_is_kept_of_a_question_that_nobody_waits_for(case):
     store = KeyValueStore()
-    answer(store, set={"a": "1"})
-    store.ask("other", {"ask": 1, "get": ["c"]})
-    store.ask("agent", {"ask": 1, **WAITS})
-    for number, question in enumerate(WAITING[case]):
+    answer(store, Set, {"a": "1"})
+    ask(store, "other", Get(1, ("c",)))
+    ask(store, "agent", WAITS)
+    for question in WAITING[case]:
         if question is None:
             store.forget("agent")
         else:
-            store.ask("agent", {"ask": number, **question})
+            ask(store, "agent", question)
             assert len(store._missing) <= 2
     assert "agent" not in store._missing
     assert not any("agent" in group for group in store._waiting.values())
@@ -98,8 +123,8 @@ def test_nothing_is_kept_of_a_question_that_nobody_waits_for(case):
         st.tuples(
             st.sampled_from("ABC"),
             st.none()
-            | st.sets(st.sampled_from("abc")).map(lambda keys: {"get": sorted(keys)})
-            | st.sampled_from("abc").map(lambda key: {"set": {key: "x"}}),
+            | st.sets(st.sampled_from("abc")).map(lambda keys: Get(0, (*sorted(keys),)))
+            | st.sampled_from("abc").map(lambda key: Set(0, {key: "x"})),
         )
     )
 )
@@ -112,17 +137,17 @@ def test_a_question_is_answered_once_or_forgotten(happens):
             waiting.pop(who, None)
             store.forget(who)
             continue
-        if "set" in question:
-            known |= question["set"].keys()
+        if isinstance(question, Set):
+            known |= question.values.keys()
             expected.append((who, number))
         else:
-            waiting[who] = number, {*question["get"]}
+            waiting[who] = number, {*question.keys}
         for each, (asked, keys) in [*waiting.items()]:
             if keys <= known:
                 expected.append((each, asked))
                 del waiting[each]
-        answers = store.ask(who, {"ask": number, **question})
-        found = [(each, message["answer"]) for each, message in answers]
+        answers = ask(store, who, replace(question, number=number))
+        found = [(each, message.number) for each, message in answers]
         assert sorted(found) == sorted(expected)
         assert store._missing.keys() == waiting.keys()
         in_lists = [each for group in store._waiting.values() for each in group]
@@ -131,36 +156,37 @@ def test_a_question_is_answered_once_or_forgotten(happens):
 
 NO_QUESTIONS = [
     {},
-    {"set": None},
-    {"set": ["a"]},
-    {"add": "a"},
-    {"add": "a", "by": "one"},
-    {"add": "a", "by": None},
-    {"add": "a", "by": 1e300},  # an integer of as many digits
-    {"add": "a", "by": float("inf")},
-    {"add": "a", "by": float("nan")},
-    {"add": "text", "by": 1},
-    {"check": None},
-    {"check": 1},
-    {"check": [[]]},
-    {"get": None},
-    {"get": 1},
+    {"set": {"values": None}},
+    {"set": {"values": ["a"]}},
+    {"add": {"key": "a"}},
+    {"add": {"key": "a", "by": "one"}},
+    {"add": {"key": "a", "by": None}},
+    {"add": {"key": "a", "by": 1e300}},  # an integer of as many digits
+    {"add": {"key": "a", "by": float("inf")}},
+    {"add": {"key": "a", "by": float("nan")}},
+    {"add": {"key": "text", "by": 1}},
+    {"check": {"keys": None}},
+    {"check": {"keys": 1}},
+    {"check": {"keys": [[]]}},
+    {"get": {"keys": None}},
+    {"get": {"keys": 1}},
 ]
 
 
 @pytest.mark.parametrize("question", NO_QUESTIONS)
 def test_what_is_no_question(question):
     store = KeyValueStore()
-    answer(store, set={"text": "x"})
+    answer(store, Set, {"text": "x"})
+    data = {name: {"number": 1} | fields for name, fields in question.items()}
     with pytest.raises(WireError):
-        store.ask(1, {"ask": 1, **question})
+        list(store.ask(1, wire.decode(FROM_AGENT, data)))
 
 
 def test_the_store_has_its_limit(monkeypatch):
     monkeypatch.setattr(key_value_store, "LIMIT", 10)
     store = KeyValueStore()
     for value in ("12345678", "x", "1234567"):  # a value that was replaced is gone
-        assert answer(store, set={"a": value}) is True
+        assert answer(store, Set, {"a": value}) is True
     with pytest.raises(WireError, match="too much"):
-        store.ask(0, {"ask": 1, "set": {"b": "123"}})
-    assert answer(store, set={"b": "1"}) is True  # others may go on
+        ask(store, 0, Set(1, {"b": "123"}))
+    assert answer(store, Set, {"b": "1"}) is True  # others may go on

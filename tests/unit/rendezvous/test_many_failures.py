@@ -6,14 +6,21 @@ import random
 from dataclasses import replace
 
 import pytest
-from loopback import SETTINGS, STORE, request_of, worker_failure
+from loopback import SETTINGS, STORE, coordinator_of, request_of, worker_failure
 from plans import planned
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures import report
-from torchrun_hpc.failures.collection import Summary
-from torchrun_hpc.rendezvous import protocol
-from torchrun_hpc.rendezvous.coordinator import Coordinator
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    LINE_LIMIT,
+    Confirm,
+    Died,
+    Join,
+    Present,
+    WantsReport,
+)
 
 NODES, WORKERS = 512, 8
 SIZE = NODES * WORKERS
@@ -42,17 +49,23 @@ def failure(rank, cause):
     )
 
 
-def as_sent(message):
+def as_sent(message, kind=FROM_AGENT):
     """Return a message as it arrives, if it is short enough to be sent."""
-    (arrived,) = wire.Lines(protocol.LINE_LIMIT).feed(wire.to_line(message))
-    return arrived
+    line = wire.to_line(wire.encode(message, kind))
+    (arrived,) = wire.Lines(LINE_LIMIT).feed(line)
+    assert wire.decode(kind, arrived) == message
+    return wire.decode(kind, arrived)
 
 
 def at_work():
-    made = Coordinator(replace(SETTINGS, nodes=NODES))
+    made = coordinator_of(replace(SETTINGS, nodes=NODES))
     for rank in range(NODES):
-        made.receive(rank, request_of(rank, nodes=NODES))
-        made.receive(rank, {"join": 0, "store": STORE})
+        made.request(rank, request_of(rank, nodes=NODES))
+        made.receive(rank, Present(None, done=False, term=(0, 0), round=-1))
+        made.receive(rank, Join())
+    for rank in range(NODES):
+        store = STORE if rank == 0 else None
+        made.receive(rank, as_sent(Confirm((0, 0), 0, store)))
     return made
 
 
@@ -65,12 +78,12 @@ def test_the_report_of_many_failures(name, capsys):
     for each in failures:
         is_known = (each.nodes, each.signature) in known
         known.add((each.nodes, each.signature))
-        died = wire.encode(each.brief if is_known else each)
-        coordinator.receive(each.nodes[0], as_sent({"died": died, "round": 0}))
-    coordinator.receive(0, {"report": True})
+        died = Died(each.brief if is_known else each, 0)
+        coordinator.receive(each.nodes[0], as_sent(died))
+    coordinator.receive(0, WantsReport())
     connection, message = coordinator.outbox[-1]
     assert connection == 0
-    summary = wire.decode(Summary | None, as_sent(message)["report"])
+    summary = as_sent(message, FROM_COORDINATOR).summary
     report.write(summary, planned().meeting)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) + 1 <= 40  # and the last line

@@ -6,62 +6,88 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from members import as_sent
 
 from torchrun_hpc import wire
-from torchrun_hpc.rendezvous.member import Member, PeerReply, reply_of
-from torchrun_hpc.rendezvous.policy import first_record
-from torchrun_hpc.rendezvous.record import Record
+from torchrun_hpc.rendezvous.member import Member
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    Confirm,
+    Join,
+    Prepare,
+    Present,
+    Standby,
+    Unhealthy,
+    Welcome,
+)
+from torchrun_hpc.rendezvous.record import Record, first_record
 from torchrun_hpc.wire import WireError
 
 RECORD = Record((1, 2), 3, (0, 1, 2))
 GONE = None  # no answer
-ALONE = PeerReply()
-THIRD = PeerReply(follows=3)
-COORDINATES, IS_STRONG = (
-    PeerReply(coordinates=True),
-    PeerReply(coordinates=True, has_quorum=True),
-)
+ALONE = Standby()
+THIRD = Standby(follows=3)
+COORDINATES = Standby(coordinates=True)
+IS_STRONG = Standby(coordinates=True, has_quorum=True)
 
 
 def address(member):
     return f"n{member}", 4000 + member
 
 
+def member_of(own, record, hints=()):
+    """Return a member with this record, which knows where some others may be."""
+    member = Member(own, record)
+    member.listens(address(own), {each: address(each) for each in hints})
+    return member
+
+
 def make_member(own, **changes):
     """Return one of four members that know of each other, with a changed record."""
-    record = replace(first_record(4, 1, 0), **changes)
-    hints = {member: address(member) for member in range(4)}
-    return Member(own, address(own), record, hints)
+    return member_of(own, replace(first_record(4, 1, 0), **changes), range(4))
 
 
 # --- what another member answers ----------------------------------------------------
 
 
+def as_fields(standby):
+    names = "follows", "coordinates", "has_quorum"
+    return dict(zip(names, standby, strict=False))
+
+
 @pytest.mark.parametrize(
     ("standby", "expected"),
     [
-        ([None, False, False], PeerReply()),
-        ([2, False, False], PeerReply(follows=2)),
-        ([0, True, False], PeerReply(0, coordinates=True)),
-        ([0, True, True], PeerReply(0, coordinates=True, has_quorum=True)),
-        (None, None),
-        ([], None),
-        ([None, False], None),
-        ([None, False, False, False], None),
-        (["n2", False, False], None),
-        ([2.0, False, False], None),
-        ([2, 0, 0], None),
-        ([2, None, False], None),
-        ({"follows": 2}, None),
+        ([None, False, False], Standby()),
+        ([2, False, False], Standby(follows=2)),
+        ([0, True, False], Standby(0, coordinates=True)),
+        ([0, True, True], Standby(0, coordinates=True, has_quorum=True)),
     ],
 )
 def test_an_answer(standby, expected):
-    assert reply_of({"standby": standby}) == expected
+    assert as_sent(expected, FROM_COORDINATOR) == expected
+    assert wire.encode(expected, FROM_COORDINATOR) == {"standby": as_fields(standby)}
 
 
-@pytest.mark.parametrize("message", [{}, {"welcome": 3}, {"refused": "unknown"}])
-def test_what_is_no_answer(message):
-    assert reply_of(message) is None
+@pytest.mark.parametrize(
+    "standby",
+    [
+        *([], ["n2", False, False], [2.0, False, False], [2, 0, 0], [2, None, False]),
+        *([None, False], [2]),
+    ],
+)
+def test_what_is_no_answer(standby):
+    with pytest.raises(WireError):
+        wire.decode(FROM_COORDINATOR, {"standby": as_fields(standby)})
+
+
+@pytest.mark.parametrize(
+    "message", [{}, {"standby": None}, {"welcome": 3}, {"refused": "unknown"}]
+)
+def test_what_is_no_message(message):
+    with pytest.raises(WireError):
+        wire.decode(FROM_COORDINATOR, message)
 
 
 # --- whom it asks -------------------------------------------------------------------
@@ -84,7 +110,7 @@ def asked(member, answers):
             whom, where = candidates.send(reply)
             assert where == member.addresses[whom]
             found.append(whom)
-            if whom == member._own:
+            if whom == member.own:
                 break
             reply = answers.get(whom)
     return found
@@ -99,14 +125,14 @@ ORDERS = {
     "one before it is alive": (2, {0: GONE, 1: ALONE}, [0, 1]),
     "one before it is alive, and one is silent": (3, {1: ALONE}, [0, 1]),
     "one before it follows another": (2, {1: THIRD}, [0, 1, 3]),
-    "one before it follows it": (2, {1: PeerReply(follows=2)}, [0, 1, 2]),
-    "one before it follows one that is gone": (2, {1: PeerReply(follows=0)}, [0, 1]),
-    "one before it follows nobody's number": (2, {1: PeerReply(follows=9)}, [0, 1]),
+    "one before it follows it": (2, {1: Standby(follows=2)}, [0, 1, 2]),
+    "one before it follows one that is gone": (2, {1: Standby(follows=0)}, [0, 1]),
+    "one before it follows nobody's number": (2, {1: Standby(follows=9)}, [0, 1]),
     "another that it is sent to is gone": (2, {0: THIRD, 1: GONE, 3: GONE}, [0, 3]),
     "those behind it are not asked": (1, {0: GONE, 2: ALONE, 3: ALONE}, [0, 1]),
     "two that point at each other": (
         3,
-        {0: PeerReply(follows=1), 1: PeerReply(follows=0), 2: ALONE},
+        {0: Standby(follows=1), 1: Standby(follows=0), 2: ALONE},
         [0, 1],
     ),
 }
@@ -124,7 +150,7 @@ def test_whom_it_asks(case):
         (None, [0, 1, 2]),
         (ALONE, [0, 1, 2]),  # it will not take over
         (THIRD, [0, 3]),
-        (PeerReply(follows=0, coordinates=True), [0]),  # and has not accepted this one
+        (Standby(follows=0, coordinates=True), [0]),  # and has not accepted this one
     ],
 )
 def test_one_that_is_out_is_asked_and_may_coordinate(answer, expected):
@@ -158,9 +184,8 @@ def test_addresses_that_are_known_are_better_than_those_that_are_likely():
 
 def test_members_of_which_nothing_is_known_are_not_asked():
     record = replace(first_record(4, 1, 0), addresses={3: address(3)})
-    member = Member(2, address(2), record)
-    assert asked(member, {}) == [2]
-    assert asked(Member(3, address(3), record), {}) == [3]
+    assert asked(member_of(2, record), {}) == [2]
+    assert asked(member_of(3, record), {}) == [3]
 
 
 # --- to whom it gives way -----------------------------------------------------------
@@ -168,7 +193,7 @@ def test_members_of_which_nothing_is_known_are_not_asked():
 # The other members' answers, and whom it is to follow.
 GIVES_WAY = {
     "nobody answers": ({}, None),
-    "others do not coordinate": ({0: ALONE, 3: PeerReply(follows=0)}, None),
+    "others do not coordinate": ({0: ALONE, 3: Standby(follows=0)}, None),
     "one that is strong": ({3: IS_STRONG}, 3),
     "one before it": ({0: COORDINATES}, 0),
     "one behind it": ({3: COORDINATES}, None),
@@ -211,27 +236,25 @@ def test_one_that_is_out_and_has_a_world_is_followed():
 # --- with a coordinator -------------------------------------------------------------
 
 
-def welcome(**changes):
-    return {"welcome": 3, "age": [-1, [0, 0]], "coordinator": 0} | changes
+def welcome(age=(-1, (0, 0)), coordinator=0):
+    return as_sent(Welcome(0, age, coordinator), FROM_COORDINATOR)
 
 
-PRESENT = {
-    "address": address(1),
-    "done": False,
-    "term": (0, 0),
-    "round": -1,
-    "gone": None,
-    "record": None,
-}
-UNFIT = [{"present": PRESENT}, {"unhealthy": "why"}]
+def told(member, **changes):
+    """Return what a member tells a coordinator that has accepted it."""
+    return [as_sent(each, FROM_AGENT) for each in member.accepted(welcome(**changes))]
+
+
+PRESENT = Present(address(1), done=False, term=(0, 0), round=-1)
+UNFIT = [PRESENT, Unhealthy("why")]
 
 
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        ({}, [{"present": PRESENT}]),
-        ({"is_ready": True}, [{"present": PRESENT}, {"join": True}]),
-        ({"is_done": True}, [{"present": PRESENT | {"done": True}}]),
+        ({}, [PRESENT]),
+        ({"is_ready": True}, [PRESENT, Join()]),
+        ({"is_done": True}, [replace(PRESENT, done=True)]),
         *(({"unhealthy": "why", "is_ready": ready}, UNFIT) for ready in (False, True)),
     ],
 )
@@ -239,43 +262,51 @@ def test_what_it_tells_a_coordinator(state, expected):
     member = make_member(1)
     for name, value in state.items():
         setattr(member, name, value)
-    assert list(member.accepted(welcome())) == expected
+    assert told(member) == expected
     assert member.follows == 0
 
 
 @pytest.mark.parametrize(
     ("age", "is_wanted"),
     [
-        ([2, [1, 2]], True),
-        ([3, [1, 1]], True),
-        ([3, [1, 2]], False),
-        ([3, [1, 3]], False),
-        ([4, [0, 0]], True),  # of a lower term: this one may still begin
+        ((2, (1, 2)), True),
+        ((3, (1, 1)), True),
+        ((3, (1, 2)), False),
+        ((3, (1, 3)), False),
+        ((4, (0, 0)), True),  # of a lower term: this one may still begin
     ],
 )
 def test_it_tells_what_the_coordinator_does_not_know(age, is_wanted):
-    member = Member(1, address(1), RECORD)
-    (message,) = member.accepted(welcome(age=age, coordinator=3))
-    assert message["present"]["term"] == RECORD.term
-    expected = wire.encode(RECORD) if is_wanted else None
-    assert message["present"]["record"] == expected
+    member = member_of(1, RECORD)
+    (present,) = told(member, age=age, coordinator=3)
+    assert present.term == RECORD.term
+    assert present.record == (RECORD if is_wanted else None)
     assert member.follows == 3
 
 
 def test_it_tells_the_next_coordinator_that_it_saw_the_end_of_the_last_one():
-    member = Member(1, address(1), RECORD)
+    member = member_of(1, RECORD)
     member.saw_end()  # of nobody's
-    list(member.accepted(welcome(coordinator=3)))
+    assert told(member, coordinator=3)[0].gone is None
     member.saw_end()
-    present, *_ = member.accepted(welcome(coordinator=0))
-    assert present["present"]["gone"] == (3, RECORD.round)
+    present, *_ = told(member, coordinator=0)
+    assert present.gone == (3, RECORD.round)
+
+
+def test_a_member_that_nobody_can_ask_tells_no_address():
+    """There are no spares."""
+    assert told(Member(1, first_record(4, 1, 0))) == [replace(PRESENT, address=None)]
+
+
+def prepare(member, record):
+    """Let a coordinator prepare a round."""
+    return member.prepared(as_sent(Prepare(record), FROM_COORDINATOR).record)
 
 
 @pytest.mark.parametrize(("own", "is_active"), [(1, True), (3, False)])
 def test_it_takes_part_in_a_round_that_is_prepared(own, is_active):
     member = make_member(own)
-    prepared = member.prepared({"prepare": wire.encode(RECORD)})
-    assert prepared == (RECORD if is_active else None)
+    assert prepare(member, RECORD) == (RECORD if is_active else None)
     assert member.record == RECORD
 
 
@@ -283,10 +314,9 @@ def test_it_takes_part_in_a_round_that_is_prepared(own, is_active):
     "older", [{"term": (1, 1)}, {"term": (0, 9)}, {"round": 2, "term": (9, 9)}]
 )
 def test_it_confirms_no_round_that_is_older_than_its_own(older):
-    member = Member(1, address(1), RECORD)
-    message = {"prepare": wire.encode(replace(RECORD, **older))}
+    member = member_of(1, RECORD)
     with pytest.raises(WireError, match="a round of a lower term"):
-        member.prepared(message)
+        prepare(member, replace(RECORD, **older))
     assert member.record == RECORD
 
 
@@ -294,15 +324,35 @@ def test_it_confirms_no_round_that_is_older_than_its_own(older):
     "newer", [{}, {"round": 4}, {"term": (1, 3)}, {"term": (2, 0)}]
 )
 def test_it_confirms_a_round_that_is_newer(newer):
-    member = Member(1, address(1), RECORD)
+    member = member_of(1, RECORD)
     record = replace(RECORD, **newer)
-    assert member.prepared({"prepare": wire.encode(record)}) == record
+    assert prepare(member, record) == record
 
 
 def test_what_is_no_round():
-    member = make_member(1)
-    with pytest.raises(WireError, match="not a record"):
-        member.prepared({"prepare": {}})
+    for data in {}, {"record": None}, {"record": {}}:
+        with pytest.raises(WireError):
+            wire.decode(FROM_COORDINATOR, {"prepare": data})
+
+
+def test_node_rank_0_opens_the_store_once_for_each_round():
+    """It may be asked to confirm a round again."""
+    opened = []
+
+    def open_store():
+        opened.append(f"n{len(opened)}")
+        return opened[-1], 1
+
+    member = make_member(0)
+    for number, host in [(3, "n0"), (3, "n0"), (4, "n1")]:
+        record = replace(RECORD, round=number)
+        confirm = as_sent(member.confirmation(record, open_store), FROM_AGENT)
+        assert confirm == Confirm(RECORD.term, number, (host, 1))
+
+
+def test_another_node_rank_opens_no_store():
+    confirm = make_member(1).confirmation(RECORD, pytest.fail)
+    assert as_sent(confirm, FROM_AGENT) == Confirm(RECORD.term, RECORD.round)
 
 
 @pytest.mark.parametrize(
@@ -316,14 +366,14 @@ def test_what_is_no_round():
     ],
 )
 def test_it_takes_note_of_what_has_changed(changes, is_used):
-    member = Member(1, address(1), RECORD)
+    member = member_of(1, RECORD)
     record = replace(RECORD, **changes)
-    member.informed({"record": wire.encode(record)})
+    member.informed(as_sent(record, FROM_COORDINATOR))
     assert member.record == (record if is_used else RECORD)
 
 
 def test_a_coordinator_asks_itself_first():
     """It has lost its own connection only, and others may follow it."""
-    member = Member(2, address(2), RECORD)
+    member = member_of(2, RECORD)
     member.coordinates = True
     assert asked(member, {0: THIRD}) == [2]

@@ -1,18 +1,25 @@
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+import types
+import typing
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields, is_dataclass, replace
+from enum import EnumMeta
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.rendezvous import protocol
-from torchrun_hpc.rendezvous.protocol import JoinRequest
+from torchrun_hpc.rendezvous.errors import Refused
+from torchrun_hpc.rendezvous.protocol import FROM_AGENT, FROM_COORDINATOR, JoinRequest
+from torchrun_hpc.rendezvous.record import Address
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
@@ -57,6 +64,7 @@ def as_sent(value):
 
 # --- what is in a message -----------------------------------------------------------
 
+ANYTHING = [None, True, 1, 1.0, [], {}, b"x", "1"]
 UNPRINTABLE = ["a\nb", "\x1b[2J", "\u202e", "\ud800"]
 
 
@@ -82,13 +90,13 @@ class Part(NamedTuple):
 
 PARTS = {
     "a join request": Part(
-        sent=[REQUEST],
+        sent=[replace(REQUEST, failed=FAILURE, asks=True), REQUEST],
         write=wire.encode,
         read=partial(wire.decode, JoinRequest),
         why="not a join request",
         none=[{}],
         wrong={
-            name: [None, True, 1.0, [], {}, b"x", 1 if type(value) is str else "1"]
+            name: [other for other in ANYTHING if type(other) is not type(value)]
             for name, value in asdict(REQUEST).items()
         },
     ),
@@ -160,7 +168,7 @@ def test_it_arrives_as_it_was_sent(name):
 def test_what_is_none(name):
     part = PARTS[name]
     written = part.write(part.sent[0])
-    needed = written.keys() - {"worker"}  # which most failures do not have
+    needed = written.keys() - {"worker", "failed"}  # which most do not have
     without = [{k: v for k, v in written.items() if k != field} for field in needed]
     wrong = [
         written | {field: value}
@@ -184,7 +192,7 @@ def test_any_join_request(message):
         request = wire.decode(JoinRequest, message)
     except WireError:
         return
-    assert asdict(request).items() <= message.items()
+    assert wire.encode(request).items() <= ({"failed": None} | message).items()
 
 
 # --- failures -----------------------------------------------------------------------
@@ -264,16 +272,123 @@ def test_what_cannot_be_printed_is_not_sent():
     assert failure.worker.lines == (" ",)
 
 
+# --- all messages -------------------------------------------------------------------
+
+UNIONS = {"an agent": FROM_AGENT, "the coordinator": FROM_COORDINATOR}
+CASES = [(by, kind) for by, union in UNIONS.items() for kind in typing.get_args(union)]
+TEXTS = st.text(max_size=60).filter(str.isprintable)
+RANKS = st.integers(0, 11)
+# Types of which not all values can be sent.
+LIMITED = {
+    Failure: st.builds(
+        Failure,
+        kind=st.sampled_from(Kind),
+        nodes=st.lists(INTEGERS, max_size=3).map(tuple),
+        code=st.integers(-(2**32), 2**32),
+        text=TEXTS,
+        time=st.floats(0, 2**35),
+        worker=st.none() | st.builds(WorkerPart, RANKS, st.just(12), RANKS),
+    ),
+    Address: st.tuples(
+        st.sampled_from(["n1", "10.0.0.1", "::1", "jülich.de"]), st.integers(1, 65535)
+    ),
+    protocol.Store: st.tuples(TEXTS, st.integers(1, 65535)),
+    wire.AnyText: st.text(),
+    wire.Plain: values,
+    str: TEXTS,
+    int: INTEGERS,
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    bool: st.booleans(),
+}
+# By the origin of a type, and whether it is of any length.
+MADE_OF = {
+    (Mapping, False): partial(st.dictionaries, max_size=2),
+    (tuple, True): lambda part: st.lists(part, max_size=3).map(tuple),
+    (tuple, False): st.tuples,
+    **dict.fromkeys(
+        [(types.UnionType, False), (typing.Union, False)], lambda part: st.none() | part
+    ),
+}
+
+
+def values_of(kind):
+    """Return what can be sent of a type, by the hints that `wire` reads."""
+    if kind in LIMITED:
+        return LIMITED[kind]
+    if isinstance(kind, EnumMeta):
+        return st.sampled_from(kind)
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        return st.builds(kind, **{name: values_of(hints[name]) for name in hints})
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:  # a short text
+        return TEXTS
+    return MADE_OF[origin, ... in args](
+        *(values_of(part) for part in args if part not in {types.NoneType, ...})
+    )
+
+
+def is_refused_or_sent(by, data):
+    """Read a message. If it is one, it can be sent, and arrives as it is."""
+    with suppress(WireError):
+        message = wire.decode(UNIONS[by], data)
+        again = wire.decode(UNIONS[by], as_sent(wire.encode(message, UNIONS[by])))
+        assert repr(again) == repr(message)  # text, because NaN is not itself
+
+
+def test_no_two_messages_have_the_same_name():
+    """Only a heartbeat, and the news of a report, go both ways."""
+    names = {
+        by: {wire._words(kind) for kind in typing.get_args(union)}
+        for by, union in UNIONS.items()
+    }
+    assert sum(map(len, names.values())) == len(CASES)
+    assert names["an agent"] & names["the coordinator"] == {"heartbeat", "printed"}
+
+
+@pytest.mark.parametrize(("by", "kind"), CASES)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_message_arrives_as_it_was_sent(by, kind, data):
+    message = data.draw(values_of(kind))
+    sent = wire.encode(message, UNIONS[by])
+    assert len(sent) == 1
+    # Text, because NaN is not itself.
+    assert repr(wire.decode(UNIONS[by], as_sent(sent))) == repr(message)
+
+
+@given(
+    st.sampled_from([*UNIONS]),
+    messages | st.dictionaries(st.sampled_from(["join", "go", "refused"]), values),
+)
+def test_anything_for_a_message(by, message):
+    is_refused_or_sent(by, message)
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(CASES), st.data())
+def test_a_message_with_anything_in_it(case, data):
+    by, kind = case
+    ((name, sent),) = wire.encode(data.draw(values_of(kind)), UNIONS[by]).items()
+    if isinstance(sent, dict):
+        changes = st.dictionaries(st.sampled_from([*sent, "more"]), values, max_size=2)
+        sent |= data.draw(changes)
+        sent.pop(data.draw(st.sampled_from([*sent, ""])), None)
+    else:
+        sent = data.draw(values)
+    is_refused_or_sent(by, as_sent({name: sent}))
+
+
 # --- what the page of the protocol says ---------------------------------------------
 
 
 def test_words_of_the_protocol_do_not_change():
     """Another version has to be another `VERSION`."""
-    assert protocol.VERSION == 9
+    assert protocol.VERSION == 10
     assert [kind.value for kind in Kind] == [
         *("worker", "signal", "agent", "lost"),
         *("silent", "missing", "refused", "excluded", "coordinator"),
     ]
-    assert [refusal.value for refusal in protocol.Refusal] == [
+    assert [refusal.value for refusal in Refused] == [
         *("version", "run_id", "nodes", "taken", "spares", "started", "unproved"),
     ]

@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrun_hpc import wire
-from torchrun_hpc.rendezvous.policy import (
+from torchrun_hpc.rendezvous.record import (
     LOSSES,
+    Address,
+    Record,
     assigned,
     blamed,
     excluded,
     first_record,
     lost,
 )
-from torchrun_hpc.rendezvous.record import Address, Record
 from torchrun_hpc.wire import WireError, printable
 
 # Five members, of which two are spares, in the second round.

@@ -13,8 +13,9 @@ from loopback import (
     FOREVER,
     HERE,
     LIMIT,
-    SETTINGS,
+    STORE,
     Clock,
+    coordinator_of,
     end,
     fail,
     failure_of,
@@ -35,10 +36,25 @@ from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.endpoints import ports_of
 from torchrun_hpc.planning.meeting import KeyFile
-from torchrun_hpc.rendezvous import notice, protocol
+from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
+from torchrun_hpc.rendezvous.connection import inform
 from torchrun_hpc.rendezvous.coordinator import Coordinator
-from torchrun_hpc.rendezvous.errors import JobFailedError
+from torchrun_hpc.rendezvous.errors import JobFailedError, Refused
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    Answer,
+    Bye,
+    Check,
+    Confirm,
+    Get,
+    Go,
+    Join,
+    Present,
+    Read,
+    Set,
+    Welcome,
+)
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 
 
@@ -46,23 +62,23 @@ def test_the_coordinator_stays_until_all_are_informed(job, raw):
     (made,) = job.connected(0)
     silent = raw()
     silent.request(1)
-    assert "welcome" in silent.receive()
+    assert isinstance(silent.receive(), Welcome)
     made.fail(Failure(Kind.AGENT, (0,), text="why"))
-    assert silent.receive()["failed"]["text"] == "why"
+    assert silent.receive().failure.text == "why"
     made.leave()
     closing = started(job.server.close)
     until(lambda: job.server._end)
     settle(job.server)
     assert not closing.done()
-    silent.send_message(read=True)
-    silent.send_message(ask=1, check=["a"])
-    assert "answer" in silent.receive()
+    silent.send_message(Read())
+    silent.send_message(Check(1, ("a",)))
+    assert isinstance(silent.receive(), Answer)
     assert not closing.done()  # node 2 has not been there yet
     late = raw()
     late.request(2)
-    assert late.receive()["failed"]["text"] == "why"
+    assert late.receive().failure.text == "why"
     assert not closing.done()
-    late.send_message(read=True)
+    late.send_message(Read())
     closing.result(PATIENCE)
 
 
@@ -107,7 +123,7 @@ def test_a_coordinator_that_cannot_start_informs_all(job, spares):
             for rank in (1, 2)
         ]
         failures = job.clock.passes_while(
-            lambda: notice.inform(meeting, FAILURE_BEFORE, NEVER_S, print),
+            lambda: inform(meeting, FAILURE_BEFORE, NEVER_S, print),
             *(lambda client=client: failure_after(client) for client in others),
         )
     assert failures == [None, FAILURE_BEFORE, FAILURE_BEFORE]
@@ -124,7 +140,7 @@ def test_who_has_no_key_that_is_required_tells_nobody_the_failure():
         nodes=3, node_rank=0, workers=1, ports=(port,), listen=(HERE, 1),
         is_coordinator=True, key=key,
     ).meeting  # fmt: skip
-    later = started(lambda: notice.inform(meeting, FAILURE_BEFORE, NEVER_S, print))
+    later = started(lambda: inform(meeting, FAILURE_BEFORE, NEVER_S, print))
     assert later.result(PATIENCE) is None
 
 
@@ -132,7 +148,7 @@ def failure_after(client):
     with suppress(JobFailedError):
         client.connect()
     client.leave()
-    return client.failure
+    return client.state.failure
 
 
 NO_AGENTS = {
@@ -162,12 +178,25 @@ def test_a_peer_that_is_no_agent_is_disconnected(job, raw, case, caplog, capfd):
 
 
 INVALID_MESSAGES = [
-    {"failed": 5},
-    {"died": {}, "round": 0},
-    {"ask": 1, "add": "a", "by": "x"},
-    {"ask": 1, "add": "a", "by": float("inf")},
-    {"ask": 1},
+    {"gave_up": {"failure": 5}},
+    {"died": {"failure": {}, "round": 0}},
+    {"add": {"number": 1, "key": "a", "by": "x"}},
+    {"add": {"number": 1, "key": "a", "by": float("inf")}},
+    {"check": {"number": 1}},
+    {"unknown": {}},
 ]
+
+
+def take_part_by_hand(peer):
+    """Join and confirm the first round; return its beginning."""
+    for message in (
+        Present(None, done=False, term=(0, 0), round=-1),
+        Join(),
+    ):
+        peer.send_message(message)
+    record = peer.receive().record
+    peer.send_message(Confirm(record.term, record.round))
+    return peer.receive()
 
 
 @pytest.mark.parametrize("message", INVALID_MESSAGES)
@@ -175,11 +204,11 @@ def test_an_agent_that_sends_an_invalid_message(job, raw, message, caplog, capfd
     made = job.connected(0, 1)
     odd = raw()
     odd.request(2)
-    assert "welcome" in odd.receive()
-    odd.send_message(join=0)
+    assert isinstance(odd.receive(), Welcome)
+    joined = started(lambda: take_part_by_hand(odd))
     join_all(made)
-    assert "go" in odd.receive()
-    odd.send_message(**message)
+    assert joined.result(PATIENCE) == Go(0, STORE)
+    odd.send_message(message)
     while odd.receive() is not None:
         pass
     assert failure_of(made[0]) == Failure(Kind.LOST, (2,))
@@ -189,15 +218,15 @@ def test_an_agent_that_sends_an_invalid_message(job, raw, message, caplog, capfd
 TWICE = {
     "refused, and then one of the job": (
         [request_of(0, nodes=4), request_of(1)],
-        ["refused"],
+        [Refused],
     ),
     "of two node ranks that others have": (
         [request_of(0, agent="second"), request_of(2, agent="second")],
         [],
     ),
     "it leaves, and comes again": (
-        [request_of(1), {"bye": True}, request_of(1)],
-        ["welcome"],
+        [request_of(1), wire.encode(Bye(), FROM_AGENT), request_of(1)],
+        [Welcome],
     ),
 }
 
@@ -209,10 +238,10 @@ def test_two_join_requests_on_one_connection(job, raw, case, caplog):
     made = job.connected(0, 2)
     peer = raw()
     peer.send(b"".join(map(wire.to_line, (peer.proved(first), *others))))
-    assert [next(iter(each)) for each in iter(peer.receive, None)] == expected
+    assert [*map(type, iter(peer.receive, None))] == expected
     job.clock.go_on(20)
     assert job.server.coordinator.members.agents.keys() == {0, 2}
-    assert [client.failure for client in made] == [None, None]
+    assert [client.state.failure for client in made] == [None, None]
     assert caplog.text == ""
 
 
@@ -220,20 +249,20 @@ def test_a_peer_that_sends_nothing_is_disconnected(job, raw):
     job.start_server()
     silent, slow, agent = raw(), raw(), raw()
     agent.request(1)
-    assert "welcome" in agent.receive()
+    assert isinstance(agent.receive(), Welcome)
     slow.send(b'{"protocol"')
     until(lambda: len(job.server._unknown) == 2)
     job.clock.go_on(servers._JOIN_REQUEST_TIMEOUT)
     assert silent.receive() is None
     assert slow.receive() is None
-    agent.send_message(ask=1, check=["a"])  # after its request it may be silent
-    assert agent.receive() == {"answer": 1, "value": False}
+    agent.send_message(Check(1, ("a",)))  # after its request it may be silent
+    assert agent.receive() == Answer(1, value=False)
 
 
 def test_the_oldest_unknown_peer_is_disconnected_for_the_next(job, raw):
     job.start_server(nodes=1, unknown_peers=2)
     there = [raw() for _ in range(3)]
-    until(lambda: len(job.server._connections) == 3)
+    until(lambda: len(job.server._callers) == 3)
     there.append(raw())
     assert there[0].receive() is None
     client = job.client(0, nodes=1)
@@ -241,8 +270,12 @@ def test_the_oldest_unknown_peer_is_disconnected_for_the_next(job, raw):
     assert there[1].receive() is None
     for other in there[2:]:  # the others are there, and the agent is not counted
         other.request(0, nodes=4)
-        assert "refused" in other.receive()
-    assert client.failure is None
+        assert other.receive() is Refused.NODES
+    assert client.state.failure is None
+
+
+def has_a(number):
+    return Check(number, ("a",))
 
 
 def test_an_agent_that_does_not_read(job, raw, monkeypatch):
@@ -252,15 +285,15 @@ def test_an_agent_that_does_not_read(job, raw, monkeypatch):
     silent = raw()
     silent.request(1)
     silent.receive()
-    client.ask({"set": {"a": "x" * 1_000_000}}, LIMIT)
+    client.ask(lambda number: Set(number, {"a": "x" * 1_000_000}), LIMIT)
     for number in range(100):
         with suppress(OSError):
-            silent.send_message(ask=number, get=["a"])
+            silent.send_message(Get(number, ("a",)))
         if 1 not in job.server.coordinator.members.agents:
             break
-        client.ask({"check": ["a"]}, LIMIT)  # the coordinator has had time
+        client.ask(has_a, LIMIT)  # the coordinator has had time
     until(lambda: 1 not in job.server.coordinator.members.agents)
-    assert client.ask({"check": ["a"]}, LIMIT) is True
+    assert client.ask(has_a, LIMIT) is True
 
 
 # --- time, and how a connection ends --------------------------------------------------
@@ -269,8 +302,8 @@ def test_an_agent_that_does_not_read(job, raw, monkeypatch):
 class Noting(Coordinator):
     """A coordinator that notes which seconds pass, and how connections end."""
 
-    def __init__(self):
-        super().__init__(SETTINGS)
+    def __init__(self, settings, member):
+        super().__init__(settings, member)
         self.noted = []
 
     def tick(self, seconds=1):
@@ -286,7 +319,8 @@ def noting(job):
     """Serve a coordinator that takes notes; its clock stands still."""
     opened = listening()
     job.port = opened.getsockname()[1]
-    server = CoordinatorServer(loop_started(), opened, Noting(), key_of())
+    coordinator = coordinator_of(made=Noting)
+    server = CoordinatorServer(loop_started(), opened, coordinator, key_of())
     Clock().drive(server)
     server.start()
     yield server
@@ -336,12 +370,13 @@ def test_nothing_is_answered_without_a_proof(job, raw, state, key):
     failure = job.server.coordinator.rounds.failure
     for more in {}, {"failed": wire.encode(FAILURE_BEFORE)}, {"asks": True}:
         peer, request = raw(), request_of(1, **more)
-        peer.send_message(**next(key.secret.call((HERE, job.port), request)))
+        peer.send_message(next(key.secret.call((HERE, job.port), request)))
         assert {k: len(v) for k, v in peer.receive().items()} == {
             "nonce": 32,
             "proof": 64,
         }
-        lines = {**request, "proof": "0" * 64}, request, {"ask": 1, "get": ["a"]}
+        question = wire.encode(Get(1, ("a",)), FROM_AGENT)
+        lines = {**request, "proof": "0" * 64}, request, question
         peer.send(b"".join(map(wire.to_line, lines)))
         assert peer.receive() is None
     settle(job.server)
@@ -358,7 +393,7 @@ def test_garbage_and_a_reset(job, raw, caplog):
         reset(peer)
     job.clock.go_on(2)
     assert caplog.text == ""
-    assert made[0].failure is None
+    assert made[0].state.failure is None
 
 
 # How a connection ends, and whether its process has ended.
@@ -374,7 +409,7 @@ def test_how_a_connection_ends(noting, raw, case):
     end, has_ended = ENDS[case]
     peer = raw()
     peer.request(1)
-    assert "welcome" in peer.receive()
+    assert isinstance(peer.receive(), Welcome)
     end(peer)
     until(lambda: noting.coordinator.noted)
     settle(noting)
@@ -386,7 +421,7 @@ def test_a_connection_that_is_aborted_ends_with_a_reset(raw):
     """A living process must not look like one that has ended."""
     peer = raw()
     peer.request(1)
-    assert "welcome" in peer.receive()
+    assert isinstance(peer.receive(), Welcome)
     peer.send(b"?\n")
     with pytest.raises(ConnectionResetError):
         peer._socket.recv(1)
@@ -405,8 +440,8 @@ def test_an_agent_that_aborts_its_connection_sends_a_reset(noting, job):
 def test_an_agent_notes_how_the_coordinator_has_ended(noting, job, how):
     client = job.client(1)
     client.connect()
-    (connection,) = noting._connections.values()
-    noting._loop.call(getattr(connection, how))
+    (caller,) = noting._callers.values()
+    noting._loop.call(getattr(caller, how))
     failure_of(client)
     assert client._channel.at_end is (how == "close")
 
@@ -420,7 +455,7 @@ def test_a_fault_of_the_coordinator_resets_the_connection(
     client.connect()
     owner = noting.coordinator if "." in place else noting
     monkeypatch.setattr(owner, place.rpartition(".")[2], lambda *_: 1 / 0)
-    client.send({"join": 0})
+    client.send(Join())
     failure_of(client)
     assert not client._channel.at_end
 
@@ -429,7 +464,8 @@ def test_a_fault_of_an_agent_resets_its_connection_and_ends_it(noting, job):
     client = job.client(1)
     client.connect()
     client._channel.on_message = lambda _: 1 / 0
-    noting._loop.call(lambda: [*noting._connections.values()][-1].send(b"{}\n"))
+    (caller,) = noting._callers.values()
+    noting._loop.call(lambda: caller.transport.write(b'{"printed":{}}\n'))
     assert failure_of(client).text == "ZeroDivisionError: division by zero"
     client.leave()
     until(lambda: noting.coordinator.noted)

@@ -2,43 +2,65 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 from loopback import request_of, worker_failure
+from members import as_sent
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.member import Member
-from torchrun_hpc.rendezvous.members import HEARTBEAT_INTERVAL
-from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.rendezvous.policy import first_record
-from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Settings
-from torchrun_hpc.rendezvous.record import Record
+from torchrun_hpc.rendezvous.messages import (
+    Excluded,
+    Leased,
+    News,
+    Replaced,
+    Restart,
+    Silent,
+    Waiting,
+)
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    Bye,
+    Close,
+    Confirm,
+    Died,
+    Done,
+    Ended,
+    GaveUp,
+    Go,
+    Heartbeat,
+    Join,
+    Over,
+    Prepare,
+    Present,
+    Read,
+    Settings,
+    Unhealthy,
+    Welcome,
+)
+from torchrun_hpc.rendezvous.record import Record, first_record
+from torchrun_hpc.rendezvous.roster import HEARTBEAT_INTERVAL
+from torchrun_hpc.rendezvous.rounds import Phase
 from torchrun_hpc.wire import WireError
 
 SILENCE, KILL, SPARE_AFTER, JOIN = 40, 5, 60, 200
 LEASE = SILENCE + KILL
-STORE = ["10.20.0.1", 40000]
+STORE = ("10.20.0.1", 40000)
 BLAMED = "its workers were the first to fail in two consecutive rounds"
 
 
 def address(member):
-    return [f"n{member}", 4000 + member]
+    return f"n{member}", 4000 + member
 
 
 def addresses(*members):
     """Return what a record has of the addresses of members."""
-    return {member: tuple(address(member)) for member in members}
-
-
-def as_sent(value):
-    """Return plain data as it arrives on the other side."""
-    return json.loads(json.dumps(value))
+    return {member: address(member) for member in members}
 
 
 class Job:
@@ -66,8 +88,8 @@ class Job:
             "mine", coordinator=coordinator, **common | values | limits
         )
         record = record or first_record(nodes, spares, coordinator)
-        hints = {each: tuple(address(each)) for each in range(nodes)}
-        member = Member(coordinator, hints[coordinator], record, hints)
+        member = Member(coordinator, record)
+        member.listens(address(coordinator), addresses(*range(nodes)))
         self.coordinator = Coordinator(self.settings, member)
         self.coordinator.coordinate(record)
         self.events = []  # for the user, on the node that reports
@@ -108,34 +130,35 @@ class Job:
         """
         sent = defaultdict(list)
         for connection, message in self.coordinator.outbox:
-            if message is CLOSE or message is RESET:
+            if isinstance(message, Close):
                 sent[connection].append("close")
-            elif connection == self.reporter and not PROTOCOL.intersection(message):
-                self.events.append(as_sent(message))
-            elif "heartbeat" not in message:
-                sent[connection].append(as_sent(message))
+                continue
+            arrived = as_sent(message, FROM_COORDINATOR)
+            if connection == self.reporter and isinstance(arrived, News):
+                self.events.append(arrived)
+            elif not isinstance(arrived, Heartbeat):
+                sent[connection].append(arrived)
         self.coordinator.outbox.clear()
         return dict(sent)
 
-    def send(self, connection, **message):
-        self.coordinator.receive(connection, as_sent(message))
+    def receive(self, connection, message):
+        self.coordinator.receive(connection, as_sent(message, FROM_AGENT))
+
+    def send(self, connection, message):
+        self.receive(connection, message)
         return self.sent()
 
     def request(self, connection, member, **changes):
         """Send the join request of a member."""
         nodes, spares = self.settings.nodes, self.settings.spares
         request = request_of(member, nodes=nodes, spares=spares)
-        return self.send(connection, **request | changes)
+        self.coordinator.request(connection, request | changes)
+        return self.sent()
 
     def present(self, member, **changes):
         """Let a member say where it is, and what it knows: nothing, by default."""
-        known = {
-            "address": address(member),
-            "term": [0, 0],
-            "round": -1,
-            "done": False,
-        }
-        return self.send(member, present=known | changes)
+        known = {"done": False, "term": (0, 0), "round": -1} | changes
+        return self.send(member, Present(address(member), **known))
 
     def connect(self, *members, **changes):
         for member in members:
@@ -145,7 +168,7 @@ class Job:
     def join(self, *members):
         """Let members be ready; return what was sent since the first one."""
         for member in members:
-            self.coordinator.receive(member, {"join": True})
+            self.receive(member, Join())
         return self.sent()
 
     def come(self, *members):
@@ -154,14 +177,12 @@ class Job:
 
     def confirmation(self, member):
         term, number = self.record.term, self.record.round
-        message = {"confirm": [[*term], number]}
-        return message | ({"store": STORE} if member == self.active[0] else {})
+        return Confirm(term, number, STORE if member == self.active[0] else None)
 
     def confirm(self, *members):
         """Let members confirm the round; by default, all that are active."""
         for member in members or self.active:
-            message = as_sent(self.confirmation(member))
-            self.coordinator.receive(member, message)
+            self.receive(member, self.confirmation(member))
         return self.sent()
 
     def all_at_work(self):
@@ -186,14 +207,10 @@ class Job:
         """Let another member say that it saw the end of their processes, in a round."""
         for member in members:
             witness = next(each for each in self.here if each != member)
-            present = {
-                "address": address(witness),
-                "term": [*self.record.term],
-                "round": self.record.round,
-                "done": False,
-                "gone": [member, self.record.round if number is None else number],
-            }
-            self.coordinator.receive(witness, {"present": present})
+            seen = member, self.record.round if number is None else number
+            known = {"term": self.record.term, "round": self.record.round}
+            present = Present(address(witness), done=False, gone=seen, **known)
+            self.receive(witness, present)
 
     def end(self, *members):
         """End the processes of members."""
@@ -204,18 +221,14 @@ class Job:
     def finish(self, *members):
         """Let members finish the round; return what was sent since the first one."""
         for member in members:
-            self.coordinator.receive(member, {"done": self.rounds.round})
+            self.receive(member, Done(self.rounds.round))
         return self.sent()
 
     def died(self, member, **changes):
         """Let the first worker of a member's node rank fail."""
         rank = 4 * self.active.index(member)
         worker = worker_failure(rank, **changes)
-        return self.send(
-            member,
-            died=wire.encode(worker),
-            round=self.rounds.round,
-        )
+        return self.send(member, Died(worker, self.rounds.round))
 
     def wait(self, seconds, *silent):
         """Let time pass until something is sent.
@@ -231,16 +244,10 @@ class Job:
             self.coordinator.tick()
             for member in [*self.here]:
                 if member not in silent:
-                    self.coordinator.receive(member, {"heartbeat": True})
+                    self.receive(member, Heartbeat(1.0))
             if sent := self.sent():
                 return second, sent
         return None
-
-
-PROTOCOL = {
-    *("welcome", "refused", "go", "over", "prepare", "record", "out", "heartbeat"),
-    *("finished", "failed", "report", "printed", "question", "replied", "answer"),
-}
 
 
 def to(connections, *messages):
@@ -249,17 +256,18 @@ def to(connections, *messages):
 
 
 def go(number):
-    return {"go": number, "store": STORE}
+    return Go(number, STORE)
 
 
 def prepared(sent):
     """Return the record of the round that was prepared, from what was sent."""
-    return shared("prepare", sent)
+    messages = [message for (message,) in sent.values()]
+    assert all(isinstance(message, Prepare) for message in messages)
+    return whole([message.record for message in messages])
 
 
-def shared(key, sent):
+def whole(found):
     """Return the record that was sent, in all its parts to those that need them."""
-    found = [wire.decode(Record, message[key]) for (message,) in sent.values()]
     most = max(found, key=lambda record: len(record.addresses))
     for each in found:
         assert replace(each, addresses=most.addresses) == most
@@ -268,33 +276,30 @@ def shared(key, sent):
 
 
 def replaced(number, *who, because=None):
-    cause = None if because is None else as_sent(wire.encode(because))
-    return {"replaced": [[*each] for each in who], "because": cause, "round": number}
+    return Replaced(who, number, because)
+
+
+def waiting(*members, seconds):
+    return Waiting(members, seconds, ())
 
 
 def welcome(number=0, age=(-1, (0, 0)), coordinator=0):
-    return {
-        "welcome": protocol.VERSION,
-        "round": number,
-        "age": as_sent(age),
-        "coordinator": coordinator,
-    }
+    return Welcome(number, age, coordinator)
 
 
 def certain(*out, takeovers=0, is_certain=True):
     """Return what all hear at the end: which nodes were out, and that it is the end."""
-    return {"out_at_end": [*out], "is_certain": is_certain, "takeovers": takeovers}
+    return Ended(out_at_end=out, is_certain=is_certain, takeovers=takeovers)
 
 
 def failed(job, sent):
     """Return why a job failed, and what else all members hear."""
     heard = {member: message for member, (message,) in sent.items()}
-    reports = {member: each.pop("reports", 0) for member, each in heard.items()}
-    assert [member for member in reports if reports[member]] == [job.reporter]
-    message, *others = heard.values()
+    assert [member for member, end in heard.items() if end.reports] == [job.reporter]
+    message, *others = [replace(each, reports=False) for each in heard.values()]
     assert all(other == message for other in others)
-    failure = message.pop("failed")
-    return wire.decode(Failure, failure), message
+    assert message.failure is not None
+    return message.failure, replace(message, failure=None)
 
 
 # --- a job that goes well -----------------------------------------------------------
@@ -312,11 +317,10 @@ def test_a_job_from_its_beginning_to_its_end():
     assert job.confirm(2, 0) == {}
     assert job.confirm(1) == to((0, 1, 2), go(0))
     assert job.finish(0, 2) == {}
-    end = {"finished": 0, **certain()}
-    assert job.send(1, done=0) == to(range(4), end)
+    assert job.send(1, Done(0)) == to(range(4), certain())
     for member in range(4):
         assert not job.coordinator.all_informed
-        assert job.send(member, bye=True) == {member: ["close"]}
+        assert job.send(member, Bye()) == {member: ["close"]}
     assert job.coordinator.all_informed
     assert job.events == []
 
@@ -331,23 +335,23 @@ def ended_early(end):
     else:
         job.coordinator.fail(Failure(Kind(end), (1,)))
     for member in range(3):
-        job.send(member, read=True)
-        job.send(member, bye=True)
+        job.send(member, Read())
+        job.send(member, Bye())
     return job
 
 
-@pytest.mark.parametrize(
-    ("end", "heard"), [("finished", "finished"), ("worker", "failed")]
-)
-def test_a_spare_that_comes_after_the_end_hears_of_it(end, heard):
+@pytest.mark.parametrize(("end", "kind"), [("finished", None), ("worker", Kind.WORKER)])
+def test_a_spare_that_comes_after_the_end_hears_of_it(end, kind):
     """Nobody else could tell it, and it would wait for the others."""
     job = ended_early(end)
     assert job.coordinator.expects_nodes
     assert not job.coordinator.all_informed
-    assert heard in {name for each in job.request(3, 3)[3] for name in each}
-    job.send(3, read=True)
+    (*_, heard) = job.request(3, 3)[3]
+    assert isinstance(heard, Ended)
+    assert (heard.failure and heard.failure.kind) is kind
+    job.send(3, Read())
     assert not job.coordinator.expects_nodes
-    job.send(3, bye=True)
+    job.send(3, Bye())
     assert job.coordinator.all_informed
 
 
@@ -368,7 +372,7 @@ def test_a_spare_that_was_there_is_not_waited_for():
     job.lose(3)
     job.finish(0, 1, 2)
     for member in range(3):
-        job.send(member, bye=True)
+        job.send(member, Bye())
     assert job.coordinator.all_informed
 
 
@@ -377,8 +381,7 @@ def test_it_starts_without_the_spare():
     assert prepared(job.come(0, 1, 2)).active == (0, 1, 2)
     assert job.confirm() == to((0, 1, 2), go(0))
     assert job.request(3, 3) == {3: [welcome(0, (0, (0, 0)))]}
-    (message,) = job.present(3)[3]
-    assert wire.decode(Record, message["record"]) == job.record
+    assert job.present(3) == {3: [job.record]}
     assert job.join(3) == {}
     assert job.is_running
 
@@ -391,15 +394,19 @@ def test_all_active_members_confirm_a_round(without):
     assert job.confirm(without) == to((0, 1, 2), go(0))
 
 
-@pytest.mark.parametrize(
-    "confirm", [None, [], [[0, 0], 1], [[0, 1], 0], [[1, 0], 0], [0, 0], 0]
-)
-def test_another_round_is_not_confirmed(confirm):
+@pytest.mark.parametrize(("term", "number"), [((0, 0), 1), ((0, 1), 0), ((1, 0), 0)])
+def test_another_round_is_not_confirmed(term, number):
     job = Job()
     job.come(0, 1, 2, 3)
     job.confirm(0, 2)
-    assert job.send(1, confirm=confirm) == {}
+    assert job.send(1, Confirm(term, number)) == {}
     assert job.confirm(1) == to((0, 1, 2), go(0))
+
+
+@pytest.mark.parametrize("confirm", [None, [], [0, 0], 0, {"term": [0], "round": 0}])
+def test_what_is_no_confirmation(confirm):
+    with pytest.raises(WireError):
+        wire.decode(FROM_AGENT, {"confirm": confirm})
 
 
 def test_nobody_confirms_before_the_round_is_prepared():
@@ -415,9 +422,15 @@ def test_node_rank_0_gives_the_address_of_the_workers_store():
     job = Job(Record((0, 0), -1, (2, 1, 0)))
     job.come(0, 1, 2)
     for member in (0, 1):
-        message = job.confirmation(member) | {"store": ["10.9.9.9", 1]}
-        job.send(member, **message)
+        job.send(member, replace(job.confirmation(member), store=("10.9.9.9", 1)))
     assert job.confirm(2) == to((0, 1, 2), go(0))
+
+
+def test_node_rank_0_confirms_with_the_address_of_the_workers_store():
+    job = Job()
+    job.come(0, 1, 2)
+    with pytest.raises(WireError, match="no store"):
+        job.send(0, replace(job.confirmation(0), store=None))
 
 
 def test_all_hear_where_a_member_is_that_may_have_to_take_over():
@@ -429,7 +442,7 @@ def test_all_hear_where_a_member_is_that_may_have_to_take_over():
     job.come(1)
     second, sent = job.wait(10)
     assert (second, sorted(sent)) == (1, [0, 1, 2, 3])
-    assert shared("record", sent) == job.record
+    assert whole([record for (record,) in sent.values()]) == job.record
     assert job.record.addresses == addresses(0, 1, 2, 3)
     assert job.wait(30) is None
 
@@ -439,25 +452,22 @@ def test_a_member_that_comes_while_workers_of_others_may_run():
     job = taken_over(1, 2, 3)
     job.restart(1, 2, 3)
     job.wait(3)
-    job.connect(0, term=[0, 0], round=1)
+    job.connect(0, term=(0, 0), round=1)
     job.wait(LEASE - 4)
     job.coordinator.tick()
     sent = job.sent()
     assert job.is_running
-    told = [m for messages in sent.values() for m in messages if "record" in m]
+    told = [m for messages in sent.values() for m in messages if type(m) is Record]
     assert told
-    assert all(0 in dict(message["record"]["addresses"]) for message in told)
+    assert all(0 in record.addresses for record in told)
 
 
 def test_those_that_may_have_to_take_over_know_where_all_are():
     job = Job(spares=2, nodes=7)
     sent = job.come(*range(7))
-    found = {
-        m: wire.decode(Record, message["prepare"]) for m, (message,) in sent.items()
-    }
-    for member, record in found.items():
+    for member, (message,) in sent.items():
         known = range(7) if member < 3 else range(3)
-        assert record.addresses == addresses(*known)
+        assert message.record.addresses == addresses(*known)
 
 
 def test_nobody_needs_to_hear_of_another_spare():
@@ -472,7 +482,7 @@ def test_nobody_needs_to_hear_of_another_spare():
 def test_members_that_are_out_do_not_take_over():
     job = Job()
     job.connect(0, 1, 2, 3)
-    job.send(1, unhealthy=UNFIT)
+    job.send(1, Unhealthy(UNFIT))
     job.join(0, 2, 3)
     job.confirm()
     assert job.wait(10) is None
@@ -480,7 +490,7 @@ def test_members_that_are_out_do_not_take_over():
 
 WRONG = {
     "address": [
-        *(None, ["n1"], ["n1", "ssh"], ["n1", 70000], ["n1", -1], ["n1", True]),
+        *(["n1"], ["n1", "ssh"], ["n1", 70000], ["n1", -1], ["n1", True]),
         *(["n1..cluster", 4000], ["n1\0", 4000], ["", 4000], [1, 4000]),
     ],
     "term": [None, [1]],
@@ -493,18 +503,16 @@ WRONG = {
     ("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]]
 )
 def test_what_no_member_says(name, value):
-    job = Job()
-    job.request(1, 1)
+    present = wire.encode(Present(address(1), done=False, term=(0, 0), round=-1))
+    assert wire.decode(FROM_AGENT, {"present": present})
     with pytest.raises(WireError):
-        job.present(1, **{name: value})
+        wire.decode(FROM_AGENT, {"present": present | {name: value}})
 
 
 @pytest.mark.parametrize("value", [None, 1, "n1", [], {}])
 def test_what_is_no_member(value):
-    job = Job()
-    job.request(1, 1)
-    with pytest.raises(WireError, match="not a member"):
-        job.send(1, present=value)
+    with pytest.raises(WireError):
+        wire.decode(FROM_AGENT, {"present": value})
 
 
 def test_a_member_that_does_not_say_where_it_is_takes_no_part():
@@ -526,7 +534,7 @@ SILENT = {member: Failure(Kind.SILENT, (member,), code=SILENCE) for member in ra
 def test_a_spare_takes_the_place_of_a_member_that_is_lost(member):
     job = Job().all_at_work()
     left = [each for each in range(4) if each != member]
-    assert job.lose(member) == to(left, {"over": 0}) | {member: ["close"]}
+    assert job.lose(member) == to(left, Over(0, hangs=False)) | {member: ["close"]}
     job.gone(member)
     expected = tuple(3 if rank == member else rank for rank in range(3))
     record = prepared(job.join(*left))
@@ -559,10 +567,10 @@ def let_be_silent(job, member):
             Job.lose,
             LEASE,
             LOST[1],
-            [{"leased": [1], "left": LEASE - 10}],  # once
+            [Leased((1,), LEASE - 10)],  # once
         ),
         # It has ended its workers, or is about to.
-        (let_be_silent, KILL, SILENT[1], [{"silent": [1], "left": SILENCE - 30}]),
+        (let_be_silent, KILL, SILENT[1], [Silent((1,), 30, SILENCE - 30)]),
     ],
 )
 def test_the_workers_of_a_member_that_cannot_be_asked_have_time_to_end(
@@ -636,7 +644,7 @@ def test_an_active_member_that_connects_anew_begins_another_round():
     sent = job.request("again", 1)
     assert sent[1] == ["close"]
     assert sent["again"][0] == welcome(1, (0, (0, 0)))
-    assert sent[0] == sent[2] == sent[3] == [{"over": 0}]
+    assert sent[0] == sent[2] == sent[3] == [Over(0, hangs=False)]
 
 
 def test_a_member_that_is_lost_before_the_round_begins():
@@ -670,8 +678,8 @@ def test_a_spare_takes_the_place_of_a_member_that_does_not_come():
     assert prepared(sent).active == (0, 3, 2)
     assert job.confirm() == to((0, 3, 2), go(0))
     assert job.events == [
-        {"waiting": [1], "seconds": 10, "beside": []},
-        {"waiting": [1], "seconds": 40, "beside": []},
+        waiting(1, seconds=10),
+        waiting(1, seconds=40),
         replaced(0, (1, 1, 3)),
     ]
 
@@ -781,12 +789,12 @@ def test_a_member_that_is_not_well():
     job = Job()
     job.connect(0, 1, 2, 3)
     job.join(0, 2, 3)
-    sent = job.send(1, unhealthy=UNFIT)
-    assert sent.pop(1)[0] == {"out": UNFIT}
+    sent = job.send(1, Unhealthy(UNFIT))
+    assert sent.pop(1)[0] == Excluded(1, UNFIT)
     assert job.record.active == (0, 3, 2)
     assert job.confirm() == to((0, 3, 2), go(0))
     assert job.events == [
-        {"excluded": 1, "because": UNFIT},
+        Excluded(1, UNFIT),
         replaced(0, (1, 1, 3)),
     ]
 
@@ -795,13 +803,13 @@ def test_a_member_that_is_not_well_after_a_restart():
     job = Job().all_at_work()
     job.died(2, text="RuntimeError: CUDA error")
     job.join(0, 2, 3)
-    job.send(1, unhealthy=UNFIT)
+    job.send(1, Unhealthy(UNFIT))
     assert job.record.active == (0, 3, 2)
     # Its workers have ended: else it would not have looked.
     assert job.confirm() == to((0, 3, 2), go(1))
     because = worker_failure(8, node=2, text="RuntimeError: CUDA error")
     assert job.events == [
-        {"excluded": 1, "because": UNFIT},
+        Excluded(1, UNFIT),
         replaced(1, (1, 1, 3), because=because),
     ]
 
@@ -810,7 +818,7 @@ def test_a_spare_that_is_not_well_takes_no_place():
     job = Job(spares=2, nodes=5)
     job.connect(*range(5))
     job.join(0, 1, 2, 4)
-    job.send(3, unhealthy=UNFIT)
+    job.send(3, Unhealthy(UNFIT))
     job.confirm()
     job.end(1)
     assert job.restart(0, 2, 4) == to((0, 4, 2), go(1))
@@ -819,30 +827,30 @@ def test_a_spare_that_is_not_well_takes_no_place():
 def test_too_many_are_not_well():
     job = Job()
     job.connect(0, 1, 2, 3)
-    job.send(1, unhealthy="its disk is full")
-    sent = job.send(3, unhealthy=UNFIT)
-    assert sent.pop(3)[0] == {"out": UNFIT}
+    job.send(1, Unhealthy("its disk is full"))
+    sent = job.send(3, Unhealthy(UNFIT))
+    assert sent.pop(3)[0] == Excluded(3, UNFIT)
     expected = Failure(Kind.EXCLUDED, (1, 3), text=UNFIT)
     assert job.coordinator.rounds.failure == expected
     (message,) = sent[2]
-    assert wire.decode(Failure, message["failed"]) == expected
-    assert message["out_at_end"] == [1, 3]
+    assert message.failure == expected
+    assert message.out_at_end == (1, 3)
 
 
 def test_what_cannot_be_printed_of_a_reason():
     job = Job()
     job.connect(0, 1)
-    job.send(1, unhealthy="\x1b[2J" + 500 * "x")
+    job.send(1, Unhealthy("\x1b[2J" + 500 * "x"))
     assert job.record.excluded == {1: " [2J" + 196 * "x"}
 
 
 def test_a_member_that_is_out_hears_so_when_it_comes_back():
     job = Job()
     job.connect(0, 1, 2, 3)
-    job.send(1, unhealthy=UNFIT)
+    job.send(1, Unhealthy(UNFIT))
     job.lose(1)
     job.request(1, 1)
-    assert {"out": UNFIT} in job.present(1)[1]
+    assert Excluded(1, UNFIT) in job.present(1)[1]
 
 
 def test_a_member_that_was_lost_twice_is_out():
@@ -854,11 +862,11 @@ def test_a_member_that_was_lost_twice_is_out():
         assert spare in job.active
         job.request(member, member)
         out = "it was lost 2 times"
-        heard = {"out": out} in job.present(member)[member]
+        heard = Excluded(member, out) in job.present(member)[member]
         assert heard is (number == 3)
         assert job.record.excluded == ({1: out} if number == 3 else {})
         job.join(member)
-    assert job.events[-1] == {"excluded": 1, "because": out}
+    assert job.events[-1] == Excluded(1, out)
 
 
 # --- nodes on which workers fail ----------------------------------------------------
@@ -876,11 +884,10 @@ def fail_on(job, member):
 
 def test_a_worker_that_fails_is_a_restart_for_all():
     job = Job().all_at_work()
-    assert job.died(1) == to(range(4), {"over": 0})
+    assert job.died(1) == to(range(4), Over(0, hangs=False))
     assert prepared(job.join(3, 0, 1, 2)).active == (0, 1, 2)
     assert job.confirm() == to((0, 1, 2), go(1))
-    because = as_sent(wire.encode(worker_failure(4)))
-    assert job.events == [{"restart": 1, "because": because}]
+    assert job.events == [Restart(1, worker_failure(4))]
 
 
 def test_a_node_that_is_the_first_to_fail_in_two_rounds_is_out():
@@ -888,10 +895,10 @@ def test_a_node_that_is_the_first_to_fail_in_two_rounds_is_out():
     fail_on(job, 1)
     assert (job.active, job.record.suspect) == ((0, 1, 2), 1)
     sent = fail_on(job, 1)
-    assert {"out": BLAMED} in sent[1]
+    assert Excluded(1, BLAMED) in sent[1]
     assert job.active == (0, 3, 2)
     assert job.record.excluded == {1: BLAMED}
-    assert job.events[1] == {"excluded": 1, "because": BLAMED}
+    assert job.events[1] == Excluded(1, BLAMED)
 
 
 def test_two_nodes_that_fail_in_turns_are_not_blamed():
@@ -914,8 +921,8 @@ def test_a_script_that_fails_on_the_next_node_too():
     fail_on(job, 1)
     fail_on(job, 1)
     sent = fail_on(job, 3)
-    assert {"out": ""} in sent[1]
-    assert {"excluded": 1, "because": ""} in job.events
+    assert Excluded(1, "") in sent[1]
+    assert Excluded(1, "") in job.events
     assert (job.record.excluded, job.record.script_faults) == ({}, (1,))
     for _ in range(2):
         fail_on(job, 3)
@@ -929,7 +936,7 @@ def test_the_first_worker_that_fails_counts():
         job.died(2, text="RuntimeError: Connection closed by peer")
         worker = worker_failure(4, text="ValueError: bad batch 17")
         number = job.rounds.round - 1
-        job.send(1, died=wire.encode(worker), round=number)
+        job.send(1, Died(worker, number))
         job.restart(3, 0, 1, 2)
     assert (job.active, job.record.excluded) == ((0, 3, 2), {1: BLAMED})
 
@@ -966,7 +973,7 @@ def test_a_member_that_has_finished_may_go():
     job.finish(1)
     job.lose(1)
     assert job.is_running
-    assert job.finish(0, 2) == to((0, 2, 3), {"finished": 0, **certain(1)})
+    assert job.finish(0, 2) == to((0, 2, 3), certain(1))
 
 
 def test_a_round_that_runs_may_end_without_those_that_have_ended():
@@ -975,7 +982,7 @@ def test_a_round_that_runs_may_end_without_those_that_have_ended():
     job.end(2)
     job.finish(0)
     job.end(0)
-    assert job.finish(1) == {1: [{"finished": 0, **certain(0, 2)}]}
+    assert job.finish(1) == {1: [certain(0, 2)]}
 
 
 @pytest.mark.parametrize("member", [0, 1])
@@ -992,9 +999,8 @@ def test_nodes_that_were_lost_are_named_at_the_end():
     job = Job(spares=2, nodes=5).all_at_work()
     job.end(1)
     job.restart(0, 2, 3, 4)
-    job.send(4, unhealthy=UNFIT)
-    end = {"finished": 1, **certain(1, 4)}
-    assert job.finish(0, 3, 2) == to((0, 2, 3, 4), end)
+    job.send(4, Unhealthy(UNFIT))
+    assert job.finish(0, 3, 2) == to((0, 2, 3, 4), certain(1, 4))
 
 
 @pytest.mark.parametrize("coordinator", [0, 2])
@@ -1008,7 +1014,7 @@ def test_nodes_that_were_never_there_are_not_bad():
     job = Job()
     job.connect(0, 1)
     given_up = Failure(Kind.AGENT, (0,), text="why")
-    sent = job.send(0, failed=wire.encode(given_up))
+    sent = job.send(0, GaveUp(given_up))
     assert failed(job, sent) == (given_up, certain())
 
 
@@ -1022,7 +1028,7 @@ def test_a_member_is_lost_and_no_restart_is_left(lost):
 
 def test_an_agent_that_wants_another_restart():
     job = Job().all_at_work()
-    assert job.join(1) == to(range(4), {"over": 0})
+    assert job.join(1) == to(range(4), Over(0, hangs=False))
     job.join(0, 2)
     assert job.confirm() == to((0, 1, 2), go(1))
 
@@ -1045,7 +1051,7 @@ def connect_all(job, *members, record=BEFORE):
     for member in members:
         expected = welcome(2, (1, (0, 0)), 1)
         assert job.request(member, member) == {member: [expected]}
-        assert job.present(member, term=[*record.term], round=record.round) == {}
+        assert job.present(member, term=record.term, round=record.round) == {}
 
 
 def test_another_member_takes_over():
@@ -1161,8 +1167,7 @@ def test_a_later_round_hides_no_earlier_one_that_another_coordinator_may_begin()
     job.roster.record = replace(job.record, round=another.round + 1)
     for member in (3, 4):
         job.request(member, member)
-        record = as_sent(wire.encode(another))
-        job.present(member, term=[1, 2], round=another.round, record=record)
+        job.present(member, term=(1, 2), round=another.round, record=another)
     sent = job.join(3, 4)
     assert prepared(sent).leased == (1, 2)
     assert prepared(sent).round > another.round
@@ -1188,7 +1193,7 @@ def test_a_member_that_has_not_confirmed_is_asked_again():
     assert (second, [*sent]) == (5, [1])
     assert prepared(sent) == job.record
     job.wait(5)
-    assert {"waiting": [1], "seconds": 10, "beside": []} in job.events
+    assert waiting(1, seconds=10) in job.events
     assert job.confirm(1) == to((0, 1, 2), go(0))
 
 
@@ -1202,7 +1207,7 @@ def test_another_node_than_the_first_coordinates_from_the_beginning():
     """Slurm 26.05 numbers tasks by topology. Node 0 is only late."""
     job = Job(coordinator=1)
     assert job.come(1, 2, 3) == {}
-    assert job.coordinator.rounds.ending["takeovers"] == 0
+    assert job.coordinator.rounds.ending.takeovers == 0
     assert prepared(job.come(0)).active == (0, 1, 2)
 
 
@@ -1214,7 +1219,7 @@ def test_a_second_agent_of_a_silent_member():
     job.coordinator.tick()
     sent = job.sent()
     assert "close" in sent[2]
-    assert "welcome" in sent["second"][0]
+    assert isinstance(sent["second"][0], Welcome)
     job.lose("second")
     assert job.coordinator.rounds.failure is None
 
@@ -1223,32 +1228,31 @@ def test_a_member_comes_when_the_job_has_ended():
     job = Job().all_at_work()
     job.lose(3)
     job.finish(0, 1, 2)
-    end = {"finished": 0, **certain()}
-    assert job.request(3, 3) == {3: [welcome(0, (0, (0, 0))), end]}
+    assert job.request(3, 3) == {3: [welcome(0, (0, (0, 0))), certain()]}
 
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_node_that_gives_up_is_replaced(is_new):
     """Its own fault: a full disk, a GPU that is missing."""
-    given_up = wire.encode(Failure(Kind.AGENT, (1,), text="HPC012 no GPU"))
+    given_up = Failure(Kind.AGENT, (1,), text="HPC012 no GPU")
     job = Job()
     job.connect(0, 2, 3)
     if is_new:  # it connects only to say so
-        job.request(1, 1, failed=given_up)
+        job.request(1, 1, failed=wire.encode(given_up))
     else:
         job.connect(1)
-    (*_, told) = job.send(1, failed=given_up)[1]
-    assert told["failed"] == as_sent(given_up)
+    (*_, told) = job.send(1, GaveUp(given_up))[1]
+    assert told == Ended(given_up, is_certain=False)
     assert job.coordinator.rounds.failure is None
     assert prepared(job.join(0, 2, 3)).active == (0, 3, 2)
-    assert job.events == [{"excluded": 1, "because": "HPC012 no GPU"}]
+    assert job.events == [Excluded(1, "HPC012 no GPU")]
 
 
 def test_two_nodes_give_up_and_there_is_one_spare():
     job = Job().all_at_work()
     for member in (3, 2):
         given_up = Failure(Kind.AGENT, (member,), text="no space left")
-        job.send(member, failed=wire.encode(given_up))
+        job.send(member, GaveUp(given_up))
     assert job.coordinator.rounds.failure == given_up
 
 
@@ -1257,7 +1261,7 @@ def test_a_replaced_member_comes_back_that_had_finished():
     job.end(1)
     job.restart(0, 2, 3)
     assert job.is_running
-    job.connect(1, term=[0, 0], round=0, done=True)
+    job.connect(1, term=(0, 0), round=0, done=True)
     assert job.coordinator.rounds.failure is None
     assert 1 in job.record.excluded
 
@@ -1281,7 +1285,7 @@ def test_no_restart_is_left_for_a_takeover():
 def test_the_term_is_above_all_that_were_confirmed(term):
     """Another one may have tried to take over."""
     job = taken_over(1, 2)
-    job.connect(3, term=[*term], round=1)
+    job.connect(3, term=term, round=1)
     record = prepared(job.join(1, 2, 3))
     assert record.term == (term if term[1] == 1 else (term[0] + 1, 1))
     assert record.round == 2
@@ -1291,9 +1295,9 @@ def test_a_member_knows_of_a_newer_round():
     """This one was cut off while it began."""
     newer = replace(BEFORE, term=(2, 3), round=4, active=(1, 3, 2), losses={1: 1, 0: 1})
     job = taken_over(1)
-    job.connect(3, term=[2, 3], round=4, record=as_sent(wire.encode(newer)))
+    job.connect(3, term=(2, 3), round=4, record=newer)
     assert replace(job.record, losses=newer.losses) == newer
-    job.connect(2, term=[2, 3], round=4)
+    job.connect(2, term=(2, 3), round=4)
     record = prepared(job.join(1, 2, 3))
     assert (record.term, record.round, record.active) == ((3, 1), 5, (1, 3, 2))
     assert job.confirm() == {}  # what it knew itself of member 0 counts, too
@@ -1303,7 +1307,7 @@ def test_a_member_knows_of_a_newer_round():
 def test_members_of_a_newer_round_have_time_to_end_their_workers():
     newer = replace(BEFORE, term=(2, 3), round=4, active=(0, 3, 1))
     job = taken_over(1, 2)
-    job.connect(3, term=[2, 3], round=4, record=as_sent(wire.encode(newer)))
+    job.connect(3, term=(2, 3), round=4, record=newer)
     assert prepared(job.join(1, 2, 3)).active == (2, 3, 1)
     assert job.confirm() == {}  # member 0 may be at work in the newer one
     assert job.wait(2 * LEASE) == (LEASE, to((2, 3, 1), go(5)))
@@ -1314,15 +1318,14 @@ def test_a_record_that_is_not_newer_changes_nothing(known):
     job = taken_over(1, 2)
     before = job.record
     assert before.losses == {1: 1, 0: 1}
-    job.connect(3, round=known.round, record=as_sent(wire.encode(known)))
+    job.connect(3, round=known.round, record=known)
     assert replace(job.record, addresses=before.addresses) == before
 
 
 def test_a_member_that_knows_less_hears_of_it():
     job = taken_over()
     job.request(2, 2)
-    (message,) = job.present(2, round=0)[2]
-    known = wire.decode(Record, message["record"])
+    (known,) = job.present(2, round=0)[2]
     assert replace(known, addresses={}) == replace(job.record, addresses={})
 
 
@@ -1343,11 +1346,11 @@ def test_who_is_lost_at_once_is_not_reported_as_silent():
     """The second that tells it comes late."""
     job = Job().all_at_work()
     job.coordinator.tick(SILENCE - 11)
-    job.coordinator.receive(0, {"heartbeat": 1.0})
+    job.receive(0, Heartbeat(1.0))
     job.coordinator.tick(12)
     job.sent()
     assert not job.is_running
-    assert not [event for event in job.events if "silent" in event]
+    assert not [event for event in job.events if isinstance(event, Silent)]
 
 
 def test_time_for_workers_to_end_is_counted_in_ticks():
@@ -1357,7 +1360,7 @@ def test_time_for_workers_to_end_is_counted_in_ticks():
     job.restart(0, 2, 3)
     job.coordinator.tick(SILENCE - 1)
     for member in (0, 2, 3):
-        job.coordinator.receive(member, {"heartbeat": 1.0})
+        job.receive(member, Heartbeat(1.0))
     assert job.wait(LEASE - 2) is None
     assert job.wait(1) is not None
 
@@ -1365,13 +1368,19 @@ def test_time_for_workers_to_end_is_counted_in_ticks():
 def test_the_coordinator_says_what_it_heard_last():
     job = Job()
     job.come(0)
-    for said, expected in [(True, True), (5.5, 5.5), ("x", 5.5), (7, 5.5), (9.5, 9.5)]:
-        job.coordinator.receive(0, {"heartbeat": said})
+    for said in (0.0, 5.5, 7, 9.5):
+        job.receive(0, Heartbeat(said))
         job.coordinator.outbox.clear()
         for _ in range(HEARTBEAT_INTERVAL):
             job.coordinator.tick()
-        heard = [m["heartbeat"] for _, m in job.coordinator.outbox if "heartbeat" in m]
-        assert heard == [expected]
+        sent = [message for _, message in job.coordinator.outbox]
+        assert [m for m in sent if isinstance(m, Heartbeat)] == [Heartbeat(said)]
+
+
+@pytest.mark.parametrize("said", [True, "x", None])
+def test_what_is_no_heartbeat(said):
+    with pytest.raises(WireError):
+        wire.decode(FROM_AGENT, {"heartbeat": {"seconds": said}})
 
 
 @pytest.mark.parametrize(("is_end", "waits"), [(True, False), (False, True)])
@@ -1384,8 +1393,8 @@ def test_an_end_of_file_is_the_end_of_a_process_and_a_reset_is_silence(is_end, w
 
 def test_a_member_that_says_good_bye_has_no_workers():
     job = Job().all_at_work()
-    job.send(1, failed=wire.encode(Failure(Kind.AGENT, (1,), text="no disk")))
-    job.send(1, bye=True)
+    job.send(1, GaveUp(Failure(Kind.AGENT, (1,), text="no disk")))
+    job.send(1, Bye())
     assert job.restart(0, 2, 3) == to((0, 3, 2), go(1))
 
 
@@ -1395,7 +1404,7 @@ def test_an_end_that_was_seen_counts_no_more_when_a_later_round_is_known():
     assert job.absent == {2, 3}
     later = replace(BEFORE, round=2, active=(0, 3, 2))
     job.request(2, 2)
-    job.present(2, round=2, record=as_sent(wire.encode(later)))
+    job.present(2, round=2, record=later)
     assert job.absent == {0, 3}
 
 
@@ -1409,6 +1418,6 @@ def test_a_member_alone_that_is_out_gives_up():
     """No round was formed yet: it waits for the others, but not forever."""
     job = Job()
     job.come(0)
-    job.send(0, unhealthy=UNFIT)
+    job.send(0, Unhealthy(UNFIT))
     second, sent = job.wait(2 * JOIN)
-    assert (second, sent[0][-1]["failed"]["kind"]) == (JOIN, "missing")
+    assert (second, sent[0][-1].failure.kind) == (JOIN, Kind.MISSING)

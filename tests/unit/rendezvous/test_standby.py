@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import loopback
 import pytest
+from members import as_sent
 
-from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.member import Member
-from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.rendezvous.policy import first_record
-from torchrun_hpc.rendezvous.protocol import CLOSE, RESET, Settings
-from torchrun_hpc.rendezvous.record import Record
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    Close,
+    Ended,
+    Present,
+    Read,
+    Settings,
+    Standby,
+    Welcome,
+)
+from torchrun_hpc.rendezvous.record import Record, first_record
+from torchrun_hpc.rendezvous.rounds import Phase
 
 SETTINGS = Settings("mine", 4, 1, 40, 9, 200, 1, spare_after=60, kill=5)
 FAILURE = Failure(Kind.SIGNAL, (1,), code=15)
@@ -25,9 +33,8 @@ def address(member):
 
 def make_standby(record=None):
     """Return what member 1 of four answers."""
-    record = record or first_record(4, 1, 0)
-    hints = {member: address(member) for member in range(4)}
-    member = Member(1, address(1), record, hints)
+    member = Member(1, record or first_record(4, 1, 0))
+    member.listens(address(1), {member: address(member) for member in range(4)})
     return Coordinator(SETTINGS, member), member
 
 
@@ -48,7 +55,10 @@ def request_of(member, **changes):
 
 def sent(standby):
     """Return what was sent since the last time, and forget it as a server does."""
-    found = [*standby.outbox]
+    found = [
+        (to, each if isinstance(each, Close) else as_sent(each, FROM_COORDINATOR))
+        for to, each in standby.outbox
+    ]
     standby.outbox.clear()
     return found
 
@@ -59,9 +69,9 @@ def here(standby):
 
 def connect(standby, member):
     """Let a member connect, as a coordinator of which this one knows nothing."""
-    standby.receive(member, request_of(member))
-    where = {"address": address(member), "done": False}
-    standby.receive(member, {"present": {**where, "term": [0, 0], "round": -1}})
+    standby.request(member, request_of(member))
+    present = Present(address(member), done=False, term=(0, 0), round=-1)
+    standby.receive(member, as_sent(present, FROM_AGENT))
     return sent(standby)
 
 
@@ -73,9 +83,8 @@ def connect(standby, member):
 def test_it_answers_whom_it_follows(asks, follows):
     standby, own = make_standby()
     own.follows = follows
-    standby.receive("peer", request_of(2, asks=asks))
-    answer = {"standby": [follows, False, False]}
-    assert sent(standby) == [("peer", answer), ("peer", CLOSE)]
+    standby.request("peer", request_of(2, asks=asks))
+    assert sent(standby) == [("peer", Standby(follows)), ("peer", Close.CLOSE)]
     assert sent(standby) == []
 
 
@@ -98,7 +107,7 @@ def test_nothing_happens_without_a_coordinator():
 def test_it_accepts_members():
     standby = coordinating()
     ((connection, welcome),) = connect(standby, 2)
-    assert (connection, welcome["welcome"]) == (2, protocol.VERSION)
+    assert (connection, welcome) == (2, Welcome(0, (-1, (0, 0)), 1))
     assert here(standby) == [2]
     assert not standby.all_informed
 
@@ -106,9 +115,9 @@ def test_it_accepts_members():
 @pytest.mark.parametrize("has_quorum", [False, True])
 def test_it_answers_that_it_coordinates(has_quorum):
     standby = coordinating(*range(3 if has_quorum else 2), follows=1)
-    standby.receive("peer", request_of(3, asks=True))
-    answer = {"standby": [1, True, has_quorum]}
-    assert sent(standby) == [("peer", answer), ("peer", CLOSE)]
+    standby.request("peer", request_of(3, asks=True))
+    answer = Standby(1, coordinates=True, has_quorum=has_quorum)
+    assert sent(standby) == [("peer", answer), ("peer", Close.CLOSE)]
     assert 3 not in here(standby)
 
 
@@ -116,7 +125,7 @@ def test_it_is_asked_to_coordinate_twice():
     standby = coordinating(2)
     standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
     assert here(standby) == [2]
-    assert standby.rounds.roster.record.round == -1
+    assert standby.rounds.record.round == -1
 
 
 def test_the_end_of_a_connection():
@@ -134,16 +143,17 @@ def test_time_passes_for_the_coordinator():
     assert here(standby) == []
     member, last = sent(standby)[-1]
     assert member == 2
-    assert last is RESET
+    assert last is Close.RESET
 
 
 def test_it_ends_the_job():
     standby = coordinating(2)
     standby.fail(FAILURE)
     ((_, message),) = sent(standby)
-    assert message["failed"] == wire.encode(FAILURE)
+    assert isinstance(message, Ended)
+    assert message.failure == FAILURE
     assert not standby.all_informed
-    standby.receive(2, {"read": True})
+    standby.receive(2, as_sent(Read(), FROM_AGENT))
     assert standby.all_informed
 
 
@@ -188,12 +198,12 @@ def test_it_should_step_down():
     assert standby.step_down()
     left = sent(standby)
     assert sorted(member for member, _ in left) == [1, 2]
-    assert all(message is RESET for _, message in left)  # its process has not ended
+    assert {message for _, message in left} == {Close.RESET}  # its process lives
     assert standby.rounds.phase is Phase.STANDBY
     for member in (1, 2):
         standby.disconnected(member)
-    standby.receive("peer", request_of(2))
-    assert sent(standby)[0] == ("peer", {"standby": [None, False, False]})
+    standby.request("peer", request_of(2))
+    assert sent(standby)[0] == ("peer", Standby())
 
 
 def test_it_does_not_step_down_when_enough_are_here():
@@ -210,4 +220,4 @@ def test_it_coordinates_again():
     sent(standby)
     standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
     assert here(standby) == []
-    assert standby.rounds.roster.record.round == 5
+    assert standby.rounds.record.round == 5
