@@ -33,6 +33,7 @@ from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.rendezvous.client import Listener
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.protocol import Settings
 from torchrun_hpc.schedulers.job import Task
@@ -129,7 +130,7 @@ def met(nodes: int, rank: int) -> Iterator[tuple[SimulatedNode, Client]]:
     node = SimulatedNode(here, Wishes(), {})
     settings = Settings("doctor", nodes, 0, silence_timeout=3600, join_timeout=3600)
     connection = Connection(
-        here.tasks_meeting, settings, {}, lambda _: None, replies=node.replies
+        here.tasks_meeting, settings, {}, Listener(), replies=node.replies
     )
     node.key = connection.key
     try:

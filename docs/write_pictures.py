@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from torchrun_hpc.rendezvous.phases import NEXT, Phase
+from torchrun_hpc.rendezvous.rounds import NEXT, Phase
 
 FOLDER = Path(__file__).parent / "images"
 
@@ -129,7 +129,7 @@ STEP = 13  # between two of them
 def phases() -> str:
     """Draw the phases, and which may follow which: on the right, what comes later."""
     order, content = list(PHASES), ""
-    only_spares = (Phase.STANDBY, Phase.SEEK, Phase.CONFIRM)
+    only_spares = (Phase.STANDBY, Phase.SEEK)
     height = 0
     for number, phase in enumerate(order):
         suffix = " (with spares)" if phase in only_spares else ""

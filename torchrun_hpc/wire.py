@@ -33,7 +33,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 _T = TypeVar("_T")
 
 _DIGITS = 20  # of a 64-bit integer with its sign
-_MOST_PLACES = 2**22
+_MOST_PLACES = 2**20
 _FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -115,7 +115,7 @@ def decode(kind: type[_T], data: object) -> _T:
 
 
 def _words(kind: Any) -> str:
-    name = getattr(kind, "__name__", "message")
+    name = kind.__name__ if isinstance(kind, type) else "message"
     return re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower()
 
 
@@ -219,7 +219,8 @@ def _annotated(_: Any, kind: Any, how: Any) -> _Form:
 
 def _union(_: Any, *kinds: Any) -> _Form:
     if types.NoneType in kinds:
-        return _optional(kinds[0])
+        (kind,) = (each for each in kinds if each is not types.NoneType)
+        return _optional(kind)
     tags = {kind: _words(kind).replace(" ", "_") for kind in kinds}
     forms = {tag: _form(kind) for kind, tag in tags.items()}
 
@@ -290,8 +291,12 @@ Plain = Annotated[Any, _Form(lambda data: data)]
 
 def _from_places(data: Any) -> tuple[int, ...]:
     size, others = _list(data)
-    numbers = [*range(min(_any_int(size), _MOST_PLACES))]
+    if not 0 <= _any_int(size) <= _MOST_PLACES:
+        raise ValueError
+    numbers = [*range(size)]
     for place, number in others:
+        if _any_int(place) < 0:
+            raise ValueError
         numbers[place] = _any_int(number)
     return tuple(numbers)
 

@@ -30,8 +30,10 @@ from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
+    Confirm,
     Ended,
     Heartbeat,
+    Join,
     JoinRequest,
     Settings,
     Standby,
@@ -358,11 +360,12 @@ class Raw:
         self._socket.sendall(data)
 
     def send_message(self, message):
-        """Send a message; plain data, as a request, as they are."""
-        is_plain = isinstance(message, dict)
-        self.send(
-            wire.to_line(message if is_plain else wire.encode(message, FROM_AGENT))
-        )
+        """Send a message, or plain data as they are."""
+        if not isinstance(message, dict):
+            data = wire.encode(message, FROM_AGENT)
+            assert wire.decode(FROM_AGENT, json.loads(json.dumps(data))) == message
+            message = data
+        self.send(wire.to_line(message))
 
     def request(self, rank, **changes):
         self.prove(**request_of(rank, **changes))
@@ -376,6 +379,13 @@ class Raw:
         steps = self._secret.call((HERE, self._port), request)
         self.send_message(next(steps))
         return steps.send(self.receive())
+
+    def take_part(self):
+        """Take part in the first round, without the store; return its `Go`."""
+        self.send_message(Join())
+        record = self.receive().record
+        self.send_message(Confirm(record.term, record.round))
+        return self.receive()
 
     def receive(self):
         """Return the next message but heartbeats, or a proof; None at the end."""

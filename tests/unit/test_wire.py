@@ -364,6 +364,33 @@ def test_what_is_for_who_asked_arrives_as_it_is(value):
     assert json.dumps(arrived) == json.dumps(value)
 
 
+@given(st.permutations(range(9)) | st.lists(INTEGERS))
+def test_any_places_arrive_as_they_were_sent(numbers):
+    sent = wire.to_line(wire.encode(numbers, wire.Places))
+    assert wire.decode(wire.Places, wire.from_json(sent)) == tuple(numbers)
+
+
+def test_numbers_that_are_their_own_places_need_few_bytes():
+    assert wire.encode(range(10_000), wire.Places) == [10_000, []]
+    assert wire.encode((0, 7, 2), wire.Places) == [3, [(1, 7)]]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(None, 1, "", {}, [], [1], [1, [], 2], [[], 1], {"1": []}),
+        *([None, []], [True, []], [1.0, []], ["1", []], [1, None], [1, 1]),
+        *([1, [0]], [1, [[0]]], [1, [[0, 1, 2]]], [1, [[0, "1"]]], [1, [[0, True]]]),
+        *([1, [["0", 1]]], [1, [[None, 1]]], [1, [[1, 1]]], [0, [[0, 0]]]),
+        *([2**63, []], [2**20 + 1, []], [-1, []], [3, [[-1, 7]]], [3, [[True, 7]]]),
+    ],
+    ids=str,
+)
+def test_what_has_no_places(data):
+    with pytest.raises(WireError):
+        pytest.fail(str(wire.decode(wire.Places, data)))
+
+
 def test_nothing_for_who_asked_is_none():
     assert wire.decode(Wrapped, {}) == Wrapped(None)
 

@@ -30,6 +30,7 @@ from torchrun_hpc.rendezvous.messages import News, Suspended
 from torchrun_hpc.rendezvous.protocol import (
     SUSPENDED,
     Answer,
+    Ask,
     Asked,
     Bye,
     Died,
@@ -166,7 +167,7 @@ class State:
     def joining(self) -> State:
         """Return what the agent knows when it joins the next round.
 
-        What is prepared belongs to a later round.
+        A prepared round is a later one, so keep it.
         """
         fresh = replace(self, go=None, own_failure=None, is_over=False, hangs=False)
         return replace(fresh, wanted=self.next_round)
@@ -191,8 +192,9 @@ class State:
                 return replace(self, is_accepted=True, failure=failure, ending=message)
             case Printed():
                 return replace(self, is_reported=True)
-            case Answer():
-                return replace(self, answer=message)
+            case Answer(number=number):  # an earlier request's answer may be late
+                is_late = self.answer is not None and number < self.answer.number
+                return self if is_late else replace(self, answer=message)
             case Replied(number=number, node=node) if number in self.replies:
                 own = {**self.replies[number], node: message.of}
                 return replace(self, replies={**self.replies, number: own})
@@ -282,10 +284,10 @@ class Client:
         """The nodes with workers, by node rank."""
         return self.member.record.active
 
-    def ask(self, request: Callable[[int], StoreRequest], timeout: float) -> Any:
+    def ask(self, request: StoreRequest, timeout: float) -> Any:
         """Ask the agents' store; raise `TimeoutError` or one of `errors`."""
         number = next(self._numbers)
-        self.send(request(number))
+        self.send(Ask(number, request))
         self.until(lambda: self.state.answer_to(number) or self.state.is_over, timeout)
         answer = self.state.answer_to(number)
         if answer is None or self.state.is_over:

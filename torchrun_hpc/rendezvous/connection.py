@@ -61,7 +61,7 @@ def settings_of(meeting: Meeting, run_id: str, silence_timeout: int) -> Settings
     return Settings(
         run_id=run_id,
         nodes=meeting.nodes,
-        coordinator=meeting.node_rank if meeting.is_coordinator else -1,
+        coordinator=meeting.node_rank,
         silence_timeout=silence_timeout,
         spares=spares.number,
         started=meeting.started,
@@ -153,6 +153,7 @@ class Connection:
         if opened is not None:
             server = self._start(opened)
             if settings.has_spares:
+                self._can_be_asked(opened)
                 peers = Peers(server, self.member, search, timeout)
         try:
             self.client.connect(search.find, peers)
@@ -210,10 +211,9 @@ class Connection:
     def _start(
         self, opened: socket.socket | None, failure: Failure | None = None
     ) -> CoordinatorServer:
-        meeting, settings, member = self._meeting, self._settings, self.member
-        coordinator = Coordinator(replace(settings, coordinator=member.own), member)
-        if meeting.is_coordinator:
-            coordinator.coordinate(member.record)
+        coordinator = Coordinator(self._settings, self.member)
+        if self._meeting.is_coordinator:
+            coordinator.coordinate(self.member.record)
         if failure is not None:  # before any node is accepted
             coordinator.fail(failure)
         server = self.server = CoordinatorServer(
@@ -240,13 +240,14 @@ class Connection:
             with suppress(OSError):
                 opened = listen(address, meeting.ports[0])
             opened = opened or listen(address, 0)
-        if opened is not None and self._settings.has_spares:
-            own, port = self.member.own, opened.getsockname()[1]
-            hosts = enumerate(meeting.fast_hosts)
-            hints = {rank: (host, meeting.ports[0]) for rank, host in hosts if host}
-            address = meeting.local_address or meeting.fast_hosts[own]
-            self.member.listens((address, port), hints)
         return opened
+
+    def _can_be_asked(self, opened: socket.socket) -> None:
+        meeting, hosts = self._meeting, self._meeting.fast_hosts
+        address = meeting.local_address or hosts[self.member.own]
+        known = enumerate(hosts)
+        hints = {rank: (host, meeting.ports[0]) for rank, host in known if host}
+        self.member.listens((address, opened.getsockname()[1]), hints)
 
     def _listen_as_coordinator(self) -> socket.socket:
         """Listen on the first free port, unless the job already has a coordinator."""
@@ -309,7 +310,9 @@ def inform(
     or is this node.
     """
     silence = SILENCE_REPORT if meeting.is_coordinator else int(limit)
-    settings = replace(settings_of(meeting, "", silence), is_fixed=True)
+    # This node may have planned with fewer options, so `started` differs.
+    settings = settings_of(meeting, "", silence)
+    settings = replace(settings, started="", is_fixed=True)
     own = Connection(meeting, settings, {}, Listener(tell), own_failure=failure)
     with (
         closing(own),

@@ -10,22 +10,21 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.errors import Refused
 from torchrun_hpc.rendezvous.messages import Lost, Stranger, Suspended
 from torchrun_hpc.rendezvous.protocol import (
     SUSPENDED,
-    Add,
+    Ask,
     Asked,
     Bye,
-    Check,
     Close,
     Confirm,
     Died,
     Done,
     Ended,
     GaveUp,
-    Get,
     Heartbeat,
     Join,
     Present,
@@ -36,9 +35,9 @@ from torchrun_hpc.rendezvous.protocol import (
     Replied,
     Reply,
     Report,
-    Set,
     Standby,
     Unhealthy,
+    Version,
     WantsReport,
     Welcome,
 )
@@ -148,7 +147,7 @@ class Coordinator:
 
     def request(self, connection: Hashable, message: Mapping[str, Any]) -> None:
         """Handle a join request. After a `WireError` the connection must be closed."""
-        if self.rounds.phase is Phase.STANDBY:
+        if self.rounds.phase is Phase.STANDBY or wire.decode(Version, message).asks:
             self._answer_peer(connection)
             return
         request = self.members.examine(connection, message)
@@ -156,9 +155,7 @@ class Coordinator:
             self._refused(request)
             return
         first = self.members.agents.get(request.rank)
-        if request.asks:
-            self._answer_peer(connection)
-        elif first is None:
+        if first is None:
             if request.failed is not None:
                 self._gave_up(request.rank, request.failed)
             self._accept(connection, request)
@@ -217,7 +214,7 @@ class Coordinator:
                 self._questions.pop(rank, None)
             case Reply(asks, number, of):
                 members.send(asks, Replied(number, rank, of))
-            case Set() | Add() | Get() | Check():
+            case Ask():
                 self.outbox += rounds.store.ask(connection, message)
             case Bye():
                 self._leave(rank, has_ended=True)  # its workers have ended before

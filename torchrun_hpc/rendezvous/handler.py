@@ -11,7 +11,6 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
@@ -187,7 +186,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     @property
     def state(self) -> State:
-        """What this agent knows of the job."""
+        """The agent's knowledge of the job."""
         return self.client.state
 
     @property
@@ -400,16 +399,16 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
         texts = zip(keys, (each.decode("latin-1") for each in data), strict=True)
         new = {key: text for key, text in texts if key not in self._known}
         if new:
-            self._ask(partial(Set, values=new))
+            self._ask(Set(new))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, 0 at first, and return it."""
-        return int(self._ask(partial(Add, key=key, by=amount)))
+        return int(self._ask(Add(key, amount)))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys exist."""
         asked = self._unknown(keys)
-        return not asked or bool(self._ask(partial(Check, keys=asked)))
+        return not asked or bool(self._ask(Check(asked)))
 
     def get(self, key: str) -> bytes:
         """Return the value of a key, once it exists."""
@@ -418,7 +417,7 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of several keys, once all exist."""
         asked = self._unknown(keys)
-        answers = self._ask(partial(Get, keys=asked)) if asked else []
+        answers = self._ask(Get(asked)) if asked else []
         values = {**dict(zip(asked, answers, strict=True)), **self._known}
         return [str(values[key]).encode("latin-1") for key in keys]
 
@@ -426,14 +425,12 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
         """Wait until several keys exist."""
         asked = self._unknown(keys)
         if asked:
-            self._ask(partial(Get, keys=asked), timeout)
+            self._ask(Get(asked), timeout)
 
     def _unknown(self, keys: Sequence[str]) -> tuple[str, ...]:
         return tuple(key for key in dict.fromkeys(keys) if key not in self._known)
 
-    def _ask(
-        self, request: Callable[[int], StoreRequest], timeout: timedelta | None = None
-    ) -> Any:
+    def _ask(self, request: StoreRequest, timeout: timedelta | None = None) -> Any:
         limit = (self._timeout if timeout is None else timeout).total_seconds()
         try:
             return self._client.ask(request, limit)

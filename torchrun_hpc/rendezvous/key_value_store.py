@@ -10,7 +10,7 @@ from torchrun_hpc.wire import WireError
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping
 
-    from torchrun_hpc.rendezvous.protocol import Outgoing, StoreRequest
+    from torchrun_hpc.rendezvous.protocol import Ask, Outgoing
 
 # Characters that agents may store. PyTorch needs 100 per node.
 LIMIT = 64 * 2**20
@@ -37,22 +37,23 @@ class KeyValueStore:
         self._waiting: dict[str, dict[Hashable, _Waiting]] = {}
         self._missing: dict[Hashable, str] = {}  # that key, by connection
 
-    def ask(self, connection: Hashable, request: StoreRequest) -> Iterator[Outgoing]:
+    def ask(self, connection: Hashable, ask: Ask) -> Iterator[Outgoing]:
         """Answer a request, and those waiting for its keys; or raise `WireError`."""
-        match request:
-            case Set(number, values):
+        number = ask.number
+        match ask.request:
+            case Set(values):
                 yield from self._set(values)
                 yield connection, Answer(number, value=True)
-            case Add(number, key, by):
+            case Add(key, by):
                 try:
                     total = int(self._values.get(key, "0")) + by
                 except ValueError:
                     raise WireError("not a number in the store") from None
                 yield from self._set({key: str(total)})
                 yield connection, Answer(number, total)
-            case Check(number, keys):
+            case Check(keys):
                 yield connection, Answer(number, all(k in self._values for k in keys))
-            case Get(number, keys):
+            case Get(keys):
                 self.forget(connection)
                 yield from self._get(
                     _Waiting(connection, number, [*dict.fromkeys(keys)])

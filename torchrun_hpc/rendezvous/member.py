@@ -55,14 +55,15 @@ class Member:
         """Yield the messages to a coordinator that has accepted this member."""
         self.follows, record = welcome.coordinator, self.record
         is_newer = record.age > welcome.age or record.term > welcome.age[1]
-        yield Present(
-            address=self._address,
-            done=self.is_done,
-            term=record.term,
-            round=record.round,
-            gone=self._gone,
-            record=record if is_newer else None,
-        )
+        if self._address is not None:
+            yield Present(
+                address=self._address,
+                done=self.is_done,
+                term=record.term,
+                round=record.round,
+                gone=self._gone,
+                record=record if is_newer else None,
+            )
         if self.unhealthy:
             yield Unhealthy(self.unhealthy)
         elif self.is_ready:

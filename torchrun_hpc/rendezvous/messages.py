@@ -118,7 +118,7 @@ class Silent(AlarmOfSpares):
     left: int
 
     def words(self, meeting: Meeting) -> Message:
-        """Say what happens if this continues."""
+        """Name the consequence."""
         what = "The job ends"
         if meeting.spares.number:
             is_one = len(self.nodes) == 1
@@ -194,7 +194,7 @@ class Stranger(Alarm):
     because: AnyText
 
     def words(self, meeting: Meeting) -> Message:
-        """Say who it claims to be, and why it is refused."""
+        """Name it, and the reason."""
         claimed = names(self.nodes, meeting)
         who = f"an agent that claims to be {claimed}" if claimed else "an unknown agent"
         text = f"refused {who}: {self.because}. This job continues"
@@ -209,7 +209,7 @@ class Unproved(Alarm):
     key: AnyText
 
     def words(self, meeting: Meeting) -> Message:  # noqa: ARG002 - no node
-        """Say who calls, and what it may be."""
+        """Name the caller, and its possible kinds."""
         text = f"ignored {self.address}, which does not prove that it belongs to this "
         text += "job. It belongs to another user or job, has another key, or runs an "
         return Message("HPC237", f"{text}older torchrun_hpc. Key here: {self.key}")
@@ -283,7 +283,7 @@ class Looking(News):
     found: str
 
     def words(self, meeting: Meeting) -> Message | None:
-        """Say what was found, now and then."""
+        """Report the search now and then."""
         is_reporter = reports_wait_for(meeting.node_rank, meeting.coordinator)
         if not waiting.is_report_due(self.seconds, is_reporter=is_reporter):
             return None
@@ -302,7 +302,7 @@ class CoordinatorSilent(AlarmOfSpares):
     node: int | None = None
 
     def words(self, meeting: Meeting) -> Message | None:
-        """Say what happens if this continues."""
+        """Name the consequence."""
         if not _tells_of_coordinator(self.node, meeting):
             return None
         what = "The job ends" if self.node is None else "Another node takes over"

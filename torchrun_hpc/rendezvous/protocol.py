@@ -100,24 +100,25 @@ class JoinRequest:
 
 
 @dataclass(frozen=True)
-class OtherRelease:
+class Version:
     """The part of a join request that each version of the protocol has."""
 
     protocol: int
-    rank: int
-    release: AnyText
+    rank: Plain
+    release: Plain
+    asks: Plain
 
 
 @dataclass(frozen=True)
 class Present:
-    """Where a member can be asked, if at all, and what it knows.
+    """A member's address, and its knowledge: the reply to a `Welcome`.
 
-    It is the agent's reply to a `Welcome`. `gone` is the last coordinator that has
+    `gone` is the last coordinator that has
     ended, and in which round. `record` is the member's, if it is newer than the
     coordinator's.
     """
 
-    address: Address | None
+    address: Address
     done: bool
     term: Term
     round: int
@@ -207,7 +208,6 @@ class Reply:
 class Set:
     """A request to the agents' store, as the next three: set these values."""
 
-    number: int
     values: Mapping[AnyText, AnyText]
 
 
@@ -215,7 +215,6 @@ class Set:
 class Add:
     """Add to a number, 0 at first, and return it."""
 
-    number: int
     key: AnyText
     by: int
 
@@ -224,7 +223,6 @@ class Add:
 class Get:
     """Return the values of these keys, once all exist."""
 
-    number: int
     keys: tuple[AnyText, ...]
 
 
@@ -232,8 +230,18 @@ class Get:
 class Check:
     """Return whether all these keys exist."""
 
-    number: int
     keys: tuple[AnyText, ...]
+
+
+StoreRequest: TypeAlias = Set | Add | Get | Check
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request to the agents' store, with a number for its `Answer`."""
+
+    number: int
+    request: StoreRequest
 
 
 @dataclass(frozen=True)
@@ -241,10 +249,9 @@ class Bye:
     """The agent closes the connection without a fault."""
 
 
-StoreRequest: TypeAlias = Set | Add | Get | Check
 FromAgent: TypeAlias = (
     Present | Join | Confirm | Unhealthy | Died | GaveUp | Done | Read | WantsReport
-    | Printed | Question | QuestionOver | Reply | Heartbeat | StoreRequest | Bye
+    | Printed | Question | QuestionOver | Reply | Heartbeat | Ask | Bye
 )  # fmt: skip
 
 # --- from the coordinator ---------------------------------------------------------
@@ -381,7 +388,7 @@ class Settings:
     """The values that all agents of a job agree on. Times are in seconds.
 
     Attributes:
-        coordinator: Node rank of the coordinator; -1 if it is another node.
+        coordinator: This node's rank, for a coordinator here.
         join_timeout: The time that a round waits for all nodes.
         silence_timeout: The time until a silent agent ends the job, or with spares is
             lost.

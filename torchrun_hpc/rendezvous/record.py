@@ -5,6 +5,7 @@ Without spares, all nodes are active. A spare replaces a lost, late or excluded 
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - later, no file may be left to import it
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias

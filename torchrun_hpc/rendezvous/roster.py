@@ -26,8 +26,8 @@ from torchrun_hpc.rendezvous.protocol import (
     Ended,
     Heartbeat,
     JoinRequest,
-    OtherRelease,
     Prepare,
+    Version,
 )
 from torchrun_hpc.wire import printable
 
@@ -122,24 +122,24 @@ class Members:
 
         Raise `WireError` if it is no join request.
         """
-        other = wire.decode(OtherRelease, message)
-        rank, release = other.rank, other.release
-        if other.protocol != VERSION:
-            return self._refuse(connection, Refused.VERSION, rank, release, __version__)
+        theirs = wire.decode(Version, message)
+        if theirs.protocol != VERSION:
+            releases = theirs.release, __version__
+            return self._refuse(connection, Refused.VERSION, theirs.rank, *releases)
         request = wire.decode(JoinRequest, message)
         for reason in _COMPARED:
             theirs, own = (getattr(x, reason.value) for x in (request, self._settings))
             # An agent that only reports why it cannot start does not know the id.
             if theirs != own and "" not in (theirs, own):
-                return self._refuse(connection, reason, rank, theirs, own)
+                return self._refuse(connection, reason, request.rank, theirs, own)
         return request
 
     def _refuse(
-        self, connection: Hashable, reason: Refused, rank: int, *values: object
+        self, connection: Hashable, reason: Refused, rank: Any, *values: object
     ) -> Rejection:
         """Refuse an agent. It hears only the reason: anybody may have asked."""
         self._outbox += [(connection, reason), (connection, Close.CLOSE)]
-        is_rank = 0 <= rank < self._settings.nodes
+        is_rank = type(rank) is int and 0 <= rank < self._settings.nodes
         shown = (printable(str(value), _SHORT) for value in values)
         text = _DIFFERENT[reason].format(*shown)
         return Rejection(reason, rank if is_rank else None, text)
@@ -365,8 +365,10 @@ class Roster:
         """Return the active nodes of the next round; ``None`` if some are missing."""
         if len(self.ready) < self.wanted:
             return None
+        # Without spares, nobody looks for a node.
+        ready = self.ready & self.present if self._settings.has_spares else self.ready
         leaving = self.lost.keys() | self.late
-        return records.assigned(self.record, self.ready & self.present, leaving)
+        return records.assigned(self.record, ready, leaving)
 
     def prepare(self, active: tuple[int, ...], term: Term, number: int) -> None:
         """Send all nodes the record of a new round."""
@@ -495,8 +497,7 @@ class Roster:
 
         Return an absent node whose agent it saw end, and the round of that.
         """
-        if state.address is not None:
-            self.addresses[node] = state.address
+        self.addresses[node] = state.address
         self.present.add(node)
         self.gone.pop(node, None)
         gone, _ = state.gone or (-1, -1)

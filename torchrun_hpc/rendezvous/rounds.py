@@ -110,7 +110,7 @@ class Rounds:
 
     @property
     def addresses(self) -> Mapping[int, Address]:
-        """Where the nodes can be asked that have joined so far."""
+        """The addresses of the nodes that have joined so far."""
         return self.roster.addresses
 
     @property
@@ -283,13 +283,15 @@ class Rounds:
         places = [(rank, old, new) for rank, (old, new) in enumerate(pairs)]
         self._replaced = [each for each in places if each[1] != each[2]]
         self._term = self._own_term
-        self.round = self._newest + 1
+        # Another coordinator may have prepared a later round that never began.
+        self.round = (self._newest if settings.has_spares else self.began) + 1
         if self.round > settings.max_restarts:
             self.fail(roster.why(self._cause))
             return
         self._newest = self.round
         self._enter(Phase.CONFIRM)
         self._confirmed.clear()
+        self._waited = 0
         roster.prepare(active, self._term, self.round)
 
     def _judge(self) -> None:
@@ -421,7 +423,8 @@ class Rounds:
             late, unproved = tuple(missing), tuple(self._members.unproved)
             news = Waiting(late, self._waited, unproved)
             self._members.report(Finishing(late, self._waited) if is_running else news)
-        if self._waited >= timeout and not (is_running or is_formed):
+        is_safe = not (is_formed and self.roster.leases)
+        if self._waited >= timeout and is_safe and not is_running:
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
 
     def _wait_to_form(self) -> None:

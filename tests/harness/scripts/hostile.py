@@ -22,14 +22,29 @@ import socket
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.rendezvous.proof import Secret
-from torchrun_hpc.rendezvous.protocol import VERSION
+from torchrun_hpc.rendezvous.key import Secret
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    VERSION,
+    Ask,
+    Bye,
+    Confirm,
+    Died,
+    Done,
+    GaveUp,
+    Get,
+    Join,
+    JoinRequest,
+    Present,
+    Question,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,7 +89,8 @@ def garbage(place: tuple[str, int]) -> None:
         b"\x00\xff" * 100, b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b"[]\n", b"null\n",
         b'{"protocol":%d}\n' % VERSION, b'{"protocol":%d,"job":[]}\n' % VERSION,
         b"[" * 100000 + b"\n",
-        pickle.dumps(Payload()), b'{"failed":{"kind":"worker"}}\n', b'{"join":0}\n',
+        pickle.dumps(Payload()), b'{"gave_up":{"failure":{"kind":"worker"}}}\n',
+        b'{"join":0}\n',
     ]  # fmt: skip
     for line in lines:
         with contextlib.suppress(OSError), connected(place) as opened:
@@ -102,19 +118,18 @@ def hold(place: tuple[str, int]) -> None:
 def pretend(place: tuple[str, int]) -> None:
     """Be each agent, with all that others can know, and go on whatever is answered."""
     for rank in range(3):
-        request = {"protocol": VERSION, "run_id": JOB, "nodes": 3,
-                   "rank": rank, "host": "n9", "pid": PID, "release": __version__,
-                   "agent": "evil", "site": "", "spares": 0, "started": ""}  # fmt: skip
-        gave_up = wire.encode(Failure(Kind.AGENT, (rank,), text="evil"))
-        for more in {}, {"failed": gave_up}, {"asks": True}:
+        request = JoinRequest(JOB, 3, rank, "n9", PID, __version__, "evil")
+        failure = Failure(Kind.AGENT, (rank,), text="evil")
+        failed, asks = replace(request, failed=failure), replace(request, asks=True)
+        for each in request, failed, asks:
             for how in "at once", "without a proof", "with the other's proof":
                 did["pretended"] += 1
                 with contextlib.suppress(OSError), connected(place) as opened:
-                    be_an_agent(opened, request | more, how, gave_up)
+                    be_an_agent(opened, wire.encode(each), how, failure)
 
 
 def be_an_agent(
-    opened: socket.socket, request: Mapping[str, Any], how: str, gave_up: Any
+    opened: socket.socket, request: Mapping[str, Any], how: str, failure: Failure
 ) -> None:
     """Try to be one; count what is answered beside random numbers."""
     answers = opened.makefile()
@@ -125,12 +140,13 @@ def be_an_agent(
         did["disclosed"] += challenge.keys() != {"nonce", "proof"}
         reflected = {"proof": challenge["proof"]} if "other" in how else {}
         request = {**request, **reflected}
-    store = ["198.51.100.66", 6666]
-    lines = [
-        request, {"join": True, "store": store}, {"ask": 1, "get": ["a"]},
-        {"question": 1, "what": "stacks"}, {"died": gave_up, "round": 0},
-        {"failed": gave_up}, {"done": 0}, {"bye": True},
+    store = "198.51.100.66", 6666
+    messages = [
+        Present(store, done=False, term=(0, 0), round=-1), Join(),
+        Confirm((0, 0), 0, store), Ask(1, Get(("a",))), Question(1, "stacks", None),
+        Died(failure, 0), GaveUp(failure), Done(0), Bye(),
     ]  # fmt: skip
+    lines = [request, *(wire.encode(each, FROM_AGENT) for each in messages)]
     opened.sendall(b"".join(map(wire.to_line, lines)))
     did["disclosed"] += len(answers.readlines())
 

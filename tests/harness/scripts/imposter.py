@@ -22,7 +22,7 @@ from pathlib import Path
 
 from torchrun_hpc import wire
 from torchrun_hpc.planning.endpoints import ports_of
-from torchrun_hpc.rendezvous.protocol import VERSION
+from torchrun_hpc.rendezvous.protocol import FROM_COORDINATOR, Welcome
 
 FOLDER, ADDRESS = Path(sys.argv[1]), sys.argv[2]
 FIRST, SECOND, *_ = ports_of(
@@ -46,7 +46,7 @@ def pretend(opened: socket.socket) -> None:
     opened.sendall(wire.to_line({"nonce": "0" * 32, "proof": "0" * 64}))
     if b"rank" in lines.readline():
         say("believed")
-    welcome = {"welcome": VERSION, "round": 0, "age": [0, [0, 0]]}
+    welcome = wire.encode(Welcome(0, (0, (0, 0)), 0), FROM_COORDINATOR)
     opened.sendall(wire.to_line(welcome))
     say("pretended")
 

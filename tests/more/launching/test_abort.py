@@ -12,7 +12,6 @@ with contextlib.suppress(OSError):
     ctypes.CDLL("libgcc_s.so.1")
 from torchrun_hpc.launching import abort
 from torchrun_hpc.planning.meeting import Meeting
-from torchrun_hpc.rendezvous import notice, protocol
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
 for is_coordinator in (True, False):

@@ -8,14 +8,14 @@ import psutil
 import pytest
 from waiting import NEVER_S, until
 
-from torchrun_hpc.rendezvous import health
+from torchrun_hpc.rendezvous.handler import check_health
 
 WITH_CODE = "its health check ended with exit code"
 
 
 def result(command, limit=NEVER_S):
     """Run a health check as a node does; return why the node is not well."""
-    return health.check(command, limit, lambda: None)
+    return check_health(command, limit, lambda: None)
 
 
 def test_a_node_that_is_well():
@@ -80,7 +80,7 @@ def hangs(tmp_path):
     def run(command):
         begun = tmp_path / "begun"
         hanging = f"{command} echo > {begun}; sleep 999; sleep 999"
-        found = health.check(hanging, NEVER_S, begun.exists)
+        found = check_health(hanging, NEVER_S, begun.exists)
         begun.unlink()
         return found
 

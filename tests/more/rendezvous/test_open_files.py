@@ -7,8 +7,17 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from loopback import Raw
+from loopback import STORE, Raw
 from waiting import NEVER_S, PATIENCE
+
+from torchrun_hpc.rendezvous.errors import Refused
+from torchrun_hpc.rendezvous.protocol import (
+    Confirm,
+    Go,
+    Join,
+    Prepare,
+    Welcome,
+)
 
 SERVER = """
 import resource, socket, sys, threading, time
@@ -17,17 +26,22 @@ from torchrun_hpc.rendezvous.server import CoordinatorServer
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous.key import Key
+from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.protocol import Settings
+from torchrun_hpc.rendezvous.record import first_record
 
 listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
 settings = Settings("mine", 3, 0, 120, 0, 60)
+member = Member(0, first_record(3, 0, 0))
+coordinator = Coordinator(settings, member)
+coordinator.coordinate(member.record)
 unknown_peers, limit = map(int, sys.argv[1:])
 loop, ready = Loop(), threading.Event()
 loop.start()
 server = CoordinatorServer(
     loop,
     listening,
-    Coordinator(settings),
+    coordinator,
     Key(KeyFile(), "19.0"),
     unknown_peers,
     lambda reason: print("problem:", reason)
@@ -107,14 +121,17 @@ def test_agents_are_accepted_whoever_else_is_connected(case, client):
         idle = [client(port) for _ in range(number)]
         agents = [client(port) for _ in range(3)]
         for rank, agent in enumerate(agents):
-            assert "welcome" in join(agent, rank)
+            assert isinstance(join(agent, rank), Welcome)
         idle += [client(port) for _ in range(number)]
         for agent in agents:
-            agent.send_message(join=0)
-        assert ["go" in agent.receive() for agent in agents] == [True] * 3
+            agent.send_message(Join())
+        for agent in agents:
+            assert isinstance(agent.receive(), Prepare)
+            agent.send_message(Confirm((0, 0), 0, STORE))
+        assert [agent.receive() for agent in agents] == [Go(0, STORE)] * 3
         again = client(port)
         again.request(0, nodes=4)
-        assert "refused" in again.receive()
+        assert again.receive() is Refused.NODES
         printed, seconds, errors = end()
     assert (printed, errors) == ([], "")
     assert seconds < 3
@@ -124,13 +141,13 @@ def test_a_connection_that_has_to_wait_is_reported_once_and_costs_nothing(client
     with server(1024, 9) as (port, end):  # two connections, beside what a process has
         first, second = client(port), client(port)
         for rank, agent in enumerate((first, second)):
-            assert "welcome" in join(agent, rank)
+            assert isinstance(join(agent, rank), Welcome)
         third = client(port, 2.5)
         with pytest.raises(TimeoutError):
             join(third, 2)
         third.close()
         first.close()
-        assert "welcome" in join(client(port), 2)
+        assert isinstance(join(client(port), 2), Welcome)
         printed, seconds, errors = end()
     assert (printed, errors) == (["problem: Too many open files"], "")
     assert seconds < 2
@@ -139,16 +156,18 @@ def test_a_connection_that_has_to_wait_is_reported_once_and_costs_nothing(client
 AGENT = """
 import resource, sys
 from torchrun_hpc.planning.meeting import KeyFile
-from torchrun_hpc.rendezvous.client import Client
+from torchrun_hpc.rendezvous.client import Client, Listener
 from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.rendezvous.loop import Loop
-from torchrun_hpc.rendezvous.search import CoordinatorAddress, Search
+from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.protocol import JoinRequest
+from torchrun_hpc.rendezvous.record import first_record
+from torchrun_hpc.rendezvous.search import CoordinatorAddress, Search
 
 request = JoinRequest("mine", 3, 1, "n1", 100, "0.1.0", "agent 1")
 loop = Loop()
 loop.start()
-client = Client(loop, request, 120, print)
+client = Client(loop, request, Member(1, first_record(3, 0, 0)), 120, Listener(print))
 address = CoordinatorAddress("127.0.0.1", (1, 2), float(sys.argv[1]))
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))

@@ -14,6 +14,8 @@ from waiting import PATIENCE
 
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.launching.observer import ask_for_stacks
+from torchrun_hpc.rendezvous.client import Listener
+from torchrun_hpc.rendezvous.protocol import Reply
 from torchrun_hpc.stacks import sampling, tree
 from torchrun_hpc.stacks.sampling import received
 from torchrun_hpc.stacks.stall import STACKS
@@ -37,23 +39,25 @@ def workers(processes):
 
 @pytest.fixture
 def agents(workers):
-    """Connect the agents, which answer as in rendezvous/handler.py."""
+    """Connect the agents, which answer as in rendezvous/connection.py."""
     job = Job()
 
     def answer(node, question):
         worker = Worker(node, NODES, node, 0, workers[node], lambda: None)
         stacks = sampling.sample([worker], PATIENCE)
         of = [asdict(stack) for stack in stacks]
-        made[node].send({"reply": question, "of": of})
+        made[node].send(Reply(question.asks, question.number, of))
 
-    def on_event(node, event):
-        if "question" in event:
-            threading.Thread(target=answer, args=(node, event["question"])).start()
+    def listener(node):
+        return Listener(
+            reply=lambda question: threading.Thread(
+                target=answer, args=(node, question)
+            ).start()
+        )
 
     job.start_server(nodes=NODES)
     made = [
-        job.client(node, nodes=NODES, on_event=lambda e, n=node: on_event(n, e))
-        for node in range(NODES)
+        job.client(node, nodes=NODES, listener=listener(node)) for node in range(NODES)
     ]
     with ThreadPoolExecutor(NODES) as pool:
         list(pool.map(lambda client: client.connect(), made))

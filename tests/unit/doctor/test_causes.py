@@ -17,6 +17,7 @@ from torchrun_hpc.doctor.link import MOST_BYTES, Peer
 from torchrun_hpc.doctor.member import LAUNCH
 from torchrun_hpc.doctor.place import Wishes
 from torchrun_hpc.doctor.results import Torch
+from torchrun_hpc.rendezvous.client import State
 from torchrun_hpc.schedulers.job import Task
 
 HOSTS = ["n0", "n1", "n2", "n3"]
@@ -158,6 +159,11 @@ def test_who_is_blamed(nodes, made, order):
         assert (text, blamed) == ("", ())
 
 
+def client_with(ask_all):
+    """Return a client whose job goes on."""
+    return SimpleNamespace(ask_all=ask_all, state=State())
+
+
 def test_a_node_has_time_to_wait_for_the_other_one(monkeypatch):
     """Or it would be taken for one that hangs, with a short limit of the user's."""
     limits = []
@@ -167,9 +173,7 @@ def test_a_node_has_time_to_wait_for_the_other_one(monkeypatch):
     here = SimpleNamespace(task=Task(0, 2))
     zero = conductor.Conductor(here, Wishes(timeout=10), print)
     zero._first = {0: 0, 1: 1}
-    zero._client = SimpleNamespace(
-        ask_all=lambda _, wait, __: wait({}) or {}, failure=None
-    )
+    zero._client = client_with(lambda _, wait, __: wait(dict) or {})
     assert [*zero._measured("0/0", [(0, 1)])] == []
     assert (
         limits[0] > link._PARTNER_TIMEOUT + link._OPEN_TIMEOUT + link._MESSAGE_TIMEOUT
@@ -198,12 +202,12 @@ def test_a_launch_that_fails_on_a_task_is_ended_elsewhere(
 
     def ask_all(what, wait, *_):
         seen.append(what)
-        wait(replies if what == LAUNCH else {})
+        wait(lambda: replies if what == LAUNCH else {})
         return replies
 
     monkeypatch.setattr(conductor.waiting, "until", until)
     zero = conductor.Conductor(SimpleNamespace(task=Task(0, 2)), Wishes(), print)
-    zero._client = SimpleNamespace(ask_all=ask_all, failure=None)
+    zero._client = client_with(ask_all)
     assert zero._ask(LAUNCH, None, [0, 1], "", Ended, 220) == found
     assert (seen, waited) == (asked, limits)
 

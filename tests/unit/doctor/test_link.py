@@ -21,7 +21,7 @@ from torchrun_hpc import wire
 from torchrun_hpc.doctor import link
 from torchrun_hpc.doctor.link import SILENT, Links, Peer, merged
 from torchrun_hpc.doctor.results import Link
-from torchrun_hpc.rendezvous.proof import UnprovedError
+from torchrun_hpc.rendezvous.key import UnprovedError
 from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS
 
 MTU = 65536

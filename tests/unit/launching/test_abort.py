@@ -20,7 +20,7 @@ from torchrun_hpc.host.network import Interface
 from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.preflight import Preflight
-from torchrun_hpc.rendezvous import notice
+from torchrun_hpc.rendezvous import connection
 
 
 def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
@@ -90,7 +90,7 @@ def port():
 
 @pytest.mark.parametrize(("texts", "says"), [(("x", "x"), 1), (("x", "y"), 2)])
 def test_what_two_nodes_find_is_said_once(port, texts, says, monkeypatch):
-    monkeypatch.setattr(notice, "listen", lambda *_: port)
+    monkeypatch.setattr(connection, "listen", lambda *_: port)
 
     def tell(rank):
         return abort.tell(place(rank, port), texts[rank], NEVER_S)

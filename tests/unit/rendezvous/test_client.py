@@ -17,9 +17,11 @@ from loopback import (
     LIMIT,
     OTHER_PROGRAMS,
     STORE,
+    WELCOME,
     Clock,
     failure_of,
     join_all,
+    line,
     other_program,
     proving,
     settle,
@@ -37,12 +39,35 @@ from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.launching.observer import ask_for_stacks
 from torchrun_hpc.rendezvous import client as clients
-from torchrun_hpc.rendezvous import members, protocol
+from torchrun_hpc.rendezvous.client import Listener, State
 from torchrun_hpc.rendezvous.connection import request_of
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
-from torchrun_hpc.rendezvous.phases import Phase
+from torchrun_hpc.rendezvous.loop import SILENCE_REPORT
+from torchrun_hpc.rendezvous.messages import (
+    CoordinatorAnswers,
+    CoordinatorSilent,
+    Lost,
+    Restart,
+    Silent,
+)
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    Add,
+    Answer,
+    Ask,
+    Check,
+    Done,
+    Get,
+    Go,
+    Question,
+    Reply,
+    Set,
+    Welcome,
+)
+from torchrun_hpc.rendezvous.rounds import Phase
 from torchrun_hpc.stacks.inspection import HANG
 from torchrun_hpc.stacks.stall import STACKS
+from torchrun_hpc.wire import WireError
 
 
 def test_each_process_is_an_agent_of_its_own(monkeypatch):
@@ -63,28 +88,28 @@ def test_each_process_is_an_agent_of_its_own(monkeypatch):
 
 def test_a_job_from_its_beginning_to_its_end(job):
     made = job.connected()
-    assert [client.next_round for client in made] == [0, 0, 0]
+    assert [client.state.next_round for client in made] == [0, 0, 0]
     for go in join_all(made):
-        assert go == {"go": 0, "store": list(STORE)}
+        assert go == Go(0, STORE)
     together(*(client.finish for client in made))
     together(*(client.leave for client in made))
     job.server.close()
-    assert [client.failure for client in made] == [None] * 3
+    assert [client.state.failure for client in made] == [None] * 3
     assert job.server.coordinator.rounds.phase is Phase.FINISHED
 
 
 def test_a_job_that_restarts(job):
     made = job.at_work(max_restarts=1)
     made[1].worker_failed(worker_failure(5, code=7))
-    until(lambda: all(client.is_over for client in made))
-    assert [client.next_round for client in made] == [1, 1, 1]
+    until(lambda: all(client.state.is_over for client in made))
+    assert [client.state.next_round for client in made] == [1, 1, 1]
     for go in join_all(made):
-        assert go["go"] == 1
-    assert not any(client.is_over for client in made)
-    assert [client.failure for client in made] == [None] * 3
+        assert go.round == 1
+    assert not any(client.state.is_over for client in made)
+    assert [client.state.failure for client in made] == [None] * 3
     made[2].worker_failed(worker_failure(9, code=-9))
-    until(lambda: all(client.failure for client in made))
-    assert {client.failure for client in made} == {worker_failure(9, code=-9)}
+    until(lambda: all(client.state.failure for client in made))
+    assert {client.state.failure for client in made} == {worker_failure(9, code=-9)}
     for client in made:
         with pytest.raises(JobFailedError):
             take_part(client)
@@ -97,11 +122,12 @@ def test_the_first_failure_is_everybodys(job):
     first = Failure(Kind.SIGNAL, (1,), code=2)
     made[1].fail(first)
     until(lambda: job.server.coordinator.rounds.failure)
-    made[2].failure = None  # as if it was not informed yet
+    # As if it was not informed yet.
+    made[2]._change(lambda state: replace(state, failure=None))
     made[2].fail(Failure(Kind.AGENT, (2,), text="mine"))
     made[2].leave()
-    until(lambda: made[0].failure)
-    assert {made[0].failure, made[1].failure} == {first}
+    until(lambda: made[0].state.failure)
+    assert {made[0].state.failure, made[1].state.failure} == {first}
 
 
 def test_leaving_without_having_come(job):
@@ -121,9 +147,9 @@ WHY = FIRST.brief  # what all hear
 
 def all_hear_of(failure, made):
     """Wait until all agents have heard why the job failed, by the coordinator."""
-    until(lambda: all(client.ending for client in made))
+    until(lambda: all(client.state.ending for client in made))
     settle(*made)
-    assert {client.failure for client in made} == {failure}
+    assert {client.state.failure for client in made} == {failure}
 
 
 def leave(made):
@@ -146,7 +172,7 @@ def test_a_worker_that_fails_is_reported_by_node_0(job):
     made[2].worker_failed(worker_failure(10, text=BAD))
     job.clock.go_on(clients.COLLECT_TIMEOUT[False])
     until(lambda: job.events[0])
-    assert job.events == [[{"report": Summary(FIRST, same_as_first=(10,))}], [], []]
+    assert job.events == [[Summary(FIRST, same_as_first=(10,))], [], []]
 
 
 def test_the_failure_that_was_the_first_is_known_with_the_report(job):
@@ -158,34 +184,32 @@ def test_the_failure_that_was_the_first_is_known_with_the_report(job):
     made[1].worker_failed(FIRST)
     job.clock.go_on(clients.COLLECT_TIMEOUT[True])
     until(lambda: job.events[0])
-    assert job.events[0][0]["report"].first == FIRST
-    until(lambda: made[0].failure == FIRST)
+    assert job.events[0][0].first == FIRST
+    until(lambda: made[0].state.failure == FIRST)
 
 
 def test_why_there_is_no_restart_stays_known_with_the_report(job):
     made = job.at_work(max_restarts=1)
-    made[2].send({"done": 0})
+    made[2].send(Done(0))
     until(lambda: job.server.coordinator.rounds._done)
     made[1].worker_failed(FIRST)
     all_hear_of(replace(WHY, finished=1), made)
     job.clock.go_on(clients.COLLECT_TIMEOUT[False])
     until(lambda: job.events[0])
-    until(lambda: made[0]._is_reported)
-    assert made[0].failure == replace(FIRST, finished=1)
+    until(lambda: made[0].state.is_reported)
+    assert made[0].state.failure == replace(FIRST, finished=1)
 
 
 def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(job):
     made = job.at_work(max_restarts=1)
     made[1].worker_failed(FIRST)
-    until(lambda: all(client.is_over for client in made))
+    until(lambda: all(client.state.is_over for client in made))
     made[2].worker_failed(PEER)  # of the same round: because of it
     for go in join_all(made):
-        assert go["go"] == 1
+        assert go.round == 1
     job.clock.go_on(2 * clients.COLLECT_TIMEOUT[True])
-    assert [client.failure for client in made] == [None] * 3
-    ((event,), *others) = job.events  # no report
-    assert (event["restart"], wire.decode(Failure, event["because"])) == (1, FIRST)
-    assert others == [[], []]
+    assert [client.state.failure for client in made] == [None] * 3
+    assert job.events == [[Restart(1, FIRST)], [], []]  # no report
 
 
 # How a worker's failure gets to the coordinator, and whether there is a report.
@@ -206,10 +230,10 @@ def test_all_leave_as_soon_as_it_is_reported(job, how):
     job.clock.go_on(clients.COLLECT_TIMEOUT[False])
     have_left(left)
     assert [len(each) for each in job.events] == [is_reported, 0, 0]
-    assert not any(client.is_unreported for client in made)
+    assert not any(client.state.is_unreported for client in made)
     job.server.close()
     for client in made:
-        until(lambda client=client: not client._is_running)
+        until(lambda client=client: not client.state.is_running)
 
 
 def test_nobody_waits_for_ever_for_the_report(job, monkeypatch):
@@ -222,7 +246,7 @@ def test_nobody_waits_for_ever_for_the_report(job, monkeypatch):
     job.clock.go_on(clients._REPORT_TIMEOUT)
     have_left(left)
     assert job.events == [[], [], []]
-    assert all(client.is_unreported for client in made)
+    assert all(client.state.is_unreported for client in made)
 
 
 OTHERS = [Failure(kind, (1,)) for kind in Kind if kind is not Kind.WORKER]
@@ -266,7 +290,7 @@ def test_workers_that_fail_because_an_agent_is_gone_are_not_why(job):
     all_hear_of(gone, made)
     job.clock.go_on(2 * clients.COLLECT_TIMEOUT[True])
     assert job.events == [[], [], []]
-    assert made[0].failure == gone
+    assert made[0].state.failure == gone
 
 
 def test_nobody_waits_for_a_report_without_a_coordinator(job):
@@ -275,8 +299,8 @@ def test_nobody_waits_for_a_report_without_a_coordinator(job):
     all_hear_of(WHY, made)
     job.end_server()
     together(*(client.leave for client in made))
-    assert [client.failure for client in made] == [WHY] * 3
-    assert all(client.is_unreported for client in made)
+    assert [client.state.failure for client in made] == [WHY] * 3
+    assert all(client.state.is_unreported for client in made)
 
 
 def test_an_agent_that_hears_nothing_knows_its_own_workers(job):
@@ -291,8 +315,8 @@ def test_an_agent_that_hears_nothing_knows_its_own_workers(job):
     clock.drive(made[1])
     clock.passes_while(made[1].leave, step=clients._REPORT_TIMEOUT)
     goes_on.set()
-    assert made[1].is_unreported
-    assert made[1].failure == FIRST
+    assert made[1].state.is_unreported
+    assert made[1].state.failure == FIRST
 
 
 # --- what the workers are doing -----------------------------------------------------
@@ -311,16 +335,18 @@ class Sampled:
         self.silent = set()
         self.question = None  # the latest one
         self.made = [
-            job.client(rank, on_event=partial(self._answer, rank)) for rank in range(3)
+            job.client(rank, listener=Listener(reply=partial(self._reply, rank)))
+            for rank in range(3)
         ]
         together(*(client.connect for client in self.made))
         join_all(self.made)
 
-    def _answer(self, rank, event):
-        self.question = event.get("question", self.question)
-        if "question" in event and rank not in self.silent:
-            assert event["what"] in (STACKS, HANG)
-            self.made[rank].send({"reply": event["question"], "of": [f"of {rank}"]})
+    def _reply(self, rank, question):
+        self.question = question
+        if rank not in self.silent:
+            assert question.what in (STACKS, HANG)
+            reply = Reply(question.asks, question.number, [f"of {rank}"])
+            self.made[rank].send(reply)
 
     def ask(self, *answered, what=STACKS):
         """Let node 0 ask for stacks; wait until these nodes have answered."""
@@ -328,8 +354,7 @@ class Sampled:
         until(
             lambda: (
                 waits(self.made[0])
-                and [set(replies) for replies in [*self.made[0]._replies.values()]]
-                == [set(answered)]
+                and [*map(set, self.made[0].state.replies.values())] == [set(answered)]
             )
         )
         return found
@@ -359,20 +384,21 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
     sampled.silent.add(1)
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     # Stacks that come too late are not taken for others.
-    sampled[1].send({"reply": sampled.question, "of": ["late"]})
+    question = sampled.question
+    sampled[1].send(Reply(question.asks, question.number, ["late"]))
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
     assert ask_for_stacks(sampled[0], STACKS, LIMIT) == ANSWERS
-    assert sampled[0].failure is None
+    assert sampled[0].state.failure is None
 
 
 def test_stacks_while_the_main_thread_asks_the_store(sampled):
-    late = started(lambda: sampled[0].ask({"get": ["late"]}, LIMIT))
+    late = started(lambda: sampled[0].ask(Get(("late",)), LIMIT))
     until(lambda: waits(sampled[0]))
     assert [ask_for_stacks(sampled[0], STACKS, LIMIT) for _ in range(3)] == [
         ANSWERS
     ] * 3
-    sampled[1].ask({"set": {"late": "1"}}, LIMIT)
+    sampled[1].ask(Set({"late": "1"}), LIMIT)
     assert late.result(PATIENCE) == ["1"]
 
 
@@ -380,7 +406,7 @@ def test_many_questions_from_two_threads(sampled):
     """None gets the answer to another one's, nor what another node has asked for."""
 
     def ask_the_store():
-        key = {"add": "a", "by": 1}
+        key = Add(key="a", by=1)
         return [sampled[0].ask(key, LIMIT) for _ in range(200)]
 
     def ask_often(client=sampled[0]):
@@ -395,7 +421,7 @@ def test_many_questions_from_two_threads(sampled):
 def test_a_job_that_has_failed(sampled):
     """Its agents still answer what their workers did. A lost one is not missed."""
     sampled[1].fail(worker_failure(1))
-    until(lambda: sampled[0].failure)
+    until(lambda: sampled[0].state.failure)
     sampled.silent = {0, 1}
     found = sampled.ask(2, what=HANG)
     cut(sampled[1])
@@ -404,7 +430,7 @@ def test_a_job_that_has_failed(sampled):
 
 def test_stacks_where_an_agent_is_gone(sampled):
     cut(sampled[2])
-    until(lambda: sampled[0].is_over)
+    until(lambda: sampled[0].state.is_over)
     assert sampled.ask_in_vain(0, 1) == {0: ["of 0"], 1: ["of 1"]}
 
 
@@ -433,15 +459,21 @@ def test_an_agent_that_answers_what_nobody_has_asked(job, raw):
     made = job.connected(0, 1)
     odd = raw()
     odd.request(2)
-    odd.send_message(join=0)
-    join_all(made)
-    for number in [None, "x", 99, [], {}]:
-        odd.send_message(sampled=[0, number], of=[])
-        odd.send_message(ask=1, check=["a"])
-        while "answer" not in odd.receive():
+    assert isinstance(odd.receive(), Welcome)
+    together(partial(join_all, made), odd.take_part)
+    for asks, number in [(0, 99), (0, -1), (2, 1), (7, 1), (-1, 1)]:
+        odd.send_message(Reply(asks, number, []))
+        odd.send_message(Ask(1, Check(("a",))))
+        while not isinstance(odd.receive(), Answer):
             pass
         settle(*made)
-        assert made[0].failure is None, number
+        assert made[0].state.failure is None, number
+
+
+@pytest.mark.parametrize("number", [None, "x", [], {}])
+def test_an_answer_to_what_cannot_be_asked_is_refused(number):
+    with pytest.raises(WireError):
+        wire.decode(FROM_AGENT, {"reply": {"asks": 0, "number": number, "of": []}})
 
 
 # --- who is gone --------------------------------------------------------------------
@@ -463,13 +495,13 @@ def test_an_agent_that_is_gone(job):
 def test_an_agent_that_is_started_again(job):
     made = job.at_work(max_restarts=1)
     cut(made[2])
-    until(lambda: made[0].is_over and made[1].is_over)
+    until(lambda: made[0].state.is_over and made[1].state.is_over)
     made[2] = job.client(2, agent="second")
     made[2].connect()
-    assert made[2].next_round == 1
+    assert made[2].state.next_round == 1
     for go in join_all(made):
-        assert go["go"] == 1
-    assert job.events[0] == [{"lost": 2}]
+        assert go.round == 1
+    assert job.events[0] == [Lost(2)]
 
 
 def test_the_coordinator_is_gone(job):
@@ -484,16 +516,16 @@ def test_the_end_of_the_coordinator_is_no_loss_to_an_agent_that_has_finished(job
     together(*(client.finish for client in made))
     job.end_server()
     for client in made:
-        until(lambda client=client: not client._is_running)
-    assert [client.failure for client in made] == [None] * 3
+        until(lambda client=client: not client.state.is_running)
+    assert [client.state.failure for client in made] == [None] * 3
 
 
 def test_an_agent_that_does_not_answer(job, raw):
     made = job.connected(0, 1, silence_timeout=60)
     silent = raw()
     silent.request(2)
-    silent.send_message(join=0)
-    join_all(made)
+    assert isinstance(silent.receive(), Welcome)
+    together(partial(join_all, made), silent.take_part)
     agents = job.server.coordinator.members.agents
     for _ in range(12):
         until(lambda: agents[0].silent_for < 5 > agents[1].silent_for)
@@ -501,18 +533,24 @@ def test_an_agent_that_does_not_answer(job, raw):
     for client in made:
         assert failure_of(client) == Failure(Kind.SILENT, (2,), code=60)
     # All others have answered all the time.
-    reported = [event for event in job.events[0] if "silent" in event]
-    assert reported == [{"silent": [2], "left": 30}]
+    reported = [event for event in job.events[0] if isinstance(event, Silent)]
+    assert reported == [Silent((2,), 30, 30)]
 
 
-WELCOME = wire.to_line({"welcome": protocol.VERSION, "round": 0})
+def welcomes(later=lambda _: None):
+    """Welcome an agent, and answer like this what it sends `later`."""
+    answers = iter([line(WELCOME)])
+
+    def answer(data):
+        return next(answers, later)(data)
+
+    return answer
 
 
 @pytest.fixture
 def silent_coordinator(job):
     """Start a coordinator that sends a welcome, and nothing after it."""
-    answers = iter([WELCOME])
-    with other_program(proving(lambda _: next(answers, None))) as job.port:
+    with other_program(proving(welcomes())) as job.port:
         yield
 
 
@@ -521,28 +559,27 @@ def test_a_coordinator_that_does_not_answer(job):
     client = job.client(1, silence_timeout=50)
     client.connect()
     job.clock.go_on(49)
-    assert client.failure is None
+    assert client.state.failure is None
     with pytest.raises(JobFailedError) as caught:
         job.clock.passes_while(lambda: take_part(client))
     assert caught.value.failure == Failure(Kind.COORDINATOR, code=50)
-    silent = {"coordinator_silent": members.SILENCE_REPORT, "left": 20}
-    assert job.events[1] == [silent]
+    assert job.events[1] == [CoordinatorSilent(SILENCE_REPORT, 20)]
 
 
 def test_a_coordinator_that_answers_again(job):
-    with other_program(proving(lambda _: WELCOME)) as port:
+
+    def answer(data):
+        return line(Answer(1, value=False))(data) if b'"check"' in data else None
+
+    with other_program(proving(welcomes(answer))) as port:
         client = job.client(1, (port,), silence_timeout=1000)
         client.connect()
-        job.clock.go_on(1 + members.SILENCE_REPORT)  # it has just answered
+        job.clock.go_on(1 + SILENCE_REPORT)  # it has just answered
         for number in range(3):
-            client.send({"ask": number})
+            client.send(Ask(number, Check(("a",))))
             until(lambda: client._channel.has_received)
             job.clock.go_on(1)
-    reported = [event for event in job.events[1] if "welcome" not in event]
-    assert reported == [
-        {"coordinator_silent": 30, "left": 970},
-        {"coordinator_answers": 31},
-    ]
+    assert job.events[1] == [CoordinatorSilent(30, 970), CoordinatorAnswers(31)]
 
 
 def test_a_coordinator_that_is_stopped_for_a_while(job):
@@ -552,7 +589,7 @@ def test_a_coordinator_that_is_stopped_for_a_while(job):
     client.connect()
     job.clock.go_on(75, 75)
     assert job.events[0] == []
-    assert client.failure is None
+    assert client.state.failure is None
 
 
 # --- one loop for the coordinator and the agent of its node ------------------------
@@ -571,7 +608,12 @@ def sharing(job, reads):
     """Start the coordinator and its node's agent in one loop, and two others."""
     job.start_server(max_restarts=1)
     loop = job.server._loop
-    made = [job.client(0, loop=loop, on_event=lambda _: reads.wait(PATIENCE) and None)]
+
+    def wait(what):
+        reads.wait(PATIENCE)
+        return getattr(what, "first", None)
+
+    made = [job.client(0, loop=loop, listener=Listener(wait, wait, wait))]
     made += [job.client(rank) for rank in (1, 2)]
     together(*(client.connect for client in made))
     return made
@@ -580,42 +622,42 @@ def sharing(job, reads):
 def test_a_report_that_nobody_reads_stops_nothing(job, sharing, reads):
     join_all(sharing)
     sharing[1].worker_failed(FIRST)
-    until(lambda: all(client.is_over for client in sharing))
+    until(lambda: all(client.state.is_over for client in sharing))
     agents = job.server.coordinator.members.agents
     for go in join_all(sharing):  # this is reported
-        assert go["go"] == 1
-    sharing[0].send({"stacks": 1})  # and this
+        assert go.round == 1
+    sharing[0].send(Question(1, STACKS, None))  # and this
     for _ in range(60):
         job.clock.now += 1
         settle(job.server, *sharing, aside=False)
         assert {each.silent_for < 10 for each in agents.values()} == {True}
     assert sharing[0]._loop._aside.is_alive()
-    assert sharing[0].ask({"add": "a", "by": 1}, LIMIT) == 1
+    assert sharing[0].ask(Add(key="a", by=1), LIMIT) == 1
     assert not reads.is_set()
-    assert [client.failure for client in sharing] == [None] * 3
+    assert [client.state.failure for client in sharing] == [None] * 3
 
 
 def test_a_report_that_nobody_reads_is_not_confirmed(job, sharing, reads):
     """The others stay until it is written, but not for ever."""
     join_all(sharing)
     sharing[1].worker_failed(FIRST)
-    until(lambda: all(client.is_over for client in sharing))
+    until(lambda: all(client.state.is_over for client in sharing))
     join_all(sharing)
     sharing[1].worker_failed(FIRST)
-    until(lambda: all(client.ending for client in sharing))
+    until(lambda: all(client.state.ending for client in sharing))
     job.clock.now += clients.COLLECT_TIMEOUT[False]
     settle(job.server, aside=False)
-    assert all(client.is_unreported for client in sharing)
+    assert all(client.state.is_unreported for client in sharing)
     reads.set()
-    until(lambda: not any(client.is_unreported for client in sharing))
+    until(lambda: not any(client.state.is_unreported for client in sharing))
 
 
 def test_a_fault_of_the_agent_leaves_the_coordinator(sharing):
     sharing[0]._channel.on_message = lambda _: 1 / 0
-    sharing[0].send({"ask": 1, "check": []})
+    sharing[0].send(Ask(1, Check(())))
     assert failure_of(sharing[0]).text == "ZeroDivisionError: division by zero"
-    assert sharing[1].ask({"add": "a", "by": 1}, LIMIT) == 1
-    assert sharing[1].failure is None
+    assert sharing[1].ask(Add(key="a", by=1), LIMIT) == 1
+    assert sharing[1].state.failure is None
 
 
 def test_a_fault_of_the_coordinator_ends_its_agent(job, sharing, monkeypatch, caplog):
@@ -628,14 +670,14 @@ def test_a_fault_of_the_coordinator_ends_its_agent(job, sharing, monkeypatch, ca
 
 
 def test_a_call_that_fails_ends_the_agent(sharing):
-    sharing[1].send({"join": object()})
+    sharing[1].send(Reply(0, 1, object()))
     assert failure_of(sharing[1]).text.startswith("TypeError: ")
 
 
 def test_the_coordinator_stays_when_its_own_agent_has_left(job, sharing):
     sharing[0].fail(Failure(Kind.AGENT, (0,), text="why"))
     sharing[0].leave()
-    assert not sharing[0]._is_running
+    assert not sharing[0].state.is_running
     assert {failure_of(client).text for client in sharing} == {"why"}
     job.server.close()
 
@@ -645,28 +687,54 @@ def test_the_coordinator_stays_when_its_own_agent_has_left(job, sharing):
 
 def test_questions_to_the_store(job):
     made = job.at_work()
-    assert made[1].ask({"set": {"a": "1", "b": "\xff"}}, LIMIT) is True
-    assert made[2].ask({"get": ["b", "a"]}, LIMIT) == ["\xff", "1"]
-    assert made[0].ask({"add": "a", "by": 2}, LIMIT) == 3
-    assert made[0].ask({"check": ["a", "c"]}, LIMIT) is False
+    assert made[1].ask(Set({"a": "1", "b": "\xff"}), LIMIT) is True
+    assert made[2].ask(
+        Get(
+            (
+                "b",
+                "a",
+            ),
+        ),
+        LIMIT,
+    ) == ["\xff", "1"]
+    assert made[0].ask(Add("a", 2), LIMIT) == 3
+    assert (
+        made[0].ask(
+            Check(
+                (
+                    "a",
+                    "c",
+                ),
+            ),
+            LIMIT,
+        )
+        is False
+    )
 
-    late = started(lambda: made[1].ask({"get": ["c"]}, LIMIT))
+    late = started(lambda: made[1].ask(Get(("c",)), LIMIT))
     until(lambda: waits(made[1]))
-    assert made[0].ask({"set": {"c": "late"}}, LIMIT) is True
+    assert made[0].ask(Set({"c": "late"}), LIMIT) is True
     assert late.result(PATIENCE) == ["late"]
 
 
 def test_an_answer_that_does_not_come(job):
     (client,) = job.connected(0)
     with pytest.raises(TimeoutError):
-        job.clock.passes_while(lambda: client.ask({"get": ["a"]}, LIMIT), step=LIMIT)
-    assert client.ask({"set": {"a": "1"}}, LIMIT) is True
-    assert client.ask({"get": ["a"]}, LIMIT) == ["1"]
+        job.clock.passes_while(lambda: client.ask(Get(("a",)), LIMIT), step=LIMIT)
+    assert client.ask(Set({"a": "1"}), LIMIT) is True
+    assert client.ask(Get(("a",)), LIMIT) == ["1"]
+
+
+def test_a_late_answer_hides_no_later_one():
+    """The first request was given up."""
+    state = State().after(Answer(2, value=False)).after(Answer(1, value=["late"]))
+    assert state.answer_to(2) == Answer(2, value=False)
+    assert state.answer_to(1) is None
 
 
 def test_no_answer_any_more(job):
     made = job.at_work()
-    answer = started(lambda: made[0].ask({"get": ["a"]}, LIMIT))
+    answer = started(lambda: made[0].ask(Get(("a",)), LIMIT))
     until(lambda: waits(made[0]))
     made[1].fail(Failure(Kind.AGENT, (1,), text="why"))
     with pytest.raises(JobFailedError):
@@ -712,7 +780,7 @@ def leave_at_once(client):
     # After SIGTERM the coordinator looks for a lost agent first.
     client.fail(Failure(Kind.SIGNAL, (client.request.rank,), code=signal.SIGINT))
     client.leave()
-    until(lambda client=client: not client._is_running)
+    until(lambda client=client: not client.state.is_running)
 
 
 @pytest.mark.parametrize("who", ["nobody", *list(OTHER_PROGRAMS)[:2]])
@@ -744,9 +812,9 @@ def test_a_signal_that_does_not_wake_the_main_thread(job, signalled, monkeypatch
 def test_a_signal_while_an_answer_is_waited_for(job, signalled):
     made = job.at_work()
     with signalled(made[0]):
-        made[0].ask({"get": ["a"]}, LIMIT)
+        made[0].ask(Get(("a",)), LIMIT)
     leave_at_once(made[0])
-    until(lambda: made[1].failure)
+    until(lambda: made[1].state.failure)
 
 
 def test_a_signal_while_others_are_at_work(job, signalled):

@@ -14,9 +14,10 @@ from waiting import NEVER_S, PATIENCE, until
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.meeting import KeyFile
-from torchrun_hpc.rendezvous import notice
-from torchrun_hpc.rendezvous.connection import Connection
+from torchrun_hpc.rendezvous.client import Listener
+from torchrun_hpc.rendezvous.connection import Connection, inform
 from torchrun_hpc.rendezvous.key import LATE
+from torchrun_hpc.rendezvous.protocol import Ended
 
 WHY = Failure(Kind.AGENT, (1,), text="why")
 
@@ -48,13 +49,13 @@ def meeting(rank, key, port, spares):
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_node_whose_key_cannot_be_used_calls_nobody(stranger, key, spares):
     where = meeting(1, key, stranger.getsockname()[1], spares)
-    made = Connection(where, SETTINGS, {}, print)
+    made = Connection(where, SETTINGS, {}, Listener(print))
     with pytest.raises(LaunchError, match="needs a usable key") as caught:
         made.open(NEVER_S)
     made.close()
     assert caught.value.code == "HPC238"
     # To tell others why it gives up would be as bad.
-    assert notice.inform(where, WHY, NEVER_S, print) is None
+    assert inform(where, WHY, NEVER_S, print) is None
     with pytest.raises(BlockingIOError):
         stranger.accept()
 
@@ -64,11 +65,11 @@ def test_a_head_node_whose_key_cannot_be_used_answers_nobody(key, spares, monkey
     ports = []
     monkeypatch.setattr(socket.socket, "listen", lambda *_: ports.append(1))
     where = meeting(0, key, 1, spares)
-    made = Connection(where, SETTINGS, {}, print)
+    made = Connection(where, SETTINGS, {}, Listener(print))
     with pytest.raises(LaunchError, match="needs a usable key"):
         made.open(PATIENCE)
     made.close()
-    assert notice.inform(where, WHY, NEVER_S, print) is None
+    assert inform(where, WHY, NEVER_S, print) is None
     assert ports == []
 
 
@@ -76,7 +77,7 @@ def test_who_gives_up_without_a_key_does_not_warn(stranger, tmp_path, capfd):
     """Its own failure ends the launch, whoever joins."""
     where = meeting(1, KeyFile(str(tmp_path / "key")), stranger.getsockname()[1], 0)
     stranger.close()
-    assert notice.inform(where, WHY, 0, lambda _: None) is None
+    assert inform(where, WHY, 0, lambda _: None) is None
     assert capfd.readouterr().err == ""
 
 
@@ -94,16 +95,17 @@ def opened(job, tmp_path, monkeypatch):
         job.start_server(key=key_of(b"theirs"))
         where = meeting(1, KeyFile(str(tmp_path / "key"), "FILE"), job.port, 1)
         settings = replace(SETTINGS, coordinator=1, spares=1, spare_after=spare_after)
-        made.append(Connection(where, settings, {}, lambda _: None))
+        made.append(Connection(where, settings, {}, Listener()))
         monkeypatch.setattr(asyncio, "new_event_loop", by_clock)
         connected = started(lambda: made[0].open(NEVER_S))
         client = made[0].client
-        until(lambda: client._is_running)
+        until(lambda: client.state.is_running)
         job.clock.drive(client)
         return connected
 
     yield opened
-    made[0].client.finished = True  # so that it waits for no other node
+    # So that it waits for no other node.
+    made[0].client._change(lambda state: replace(state, ending=Ended()))
     closed = started(made[0].close)
     job.clock.passes_until(closed.done)
 

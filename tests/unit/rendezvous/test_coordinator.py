@@ -14,17 +14,63 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from loopback import request_of, worker_failure
 
 from torchrun_hpc import __version__, wire
-from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.names import placed
-from torchrun_hpc.rendezvous import coordinator, members, protocol
+from torchrun_hpc.rendezvous import coordinator, protocol, roster
 from torchrun_hpc.rendezvous.coordinator import Coordinator
-from torchrun_hpc.rendezvous.phases import Phase
-from torchrun_hpc.rendezvous.protocol import CLOSE, RESET
+from torchrun_hpc.rendezvous.errors import Refused
+from torchrun_hpc.rendezvous.member import Member
+from torchrun_hpc.rendezvous.messages import (
+    Answering,
+    Differ,
+    Finishing,
+    Lost,
+    Restart,
+    Silent,
+    Stranger,
+    Unproved,
+    Waiting,
+)
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    Add,
+    Answer,
+    Ask,
+    Asked,
+    Bye,
+    Check,
+    Close,
+    Confirm,
+    Died,
+    Done,
+    Ended,
+    GaveUp,
+    Get,
+    Go,
+    Heartbeat,
+    Join,
+    Over,
+    Prepare,
+    Present,
+    Printed,
+    Question,
+    QuestionOver,
+    Read,
+    Replied,
+    Reply,
+    Report,
+    Set,
+    Unhealthy,
+    WantsReport,
+    Welcome,
+)
+from torchrun_hpc.rendezvous.record import Record, first_record
+from torchrun_hpc.rendezvous.rounds import Phase
 from torchrun_hpc.wire import WireError
 
 SETTINGS = replace(loopback.SETTINGS, join_timeout=900)
-STORE = ["10.20.0.1", 40000]
+STORE = ("10.20.0.1", 40000)
 
 
 def to(connections, *messages):
@@ -37,36 +83,65 @@ def failure(kind, node=1, **values):
 
 
 def welcome(number=0, *, is_over=False):
-    return {
-        "welcome": protocol.VERSION,
-        "round": number,
-        "age": (number if is_over else number - 1, (0, 0)),
-        "coordinator": 0,
-    }
+    return Welcome(number, (number if is_over else number - 1, (0, 0)), coordinator=0)
 
 
 def go(number=0):
-    return {"go": number, "store": STORE}
+    return Go(number, STORE)
+
+
+def over(number=0):
+    return Over(number, hangs=False)
 
 
 def last_words(value, rank):
     """Return what an agent is sent after a failure: that of node 0 reports it."""
-    return {"failed": wire.encode(value), **({} if rank else {"reports": True})}
+    return Ended(value, reports=not rank)
 
 
 KILLED = worker_failure(5, code=-9)
+
+
+def as_sent(kind, message):
+    """Return a message as it arrives on the other side."""
+    line = wire.to_line(wire.encode(message, kind))
+    arrived = wire.decode(kind, wire.from_json(line))
+    assert repr(arrived) == repr(message)  # text, because NaN is not itself
+    return arrived
+
+
+def member_of(rank, settings):
+    """Return what a node knows of a job that has not begun."""
+    nodes, spares = settings.nodes, settings.spares * settings.has_spares
+    return Member(rank, first_record(nodes, spares, settings.coordinator))
+
+
+def coordinator_of(settings):
+    """Return the coordinator of a job that has not begun."""
+    member = member_of(settings.coordinator, settings)
+    made = Coordinator(settings, member)
+    made.coordinate(member.record)
+    return made
 
 
 class Job:
     """A coordinator, and what it has sent to each connection.
 
     A connection is the rank of its agent, unless a test says otherwise.
+
+    Attributes:
+        confirms: Whether agents confirm the rounds that are prepared.
+        news: The news of restarts.
+        records: The records that were sent, of prepared rounds, and others.
     """
 
     def __init__(self, **settings):
-        self.coordinator = Coordinator(replace(SETTINGS, **settings))
+        self.coordinator = coordinator_of(replace(SETTINGS, **settings))
         self.nodes = self.coordinator.settings.nodes
+        self.members = {}  # what agents know, by connection
+        self.confirms = True
         self.news = []
+        self.records = []
 
     @property
     def rounds(self):
@@ -83,36 +158,75 @@ class Job:
     def sent(self):
         """Return what was sent since the last time: connection to messages.
 
-        But for the news of a restart, which has a test of its own.
+        But for records, which agents answer, and for the news of a restart, which has a
+        test of its own.
         """
         sent = defaultdict(list)
-        for connection, message in self.coordinator.outbox:
-            if "restart" in message:
-                self.news.append((connection, message))
-                continue
-            is_end = message is CLOSE or message is RESET
-            sent[connection].append("close" if is_end else message)
-        self.coordinator.outbox.clear()
+        while self.coordinator.outbox:
+            outbox = [*self.coordinator.outbox]
+            self.coordinator.outbox.clear()
+            for connection, message in outbox:
+                if isinstance(message, Close):
+                    sent[connection].append("close")
+                    continue
+                arrived = as_sent(FROM_COORDINATOR, message)
+                if isinstance(arrived, Restart):
+                    self.news.append((connection, arrived))
+                elif isinstance(arrived, Prepare | Record):
+                    self.records.append((connection, arrived))
+                else:
+                    sent[connection].append(arrived)
+                if self.coordinator.members.rank_of(connection) is not None:
+                    self.answer(connection, arrived)
         return dict(sent)
 
-    def send(self, connection, **message):
-        self.coordinator.receive(connection, message)
+    def answer(self, connection, message):
+        """Let an agent answer at once what it is asked."""
+        match message:
+            case Welcome():
+                rank = self.coordinator.members.rank_of(connection)
+                member = member_of(rank, self.coordinator.settings)
+                self.members[connection] = member
+                for reply in member.accepted(message):
+                    self.receive(connection, reply)
+            case Prepare(record) if self.confirms:
+                member = self.members[connection]
+                if member.prepared(record) is not None:
+                    confirm = member.confirmation(record, lambda: STORE)
+                    self.receive(connection, confirm)
+
+    def receive(self, connection, message):
+        self.coordinator.receive(connection, as_sent(FROM_AGENT, message))
+
+    def send(self, connection, message):
+        self.receive(connection, message)
+        return self.sent()
+
+    def send_line(self, connection, data):
+        """Send what may be no message: as the server does, which closes then."""
+        self.coordinator.receive(connection, wire.decode(FROM_AGENT, data))
+        return self.sent()
+
+    def request(self, connection, request):
+        """Send the first line of a connection."""
+        self.coordinator.request(connection, json.loads(json.dumps(request)))
         return self.sent()
 
     def connect(self, connection, **changes):
-        return self.send(
-            connection, **request_of(connection, nodes=self.nodes) | changes
+        return self.request(
+            connection, request_of(connection, nodes=self.nodes) | changes
         )
 
     def died(self, worker, number=0, connection=None):
         """Let the agent of a worker's node report that it has failed in a round."""
         agent = worker.nodes[0] if connection is None else connection
-        return self.send(agent, died=wire.encode(worker), round=number)
+        return self.send(agent, Died(worker, number))
 
     def reported(self):
         """Let node 0 ask which workers have failed, and return the answer."""
-        ((message,),) = self.send(0, report=True).values()
-        return wire.decode(Summary | None, json.loads(json.dumps(message["report"])))
+        ((message,),) = self.send(0, WantsReport()).values()
+        assert isinstance(message, Report)
+        return message.summary
 
     def lose(self, connection):
         self.coordinator.disconnected(connection)
@@ -130,23 +244,22 @@ class Job:
             self.coordinator.tick()
             for connection, messages in self.sent().items():
                 for message in messages:
-                    if "heartbeat" not in message:
+                    if not isinstance(message, Heartbeat):
                         sent.setdefault(second, []).append((connection, message))
                     elif connection in answering:
-                        self.coordinator.receive(connection, {"heartbeat": True})
+                        self.receive(connection, Heartbeat())
         return sent
 
     def join(self, *ranks):
         """Let nodes join the next round; return what was sent since the first one."""
         for rank in ranks:
-            store = {"store": STORE} if rank == 0 else {}
-            self.coordinator.receive(rank, {"join": self.rounds.round, **store})
+            self.receive(rank, Join())
         return self.sent()
 
     def finish(self, *ranks):
         """Let nodes finish, by default all; return what was sent since the first."""
         for rank in ranks or range(self.nodes):
-            self.coordinator.receive(rank, {"done": self.rounds.round})
+            self.receive(rank, Done(self.rounds.round))
         return self.sent()
 
     def all_there(self):
@@ -169,22 +282,41 @@ class Job:
 
 def test_a_job_from_its_beginning_to_its_end():
     job = Job()
+    job.confirms = False
     for rank in (2, 0, 1):
         assert job.connect(rank) == {rank: [welcome()]}
+    for rank in (1, 0, 2):
+        assert job.records == []
+        assert job.send(rank, Join()) == {}
+    record = Record((0, 0), 0, (0, 1, 2))
+    assert job.records == [(rank, Prepare(record)) for rank in range(3)]
     # Node 0 gives the address of the workers' store.
-    assert job.send(1, join=0, store=["10.9.9.9", 1]) == {}
-    assert job.send(0, join=0, store=STORE) == {}
-    assert job.send(2, join=0, store=["10.9.9.9", 1]) == to(range(3), go())
-    assert job.send(2, done=0) == {}
-    assert job.send(0, done=0) == {}
+    assert job.send(1, Confirm((0, 0), 0, ("10.9.9.9", 1))) == {}
+    assert job.send(0, Confirm((0, 0), 0, STORE)) == {}
+    assert job.send(2, Confirm((0, 0), 0, ("10.9.9.9", 1))) == to(range(3), go())
+    assert job.send(2, Done(0)) == {}
+    assert job.send(0, Done(0)) == {}
     assert not job.is_finished
-    assert job.send(1, done=0) == to(range(3), {"finished": 0})
+    assert job.send(1, Done(0)) == to(range(3), Ended())
     assert job.is_finished
     for rank in range(3):
         assert not job.coordinator.all_informed
-        assert job.send(rank, bye=True) == {rank: ["close"]}
+        assert job.send(rank, Bye()) == {rank: ["close"]}
     assert job.coordinator.all_informed
     assert job.rounds.failure is None
+
+
+def test_only_the_prepared_round_is_confirmed():
+    job = Job()
+    job.confirms = False
+    job.all_there().join(0, 1, 2)
+    for confirm in Confirm((0, 0), 1, STORE), Confirm((1, 0), 0, STORE):
+        for rank in range(3):
+            assert job.send(rank, confirm) == {}
+    with pytest.raises(WireError, match="no store"):
+        job.send(0, Confirm((0, 0), 0))
+    assert job.sent() == {}
+    assert not job.is_running
 
 
 @pytest.mark.parametrize(
@@ -192,16 +324,16 @@ def test_a_job_from_its_beginning_to_its_end():
     [
         (("", "", ""), None),
         (("jsc", "jsc", "jsc"), None),
-        (("derecho", "", ""), {"derecho": [0], "": [1, 2]}),
-        (("", "derecho", ""), {"": [0, 2], "derecho": [1]}),
-        (("a", "b", "c"), {"a": [0], "b": [1], "c": [2]}),
+        (("derecho", "", ""), {"derecho": (0,), "": (1, 2)}),
+        (("", "derecho", ""), {"": (0, 2), "derecho": (1,)}),
+        (("a", "b", "c"), {"a": (0,), "b": (1,), "c": (2,)}),
     ],
 )
 def test_nodes_with_different_values_are_named_once(values, reported):
     job = Job(max_restarts=1)
     for rank in (2, 1, 0):
         job.connect(rank, compared=values[rank])
-    first = [] if reported is None else [{"differ": reported}]
+    first = [] if reported is None else [Differ(reported)]
     assert job.join(0, 1, 2) == to(range(3), go()) | {0: [*first, go()]}
     job.died(KILLED)
     assert job.join(0, 1, 2) == to(range(3), go(1))
@@ -223,7 +355,7 @@ def test_each_node_tells_its_own_name():
 def test_a_worker_that_dies_is_a_restart_for_all():
     job = Job(max_restarts=1).all_at_work()
     sent = job.died(KILLED)
-    assert sent == to(range(3), {"over": 0})
+    assert sent == to(range(3), over())
     assert not job.is_running
     # The others' workers end because of it.
     assert job.died(worker_failure(9)) == {}
@@ -233,9 +365,9 @@ def test_a_worker_that_dies_is_a_restart_for_all():
 def test_an_agent_that_joins_the_next_round_restarts_all():
     """Where torch's agent saw it first."""
     job = Job(max_restarts=1).all_at_work()
-    assert job.send(1, join=1) == to(range(3), {"over": 0})
+    assert job.send(1, Join()) == to(range(3), over())
     assert job.join(0, 2) == to(range(3), go(1))
-    job.send(1, join=2)
+    job.send(1, Join())
     text = "it asked for another restart"
     assert job.rounds.failure == failure(Kind.AGENT, text=text)
 
@@ -256,11 +388,11 @@ def test_restarts_are_counted_for_the_job(max_restarts):
 
 def test_the_store_is_empty_after_a_restart():
     job = Job(max_restarts=1).all_at_work()
-    job.send(1, ask=1, set={"torchelastic/role_info/1": "old"})
+    job.send(1, Ask(1, Set({"torchelastic/role_info/1": "old"})))
     job.died(KILLED)
     job.join(0, 1, 2)
-    sent = job.send(0, ask=7, check=["torchelastic/role_info/1"])
-    assert sent == {0: [{"answer": 7, "value": False}]}
+    sent = job.send(0, Ask(7, Check(("torchelastic/role_info/1",))))
+    assert sent == {0: [Answer(7, value=False)]}
 
 
 def test_no_restart_after_others_have_finished():
@@ -275,19 +407,19 @@ def test_no_restart_if_one_finished_before_it_was_informed():
     job = Job(max_restarts=3).all_at_work()
     job.died(KILLED)
     job.join(1)
-    assert job.send(2, done=0) == job.failed(replace(KILLED, finished=1))
+    assert job.send(2, Done(0)) == job.failed(replace(KILLED, finished=1))
     assert not job.is_finished
 
 
-@pytest.mark.parametrize("done", [-1, 1, None, "0"])
+@pytest.mark.parametrize("done", [-1, 1])
 def test_no_end_of_a_round_that_does_not_run(done):
     job = Job(max_restarts=3).all_there()
-    assert job.send(2, done=done) == {}
+    assert job.send(2, Done(done)) == {}
     job.join(0, 1, 2)
-    assert job.send(2, done=done) == {}
+    assert job.send(2, Done(done)) == {}
     assert job.is_running
     job.died(KILLED)
-    assert job.send(2, done=done) == {}  # it is not of the round that has ended
+    assert job.send(2, Done(done)) == {}  # it is not of the round that has ended
     assert job.rounds.failure is None
 
 
@@ -295,8 +427,7 @@ def test_agents_hear_that_a_collective_failed():
     """They look at their workers before they stop them."""
     job = Job(max_restarts=1).all_at_work()
     sent = job.died(worker_failure(1, text="Timed out waiting 9ms for recv operation"))
-    over = {"over": 0, "hang": True}
-    assert [messages[-1] for messages in sent.values()] == [over] * 3
+    assert [each[-1] for each in sent.values()] == [Over(0, hangs=True)] * 3
 
 
 def test_a_restart_is_reported_with_its_cause():
@@ -304,7 +435,7 @@ def test_a_restart_is_reported_with_its_cause():
     job.died(KILLED)
     assert job.news == []  # another one may have been the first
     job.wait(3)
-    assert job.news == [(0, {"restart": 1, "because": wire.encode(KILLED)})]
+    assert job.news == [(0, Restart(1, KILLED))]
 
 
 def test_a_restart_is_reported_with_the_failure_that_was_the_first():
@@ -312,8 +443,7 @@ def test_a_restart_is_reported_with_the_failure_that_was_the_first():
     job.died(worker_failure(9, text=CLOSED.format(2)))
     job.died(KILLED)
     job.join(0, 1, 2)
-    because = wire.encode(KILLED)
-    assert job.news == [(0, {"restart": 1, "because": because})]
+    assert job.news == [(0, Restart(1, KILLED))]
     job.wait(5)
     assert len(job.news) == 1
 
@@ -382,8 +512,6 @@ TOO_EARLY_OR_TOO_LATE = {
     "a node has not joined": ((0, 1), 0),
     "another round": ((0, 1, 2), 1),
     "a round before the first": ((0, 1, 2), -1),
-    "no round": ((0, 1, 2), None),
-    "a round of text": ((0, 1, 2), "0"),
 }
 
 
@@ -397,10 +525,21 @@ def test_a_worker_of_another_round_is_ignored(case):
     assert (job.rounds.round, job.rounds.failure) == (0, None)
 
 
+@pytest.mark.parametrize("number", [None, "0", True, 0.0])
+def test_a_round_is_a_number(number):
+    job = Job(max_restarts=1).all_at_work()
+    for message in {"failure": wire.encode(KILLED)}, {}:
+        name = "died" if message else "done"
+        with pytest.raises(WireError):
+            job.send_line(1, {name: message | {"round": number}})
+    assert job.reported() is None
+    assert job.is_running
+
+
 def test_all_hear_that_the_failures_are_reported():
     job = Job().all_at_work()
     job.died(KILLED)
-    assert job.send(0, printed=True) == to(range(3), {"printed": True})
+    assert job.send(0, Printed()) == to(range(3), Printed())
 
 
 # --- what the workers are doing -----------------------------------------------------
@@ -408,30 +547,30 @@ def test_all_hear_that_the_failures_are_reported():
 SAMPLES = [{"rank": 9, "node": 2, "frames": ["f a.py:1"], "problem": ""}]
 
 
-def ask(number=7, what="stacks"):
+def ask(number=7):
     """Return a question of an agent to all."""
-    return {"question": number, "what": what, "with": ["about it"]}
+    return Question(number, "stacks", ["about it"])
 
 
-def asked_by(rank, number=7, what="stacks"):
+def asked_by(rank, number=7):
     """Return the question as it is passed on."""
-    return {"question": [rank, number], "what": what, "with": ["about it"]}
+    return Asked(rank, number, "stacks", ["about it"])
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_all_agents_are_asked(rank):
     """Also the one that asks: it gets the replies, whoever else asks, too."""
     job = Job().all_at_work()
-    assert job.send(rank, **ask()) == to(range(3), asked_by(rank))
-    job.send((rank + 1) % 3, **ask())
+    assert job.send(rank, ask()) == to(range(3), asked_by(rank))
+    job.send((rank + 1) % 3, ask())
     for other in (2, 0, 1):
-        sent = job.send(other, reply=[rank, 7], node=rank, of=SAMPLES)
-        assert sent == {rank: [{"replied": 7, "node": other, "of": SAMPLES}]}
+        sent = job.send(other, Reply(rank, 7, SAMPLES))
+        assert sent == {rank: [Replied(7, other, SAMPLES)]}
 
 
 WRONG_QUESTIONS = [
-    *(ask(number) for number in (None, "x" * 1000, [1], {"a": 1}, 1.5, True)),
-    *(ask(what=what) for what in (None, "x" * 1000, [1], {"a": 1}, 1.5, True)),
+    *({"number": wrong} for wrong in (None, "x" * 1000, [1], {"a": 1}, 1.5, True)),
+    *({"what": wrong} for wrong in (None, "x" * 1000, [1], {"a": 1}, 1.5, True)),
 ]
 
 
@@ -439,45 +578,47 @@ WRONG_QUESTIONS = [
 def test_a_question_is_a_number_and_a_name(wrong):
     """All agents get it."""
     job = Job().all_at_work()
-    assert job.send(1, **wrong) == {}
+    with pytest.raises(WireError):
+        job.send_line(1, {"question": wire.encode(ask()) | wrong})
+    assert job.sent() == {}
 
 
 def test_a_reply_to_an_agent_that_is_gone():
     job = Job(max_restarts=1).all_at_work()
-    job.send(1, **ask())
+    job.send(1, ask())
     job.lose(1)
-    assert job.send(2, reply=[1, 7], of=[]) == {}
-    job.send("again", **request_of(1, agent="second"))
-    assert job.send(0, **ask(8))["again"] == [asked_by(0, 8)]
+    assert job.send(2, Reply(1, 7, [])) == {}
+    job.request("again", request_of(1, agent="second"))
+    assert job.send(0, ask(8))["again"] == [asked_by(0, 8)]
 
 
 def test_who_asks_hears_of_an_agent_that_goes():
     """It will not reply; a second one of its rank is asked again."""
     job = Job(max_restarts=1).all_at_work()
-    job.send(1, **ask())
-    gone = {"replied": 7, "node": 2, "of": None}
+    job.send(1, ask())
+    gone = Replied(7, 2, None)
     assert job.lose(2)[1][0] == gone
-    assert asked_by(1) in job.send("again", **request_of(2, agent="second"))["again"]
+    assert asked_by(1) in job.request("again", request_of(2, agent="second"))["again"]
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_an_agent_that_reconnects_gets_no_question_twice(is_lost):
     """It still replies to the first one."""
     job = Job(max_restarts=1).all_at_work()
-    job.send(1, **ask())
+    job.send(1, ask())
     if is_lost:  # otherwise it connects before the end of the first connection arrives
         job.lose(2)
-    assert asked_by(1) not in job.send("again", **request_of(2))["again"]
-    reply = {"replied": 7, "node": 2, "of": SAMPLES}
-    assert job.send("again", reply=[1, 7], node=2, of=SAMPLES) == {1: [reply]}
+    assert asked_by(1) not in job.request("again", request_of(2))["again"]
+    sent = job.send("again", Reply(1, 7, SAMPLES))
+    assert sent == {1: [Replied(7, 2, SAMPLES)]}
 
 
 def test_an_agent_that_comes_later_is_asked_too():
     job = Job()
     job.connect(0)
-    job.send(0, **ask())
+    job.send(0, ask())
     assert job.connect(1) == {1: [welcome(), asked_by(0)]}
-    job.send(0, question=7)
+    job.send(0, QuestionOver(7))
     assert job.connect(2) == {2: [welcome()]}
 
 
@@ -488,22 +629,31 @@ def test_stacks_may_be_asked_for_at_any_time(failures):
     for number in range(failures):
         job.join(0, 1, 2)
         job.died(KILLED, number)
-    assert job.send(2, **ask()) == to(range(3), asked_by(2))
-    assert job.send(0, reply=[2, 7], of=[])[2][0]["replied"] == 7
+    assert job.send(2, ask()) == to(range(3), asked_by(2))
+    assert job.send(0, Reply(2, 7, []))[2][0].number == 7
+
+
+@pytest.mark.parametrize("asks", [3, -1, 10**19])
+def test_a_reply_for_nobody(asks):
+    job = Job().all_at_work()
+    assert job.send(2, Reply(asks, 7, SAMPLES)) == {}
+    assert job.rounds.failure is None
 
 
 @pytest.mark.parametrize(
-    "reply",
+    "wrong",
     [
-        *(None, True, 0, "", "07", [], {}, [0], [0, 7, 7], [None, 7], ["0", 7]),
-        *([3, 7], [-1, 7], [0.0, 7], [[0], 7], {"0": 7}, [10**30, 7]),
-        *([0, []], [0, {}], [0, [7]]),
+        *({"asks": wrong} for wrong in (None, True, "", "0", [], {}, [0], 0.0)),
+        *({"number": wrong} for wrong in (None, True, "7", [], {}, [7], 7.0)),
     ],
+    ids=str,
 )
-def test_a_reply_for_nobody(reply):
-    """Nor is anything but a number passed on: who gets it would end the connection."""
+def test_a_reply_is_for_a_number_of_an_agent(wrong):
+    """Nothing else is passed on: who gets it would end the connection."""
     job = Job().all_at_work()
-    assert job.send(2, reply=reply, of=SAMPLES) == {}
+    with pytest.raises(WireError):
+        job.send_line(2, {"reply": wire.encode(Reply(0, 7, SAMPLES)) | wrong})
+    assert job.sent() == {}
     assert job.rounds.failure is None
 
 
@@ -515,14 +665,13 @@ json_values = st.recursive(
 )
 
 
-nearly = st.tuples(st.integers(0, 2), json_values).map(list)
-
-
-@given(st.sampled_from(["question", "reply", "what"]), json_values | nearly)
-def test_whatever_is_asked_or_replied(key, value):
+@given(st.sampled_from([ask(), Reply(0, 7, [])]), json_values, st.data())
+def test_whatever_is_asked_or_replied(message, value, data):
     job = Job().all_at_work()
+    ((name, sent),) = wire.encode(message, FROM_AGENT).items()
+    changes = {data.draw(st.sampled_from([*sent])): value, "of": value}
     with suppress(WireError):
-        job.send(1, **ask() | {key: value}, of=value)
+        job.send_line(1, {name: sent | changes})
     assert job.is_running
 
 
@@ -532,11 +681,11 @@ def test_whatever_is_asked_or_replied(key, value):
 @pytest.mark.parametrize("how", ["its connection ends", "it leaves"])
 def test_nothing_is_kept_of_what_an_agent_waited_for(how):
     job = Job(max_restarts=1).all_at_work()
-    job.send(1, ask=1, get=["a"])
+    job.send(1, Ask(1, Get(("a",))))
     store = job.rounds.store
     assert list(store._missing) == [1]
     if how == "it leaves":
-        job.send(1, bye=True)
+        job.send(1, Bye())
     else:
         job.lose(1)
     assert not store._missing
@@ -554,23 +703,36 @@ def test_an_agent_is_lost_for_good(joined):
 
 def test_an_agent_is_lost_and_started_again():
     job = Job(max_restarts=1).all_at_work()
-    over = {"over": 0}
-    assert job.lose(2) == {0: [over, {"lost": 2}], 1: [over], 2: ["close"]}
+    assert job.lose(2) == {0: [over(), Lost(2)], 1: [over()], 2: ["close"]}
     job.join(0, 1)
-    assert job.send("again", **request_of(2, agent="second")) == {"again": [welcome(1)]}
-    assert job.send("again", join=1) == to((0, 1, "again"), go(1))
+    assert job.request("again", request_of(2, agent="second")) == {
+        "again": [welcome(1)]
+    }
+    assert job.send("again", Join()) == to((0, 1, "again"), go(1))
 
 
 def test_an_agent_is_lost_while_others_are_waited_for():
     """That is no restart: no worker runs yet."""
     job = Job(max_restarts=1).all_there()
     job.join(0, 2)
-    assert job.lose(2) == {0: [{"lost": 2}], 2: ["close"]}
-    job.send("again", **request_of(2, agent="second"))
+    assert job.lose(2) == {0: [Lost(2)], 2: ["close"]}
+    job.request("again", request_of(2, agent="second"))
     assert (job.rounds.round, job.rounds.failure) == (0, None)
     job.join(1)
     assert not job.is_running
-    job.send("again", join=0)
+    job.send("again", Join())
+    assert job.is_running
+
+
+def test_an_agent_is_lost_before_it_confirms():
+    job = Job(max_restarts=1).all_there()
+    job.confirms = False
+    job.join(0, 1, 2)
+    job.confirms = True
+    assert job.lose(2) == {0: [Lost(2)], 2: ["close"]}
+    job.request("again", request_of(2, agent="second"))
+    assert not job.is_running
+    job.send("again", Join())
     assert job.is_running
 
 
@@ -584,7 +746,7 @@ def test_an_agent_that_has_only_looked_may_go():
 
 def test_an_agent_that_leaves_as_it_should_is_no_loss():
     job = Job().all_at_work()
-    assert job.send(2, bye=True) == {2: ["close"]}
+    assert job.send(2, Bye()) == {2: ["close"]}
     assert job.lose(2) == {}
     assert job.rounds.failure is None
 
@@ -593,16 +755,16 @@ def test_an_agent_that_has_finished_is_no_loss():
     job = Job().all_at_work()
     job.finish(2)
     assert job.lose(2) == {2: ["close"]}
-    assert job.finish(0, 1) == to((0, 1), {"finished": 0})
+    assert job.finish(0, 1) == to((0, 1), Ended())
 
 
 def test_an_agent_that_is_started_again_after_it_has_finished():
     job = Job(max_restarts=1).all_at_work()
     job.finish(2)
     job.lose(2)
-    sent = job.send("again", **request_of(2, agent="second"))
+    sent = job.request("again", request_of(2, agent="second"))
     expected = Failure(Kind.LOST, (2,), finished=1)
-    assert sent["again"][0]["failed"] == wire.encode(expected)
+    assert sent["again"][0].failure == expected
 
 
 def test_the_last_agents_of_a_job_that_has_finished():
@@ -610,10 +772,10 @@ def test_the_last_agents_of_a_job_that_has_finished():
     job = Job(max_restarts=1).all_at_work()
     job.finish()
     assert job.lose(2) == {2: ["close"]}
-    assert job.send(1, failed=wire.encode(KILLED)) == {}
-    assert job.send(1, join=1) == {}
+    assert job.send(1, GaveUp(KILLED)) == {}
+    assert job.send(1, Join()) == {}
     assert job.rounds.failure is None
-    assert job.connect(2) == {2: [welcome(is_over=True), {"finished": 0}]}
+    assert job.connect(2) == {2: [welcome(is_over=True), Ended()]}
 
 
 def test_which_node_reports_where_node_0_is_gone():
@@ -621,39 +783,39 @@ def test_which_node_reports_where_node_0_is_gone():
         job = Job(max_restarts=1, coordinator=node)
         job.all_at_work()
         sent = job.lose(0)
-        reporters = [c for c, messages in sent.items() if {"lost": 0} in messages]
+        reporters = [c for c, messages in sent.items() if Lost(0) in messages]
         assert reporters == ([] if expected is None else [expected])
 
 
 # --- two agents of one rank ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("answer", [{"heartbeat": True}, {"done": 0}])
+@pytest.mark.parametrize("answer", [Heartbeat(), Done(0)])
 def test_the_first_one_answers_and_the_second_is_refused(answer):
     """The job goes on, and node 0 says who instead of whom."""
     job = Job().all_at_work()
     second = request_of(1, agent="second", pid=7, host="n10")
-    assert job.send("second", **second) == {1: [{"heartbeat": True}]}
+    assert job.request("second", second) == {1: [Heartbeat()]}
     text = "process 7 on n10 instead of process 101 on n1"
-    assert job.send(1, **answer) == refusal("taken", "second") | stranger(text)
-    assert job.send(1, **answer) == {}
+    assert job.send(1, answer) == refusal(Refused.TAKEN, "second") | stranger(text)
+    assert job.send(1, answer) == {}
     assert job.lose("second") == {}
     assert job.rounds.failure is None
 
 
 def test_the_first_one_is_gone_and_the_second_is_accepted():
     job = Job(max_restarts=1).all_at_work()
-    job.send("second", **request_of(1, agent="second"))
+    job.request("second", request_of(1, agent="second"))
     sent = job.lose(1)
     assert sent["second"] == [welcome(1)]
-    assert sent[0] == [{"over": 0}, {"lost": 1}]
+    assert sent[0] == [over(), Lost(1)]
     job.join(0, 2)
-    assert job.send("second", join=1)["second"] == [go(1)]
+    assert job.send("second", Join())["second"] == [go(1)]
 
 
 def test_the_first_one_is_gone_and_the_job_with_it():
     job = Job().all_at_work()
-    job.send("second", **request_of(1, agent="second"))
+    job.request("second", request_of(1, agent="second"))
     sent = job.lose(1)
     assert sent["second"] == job.failed(Failure(Kind.LOST, (1,)))[1]
 
@@ -661,27 +823,27 @@ def test_the_first_one_is_gone_and_the_job_with_it():
 def test_the_first_one_says_nothing_and_the_second_is_accepted():
     """Its node is lost: nothing closes its connection."""
     job = Job(max_restarts=1).all_at_work()
-    job.send("second", **request_of(1, agent="second"))
-    assert job.wait(members.CANDIDATE_TIMEOUT - 1, 0, 2) == {}
+    job.request("second", request_of(1, agent="second"))
+    assert job.wait(roster.CANDIDATE_TIMEOUT - 1, 0, 2) == {}
     sent = job.wait(1, 0, 2)[1]
     assert ("second", welcome(1)) in sent
     assert (1, "close") in sent
-    assert (0, {"lost": 1}) in sent
+    assert (0, Lost(1)) in sent
 
 
 def test_the_second_one_does_not_wait():
     job = Job().all_at_work()
-    job.send("second", **request_of(1, agent="second"))
+    job.request("second", request_of(1, agent="second"))
     assert job.lose("second") == {}
-    assert job.send(1, heartbeat=True) == {}
+    assert job.send(1, Heartbeat()) == {}
 
 
 def test_a_third_one():
     job = Job(max_restarts=1).all_at_work()
-    job.send("second", **request_of(1, agent="other"))
-    job.send("third", **request_of(1, agent="second"))
+    job.request("second", request_of(1, agent="other"))
+    job.request("third", request_of(1, agent="second"))
     assert job.lose("second") == {}
-    assert job.lose(1)["third"][0]["welcome"] == protocol.VERSION
+    assert job.lose(1)["third"][0] == welcome(1)
 
 
 def test_two_containers_of_one_host_are_two_agents():
@@ -689,30 +851,30 @@ def test_two_containers_of_one_host_are_two_agents():
     job = Job(max_restarts=1).all_at_work()
     second = request_of(1, agent="second")
     assert (second["host"], second["pid"]) == ("n1", 101)
-    assert job.send("second", **second) == {1: [{"heartbeat": True}]}
-    sent = job.send(1, heartbeat=True)
+    assert job.request("second", second) == {1: [Heartbeat()]}
+    sent = job.send(1, Heartbeat())
     text = "process 101 on n1 instead of process 101 on n1"
-    assert sent == refusal("taken", "second") | stranger(text)
+    assert sent == refusal(Refused.TAKEN, "second") | stranger(text)
     assert job.is_running
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_connection_does_not_claim_a_second_node_rank(rank):
     job = Job(max_restarts=1).all_at_work()
-    job.send("second", **request_of(1, agent="second"))
+    job.request("second", request_of(1, agent="second"))
     with pytest.raises(WireError):
-        job.send("second", **request_of(rank, agent="second"))
+        job.send_line("second", request_of(rank, agent="second"))
     job.lose("second")  # as the server does then
     job.lose(rank)
-    assert job.wait(members.CANDIDATE_TIMEOUT, 0, 1, 2) is not None
+    assert job.wait(roster.CANDIDATE_TIMEOUT, 0, 1, 2) is not None
     assert job.coordinator.members.rank_of("second") is None
 
 
 def test_an_agent_that_connects_anew_is_accepted_first():
     """It knows nothing of the round that ends. Its first connection ends later."""
     job = Job(max_restarts=1).all_at_work()
-    sent = job.send("again", **request_of(1))
-    assert sent == to((0, 2), {"over": 0}) | {1: ["close"], "again": [welcome(1)]}
+    sent = job.request("again", request_of(1))
+    assert sent == to((0, 2), over()) | {1: ["close"], "again": [welcome(1)]}
     assert job.lose(1) == {}
     assert job.rounds.failure is None
 
@@ -722,43 +884,47 @@ def test_an_agent_that_connects_anew_is_accepted_first():
 
 def refusal(reason, connection="new"):
     """Return what is sent to an agent that is refused: no more than the reason."""
-    return {connection: [{"refused": reason}, "close"]}
+    return {connection: [reason, "close"]}
 
 
 def stranger(text, *ranks):
     """Return what node 0 is to report."""
-    return {0: [{"stranger": ranks or (1,), "because": text}]}
+    return {0: [Stranger(ranks or (1,), text)]}
 
 
 # What differs in a request; why it is refused; both values.
 UNFIT = {
     "an older protocol": (
         {"protocol": protocol.VERSION - 1},
-        "version",
+        Refused.VERSION,
         f"torchrun_hpc 0.1.0 instead of {__version__}",
     ),
     "a newer protocol, of which all else is different": (
-        {"protocol": protocol.VERSION + 1, "nodes": None, "release": None, "pid": []},
-        "version",
-        f"torchrun_hpc None instead of {__version__}",
+        {"protocol": protocol.VERSION + 1, "nodes": None, "run_id": None, "pid": []},
+        Refused.VERSION,
+        f"torchrun_hpc 0.1.0 instead of {__version__}",
     ),
-    "another id": ({"run_id": "other"}, "run_id", "--rdzv_id=other instead of mine"),
-    "more nodes": ({"nodes": 4}, "nodes", "4 nodes instead of 3"),
-    "fewer nodes": ({"nodes": 2}, "nodes", "2 nodes instead of 3"),
-    "spares": ({"spares": 1}, "spares", "--hpc-spares=1 instead of 0"),
+    "another id": (
+        {"run_id": "other"},
+        Refused.RUN_ID,
+        "--rdzv_id=other instead of mine",
+    ),
+    "more nodes": ({"nodes": 4}, Refused.NODES, "4 nodes instead of 3"),
+    "fewer nodes": ({"nodes": 2}, Refused.NODES, "2 nodes instead of 3"),
+    "spares": ({"spares": 1}, Refused.SPARES, "--hpc-spares=1 instead of 0"),
     "an escape sequence": (
         {"run_id": "\x1b[2Jx\n"},
-        "run_id",
+        Refused.RUN_ID,
         "--rdzv_id= [2Jx  instead of mine",
     ),
     "much text": (
         {"run_id": "x" * 3000},
-        "run_id",
+        Refused.RUN_ID,
         f"--rdzv_id={'x' * 200} instead of mine",
     ),
     "a failure": (
         {"nodes": 4, "failed": wire.encode(failure(Kind.AGENT))},
-        "nodes",
+        Refused.NODES,
         "4 nodes instead of 3",
     ),
 }
@@ -773,10 +939,10 @@ def test_an_agent_that_does_not_fit_ends_a_job_that_starts(case):
     job.connect(2)
     failed = Failure(Kind.REFUSED, (1,), text=text)
     others = {rank: [last_words(failed, rank)] for rank in (0, 2)}
-    assert job.send("new", **request_of(1) | changes) == refusal(reason) | others
+    assert job.request("new", request_of(1) | changes) == refusal(reason) | others
     assert job.lose("new") == {}
     # The next one hears nothing of the job but this.
-    assert job.send("new", **request_of(1) | changes) == refusal(reason)
+    assert job.request("new", request_of(1) | changes) == refusal(reason)
 
 
 def running():
@@ -797,9 +963,9 @@ def test_an_agent_that_does_not_fit_ends_nothing(case, start):
     changes, reason, text = UNFIT[case]
     job = start(Job()) if start is Job.all_there else start()
     expected = refusal(reason) | stranger(text, 1)
-    assert job.send("new", **request_of(1) | changes) == expected
+    assert job.request("new", request_of(1) | changes) == expected
     assert job.lose("new") == {}
-    assert job.send("new", **request_of(1) | changes) == refusal(reason)  # once
+    assert job.request("new", request_of(1) | changes) == refusal(reason)  # once
     assert job.rounds.failure is None
 
 
@@ -812,12 +978,12 @@ def test_who_has_no_node_rank_ends_nothing(case, rank):
     job.connect(0)
     request = request_of(1) | changes | {"rank": rank}
     try:
-        sent = job.send("new", **request)
+        sent = job.request("new", request)
     except WireError:
-        assert request["protocol"] == protocol.VERSION
+        assert type(rank) is not int or request["protocol"] == protocol.VERSION
         assert rank != 3 or request["nodes"] < 4
     else:
-        expected = {0: [{"stranger": (), "because": text}]}
+        expected = {0: [Stranger((), text)]}
         assert sent == refusal(reason) | expected
     assert job.rounds.failure is None
 
@@ -827,8 +993,8 @@ def test_an_agent_of_another_command_ends_nothing():
     job = Job(started="a.py [1]")
     job.connect(0, started="a.py [1]")
     text = "b.py [2] instead of a.py [1]"
-    expected = refusal("started") | stranger(text, 1)
-    assert job.send("new", **request_of(1) | {"started": "b.py [2]"}) == expected
+    expected = refusal(Refused.STARTED) | stranger(text, 1)
+    assert job.request("new", request_of(1) | {"started": "b.py [2]"}) == expected
     assert job.lose("new") == {}
     assert job.rounds.failure is None
     # Only where a launch id does not tell launches apart a command is sent.
@@ -840,16 +1006,16 @@ def test_a_second_agent_whose_first_one_leaves():
     """The first one has only looked whether there is a coordinator."""
     job = Job()
     job.connect(0)
-    assert "new" not in job.send("new", **request_of(0, agent="another one"))
-    assert job.send(0, bye=True)["new"] == [welcome()]
+    assert "new" not in job.request("new", request_of(0, agent="another one"))
+    assert job.send(0, Bye())["new"] == [welcome()]
     assert job.lose(0) == {}
 
 
 def test_one_line_that_names_the_job():
     """Of an old release, or of anybody: it ends nothing, at any time."""
     for job in (Job(), Job().all_there(), running(), restarting()):
-        sent = job.send("new", protocol=2)
-        assert sent["new"] == refusal("version")["new"]
+        sent = job.request("new", {"protocol": 2})
+        assert sent["new"] == refusal(Refused.VERSION)["new"]
         assert job.rounds.failure is None
 
 
@@ -857,21 +1023,21 @@ def test_a_stranger_is_reported_once_for_each_reason():
     job = running()
     for number in range(2):
         for changes, reason, _ in UNFIT.values():
-            sent = job.send("new", **request_of(1) | changes)
-            reported = {"version": 0, "run_id": 2, "nodes": 3, "spares": 5}[reason]
-            is_first = not number and changes == [*UNFIT.values()][reported][0]
+            sent = job.request("new", request_of(1) | changes)
+            first = next(each for each, why, _ in UNFIT.values() if why is reason)
+            is_first = not number and changes == first
             assert (0 in sent) is is_first, changes
 
 
 def test_a_stranger_is_reported_as_soon_as_somebody_is_there_to_report_it():
     job = Job(coordinator=2)
     other = request_of(3, nodes=4)
-    assert job.send("new", **other) == refusal("nodes")
-    assert job.send("new", **other) == refusal("nodes")
+    assert job.request("new", other) == refusal(Refused.NODES)
+    assert job.request("new", other) == refusal(Refused.NODES)
     job.connect(2)
-    sent = job.send("new", **other)
-    assert sent[2][0]["because"] == "4 nodes instead of 3"
-    assert job.send("new", **other) == refusal("nodes")
+    sent = job.request("new", other)
+    assert sent[2][0].because == "4 nodes instead of 3"
+    assert job.request("new", other) == refusal(Refused.NODES)
 
 
 @pytest.mark.parametrize("end", ["failed", "finished"])
@@ -879,20 +1045,20 @@ def test_when_a_job_has_ended_a_stranger_is_only_refused(end):
     for changes, reason, _ in UNFIT.values():
         job = running()
         if end == "failed":
-            job.send(2, failed=wire.encode(KILLED))
+            job.send(2, GaveUp(KILLED))
         else:
             job.finish()
-        assert job.send("new", **request_of(1) | changes) == refusal(reason)
+        assert job.request("new", request_of(1) | changes) == refusal(reason)
 
 
 def test_nobody_waits_for_agents_that_were_refused():
     """As of --rdzv-id=$RANDOM, which is different on each node."""
     job = Job()
     job.connect(0)
-    job.send("one", **request_of(1, run_id="one"))
-    job.send(0, read=True)
+    job.request("one", request_of(1, run_id="one"))
+    job.send(0, Read())
     assert job.coordinator.expects_nodes
-    job.send("two", **request_of(2, run_id="two"))
+    job.request("two", request_of(2, run_id="two"))
     assert job.coordinator.all_informed
 
 
@@ -903,7 +1069,7 @@ def test_who_cannot_know_the_id_fits(own, theirs):
     assert job.connect(0, run_id=theirs) == {0: [welcome()]}
     cannot = failure(Kind.AGENT, text="no torch")
     packed = wire.encode(cannot)
-    sent = job.send("new", **request_of(1, run_id=theirs), failed=packed)
+    sent = job.request("new", request_of(1, run_id=theirs, failed=packed))
     assert sent == {0: [last_words(cannot, 0)], "new": [last_words(cannot, 1)]}
     assert job.connect(2, run_id=theirs) == {2: [last_words(cannot, 2)]}
 
@@ -936,12 +1102,12 @@ def test_a_refusal_discloses_nothing(asked, phase):
     job = Job(**SECRET)
     fit = {key: SECRET[key] for key in ("run_id", "nodes", "spares")}
     for rank in (0, 1):
-        job.send(rank, **request_of(rank) | fit)
+        job.request(rank, request_of(rank) | fit)
     job.rounds.began = -1 if phase == "starts" else 0
     if phase == "finished":
         job.rounds.phase = Phase.FINISHED
     if phase == "failed":
-        job.send(1, failed=wire.encode(KILLED))
+        job.send(1, GaveUp(KILLED))
     for number, changes in enumerate(asked):
         request = request_of(1, agent="second") | fit | changes
         is_fit = request["protocol"] == protocol.VERSION and (
@@ -950,16 +1116,16 @@ def test_a_refusal_discloses_nothing(asked, phase):
         )
         new = f"new {number}"
         try:
-            sent = job.send(new, **request)
+            sent = job.request(new, request)
         except WireError:
             continue
         for messages in sent.values():  # what others hear is short
-            assert len(json.dumps(messages)) < 1000
-        sent |= job.send(1, heartbeat=True)
-        if not is_fit or "refused" in sent.get(new, [{}])[0]:
-            reason = sent[new][0]["refused"]
-            assert sent[new] == [{"refused": reason}, "close"]
-            assert (reason == "taken") is is_fit
+            assert len(repr(messages)) < 1000
+        sent |= job.send(1, Heartbeat())
+        if not is_fit or isinstance(sent.get(new, [None])[0], Refused):
+            reason = sent[new][0]
+            assert sent[new] == [reason, "close"]
+            assert (reason is Refused.TAKEN) is is_fit
 
 
 # --- how it ends --------------------------------------------------------------------
@@ -968,10 +1134,10 @@ def test_a_refusal_discloses_nothing(asked, phase):
 def test_an_agent_that_gives_up():
     job = Job(max_restarts=3).all_at_work()
     gone = failure(Kind.SIGNAL, code=2)
-    assert job.send(1, failed=wire.encode(gone)) == job.failed(gone)
+    assert job.send(1, GaveUp(gone)) == job.failed(gone)
     assert not job.coordinator.all_informed
-    job.send(0, read=True)
-    job.send(2, bye=True)
+    job.send(0, Read())
+    job.send(2, Bye())
     assert not job.coordinator.all_informed
     job.lose(1)
     assert job.coordinator.all_informed
@@ -983,8 +1149,7 @@ STOP = failure(Kind.SIGNAL, code=15)
 def stop(job, *ranks):
     """Let agents report SIGTERM; return what was sent then."""
     for rank in ranks:
-        packed = wire.encode(failure(Kind.SIGNAL, rank, code=15))
-        job.coordinator.receive(rank, {"failed": packed})
+        job.receive(rank, GaveUp(failure(Kind.SIGNAL, rank, code=15)))
     return job.sent()
 
 
@@ -999,7 +1164,7 @@ def test_sigterm_for_one_agent():
     job = Job(max_restarts=3).all_at_work()
     assert stop(job, 1) == {}
     assert job.died(worker_failure(9)) == {}
-    assert job.send(2, join=1) == {}
+    assert job.send(2, Join()) == {}
     assert job.lose(1) == {1: ["close"]}  # the launcher has killed it
     sent = job.wait(coordinator._BESIDE, 0, 2)
     failed = {rank: [last_words(STOP, rank)] for rank in (0, 2)}
@@ -1011,7 +1176,7 @@ def test_another_failure_after_sigterm(kind):
     """A loss was first, and is seen later; the others follow."""
     job = Job(max_restarts=3).all_at_work()
     stop(job, 1)
-    assert job.send(0, failed=wire.encode(failure(kind, 0))) == {}
+    assert job.send(0, GaveUp(failure(kind, 0))) == {}
     job.lose(2)
     assert job.rounds.failure == failure(Kind.LOST, 2)
 
@@ -1020,7 +1185,7 @@ def test_sigterm_and_other_failures_of_all_agents():
     job = Job(max_restarts=3).all_at_work()
     stop(job, 1)
     for rank in (0, 2):
-        job.send(rank, failed=wire.encode(failure(Kind.WORKER, rank)))
+        job.send(rank, GaveUp(failure(Kind.WORKER, rank)))
     assert job.rounds.failure == STOP
 
 
@@ -1053,11 +1218,11 @@ def test_sigterm_while_a_job_starts():
 
 def test_the_first_failure_counts():
     job = Job(max_restarts=3).all_at_work()
-    job.send(1, failed=wire.encode(KILLED))
+    job.send(1, GaveUp(KILLED))
     other = failure(Kind.SIGNAL, 2, code=15)
-    assert job.send(2, failed=wire.encode(other)) == {}
+    assert job.send(2, GaveUp(other)) == {}
     assert job.died(worker_failure(9)) == {}
-    assert job.send(2, join=1) == {}
+    assert job.send(2, Join()) == {}
     assert job.finish() == {}
     job.coordinator.fail(other)
     assert job.sent() == {}
@@ -1070,11 +1235,11 @@ def test_a_late_agent_is_informed_of_the_failure():
     job = Job()
     job.connect(0)
     job.connect(1)
-    job.send(1, failed=wire.encode(KILLED))
+    job.send(1, GaveUp(KILLED))
     assert job.connect(2) == {2: [last_words(KILLED, 2)]}
     for rank in range(3):
         assert not job.coordinator.all_informed
-        job.send(rank, read=True)
+        job.send(rank, Read())
     assert job.coordinator.all_informed
 
 
@@ -1088,24 +1253,29 @@ def test_nobody_is_there():
 @pytest.mark.parametrize(
     "message",
     [
-        {"failed": None},
-        {"failed": {}},
-        {"failed": {**wire.encode(KILLED), "kind": "bored"}},
-        {"died": "worker", "round": 0},
-        {"died": None, "round": 0},
-        {"died": wire.encode(Failure(Kind.WORKER, (1,))), "round": 0},
-        {"died": {**wire.encode(KILLED), "text": "\x1b[2J"}, "round": 0},
+        {"gave_up": {"failure": None}},
+        {"gave_up": {"failure": {}}},
+        {"gave_up": {"failure": {**wire.encode(KILLED), "kind": "bored"}}},
+        {"died": {"failure": "worker", "round": 0}},
+        {"died": {"failure": None, "round": 0}},
+        {"died": {"failure": wire.encode(Failure(Kind.WORKER, (1,))), "round": 0}},
+        {"died": {"failure": {**wire.encode(KILLED), "text": "\x1b[2J"}, "round": 0}},
     ],
 )
 def test_a_failure_that_is_none(message):
     job = Job(max_restarts=1).all_at_work()
     with pytest.raises(WireError):
-        job.send(1, **message)
+        job.send_line(1, message)
     assert job.rounds.failure is None
     assert job.is_running
 
 
 # --- silence ------------------------------------------------------------------------
+
+
+def silent(*ranks):
+    """Return what node 0 is to report of agents that do not answer."""
+    return Silent(ranks, seconds=30, left=90)
 
 
 def test_everybody_is_asked_within_five_seconds_and_not_all_at_once():
@@ -1122,14 +1292,14 @@ def test_everybody_is_asked_within_five_seconds_and_not_all_at_once():
 def test_an_agent_that_does_not_answer_is_named_and_ends_the_job():
     job = Job(max_restarts=9).all_at_work()
     sent = job.wait(119, 0, 2)
-    assert sent == {30: [(0, {"silent": [1], "left": 90})]}
-    silent = failure(Kind.SILENT, code=120)
-    ends = [(rank, last_words(silent, rank)) for rank in range(3)]
+    assert sent == {30: [(0, silent(1))]}
+    why = failure(Kind.SILENT, code=120)
+    ends = [(rank, last_words(why, rank)) for rank in range(3)]
     assert job.wait(1, 0, 2) == {1: ends}
     assert job.wait(200, 0, 2) == {}  # it is reported once
-    job.send(0, read=True)
+    job.send(0, Read())
     assert not job.coordinator.all_informed
-    job.send(2, read=True)
+    job.send(2, Read())
     assert job.coordinator.all_informed  # nobody waits for the silent one
 
 
@@ -1137,21 +1307,21 @@ def test_an_agent_that_does_not_answer_is_named_and_ends_the_job():
 def test_a_message_ends_the_silence(last):
     job = Job().all_at_work()
     job.wait(last, 0, 2)
-    job.send(1, heartbeat=True)
+    job.send(1, Heartbeat())
     # Who has been named as silent is named once more.
-    again = {} if last < 30 else {1: [(0, {"answering": [1]})]}
+    again = {} if last < 30 else {1: [(0, Answering((1,)))]}
     assert job.wait(29, 0, 2) == again
-    assert job.wait(1, 0, 2) == {1: [(0, {"silent": [1], "left": 90})]}
+    assert job.wait(1, 0, 2) == {1: [(0, silent(1))]}
     assert job.rounds.failure is None
 
 
 def test_several_are_named_together():
     job = Job().all_at_work()
-    assert job.wait(60, 0) == {30: [(0, {"silent": [1, 2], "left": 90})]}
+    assert job.wait(60, 0) == {30: [(0, silent(1, 2))]}
     for _ in range(2):
         for rank in (1, 2):
-            job.send(rank, heartbeat=True)
-    assert job.wait(50, 0, 1, 2) == {1: [(0, {"answering": [1, 2]})]}
+            job.send(rank, Heartbeat())
+    assert job.wait(50, 0, 1, 2) == {1: [(0, Answering((1, 2)))]}
 
 
 @pytest.mark.parametrize("how", ["it ends", "it is started again"])
@@ -1182,34 +1352,37 @@ def test_missing_nodes_are_reported_until_the_timeout():
     sent = job.wait(100, 0, 1, 2)
     missing = Failure(Kind.MISSING, (0, 1), code=100)
     assert sent == {
-        10: [(0, {"waiting": [0, 1], "seconds": 10, "beside": []})],
-        40: [(0, {"waiting": [0, 1], "seconds": 40, "beside": []})],
-        70: [(0, {"waiting": [0, 1], "seconds": 70, "beside": []})],
+        10: [(0, Waiting((0, 1), 10, ()))],
+        40: [(0, Waiting((0, 1), 40, ()))],
+        70: [(0, Waiting((0, 1), 70, ()))],
         100: [
-            (0, {"waiting": [0, 1], "seconds": 100, "beside": []}),
+            (0, Waiting((0, 1), 100, ())),
             *((rank, last_words(missing, rank)) for rank in range(3)),
         ],
     }
     assert job.wait(100, 0, 1, 2) == {}
 
 
+KEY = "~/.torchrun_hpc/key"
+
+
 def test_who_comes_without_a_proof_is_reported_once():
     """And again with the nodes that are missing; of many, some are."""
     job = Job()
-    job.coordinator.came_unproved("10.0.0.7")  # nobody is there to report it
+    job.coordinator.came_unproved("10.0.0.7", KEY)  # nobody is there to report it
     job.connect(0)
-    assert job.wait(1)[1] == [(0, {"unproved": "10.0.0.7"})]
-    job.coordinator.came_unproved("10.0.0.7")
+    assert job.wait(1)[1] == [(0, Unproved("10.0.0.7", KEY))]
+    job.coordinator.came_unproved("10.0.0.7", KEY)
     assert job.sent() == {}
     for number in range(20):
-        job.coordinator.came_unproved(f"127.0.1.{number}")
+        job.coordinator.came_unproved(f"127.0.1.{number}", KEY)
     for number in range(20):
-        job.coordinator.came_unproved(f"10.0.1.{number}")
+        job.coordinator.came_unproved(f"10.0.1.{number}", KEY)
     expected = ["127.0.0.1", *(f"10.0.1.{number}" for number in range(6))]
-    assert job.sent() == {0: [{"unproved": address} for address in expected]}
+    assert job.sent() == {0: [Unproved(address, KEY) for address in expected]}
     job.join(0)
     ((_, waiting),) = job.wait(10, 0)[10]
-    assert waiting["beside"] == ["10.0.0.7", *expected]
+    assert waiting.unproved == ("10.0.0.7", *expected)
 
 
 def test_no_report_without_node_0_and_the_head_node():
@@ -1239,17 +1412,15 @@ def test_a_restart_has_all_the_time_of_a_start():
 def test_nodes_at_work_are_reported_without_a_timeout():
     job = Job(join_timeout=20).all_at_work()
     assert job.wait(100, 0, 1, 2) == {}
-    job.send(2, done=0)
+    job.send(2, Done(0))
     sent = job.wait(45, 0, 1, 2)
     assert sent == {
-        10: [(0, {"finishing": [0, 1], "seconds": 10, "beside": []})],
-        40: [(0, {"finishing": [0, 1], "seconds": 40, "beside": []})],
+        10: [(0, Finishing((0, 1), 10))],
+        40: [(0, Finishing((0, 1), 40))],
     }
-    job.send(0, done=0)
-    assert job.wait(12, 0, 1, 2) == {
-        10: [(0, {"finishing": [1], "seconds": 10, "beside": []})]
-    }
-    job.send(1, done=0)
+    job.send(0, Done(0))
+    assert job.wait(12, 0, 1, 2) == {10: [(0, Finishing((1,), 10))]}
+    job.send(1, Done(0))
     assert job.wait(100, 0, 1, 2) == {}
     assert job.rounds.failure is None
 
@@ -1259,21 +1430,21 @@ def test_nodes_at_work_are_reported_without_a_timeout():
 
 def test_agents_share_values():
     job = Job().all_at_work()
-    assert job.send(1, ask=4, get=["a"]) == {}
-    assert job.send(0, ask=1, set={"a": "1"}) == {
-        1: [{"answer": 4, "value": ["1"]}],
-        0: [{"answer": 1, "value": True}],
+    assert job.send(1, Ask(4, Get(("a",)))) == {}
+    assert job.send(0, Ask(1, Set({"a": "1"}))) == {
+        1: [Answer(4, ["1"])],
+        0: [Answer(1, value=True)],
     }
     with pytest.raises(WireError):
-        job.send(1, ask=1)
+        job.send_line(1, {"get": {"number": 1}})
 
 
 def test_a_question_of_an_agent_that_is_gone():
     job = Job(max_restarts=1).all_at_work()
-    job.send(1, ask=4, get=["a"])
+    job.send(1, Ask(4, Get(("a",))))
     job.lose(1)
-    sent = job.send(0, ask=1, set={"a": "1"})
-    assert sent[0] == [{"answer": 1, "value": True}]
+    sent = job.send(0, Ask(1, Set({"a": "1"})))
+    assert sent[0] == [Answer(1, value=True)]
 
 
 # --- how much is sent ---------------------------------------------------------------
@@ -1282,28 +1453,29 @@ def test_a_question_of_an_agent_that_is_gone():
 @pytest.mark.parametrize("nodes", [10, 1000])
 def test_each_node_receives_the_same_amount_in_a_job_of_any_size(nodes):
     job = Job(nodes=nodes, max_restarts=1)
-    sent = defaultdict(int)
-    died = wire.encode(KILLED)
+    amounts = defaultdict(int)
 
     def count():
-        for connection, messages in job.sent().items():
-            for message in messages:
-                sent[connection] += len(wire.to_line(message))
+        sent = [(each, m) for each, messages in job.sent().items() for m in messages]
+        for connection, message in [*sent, *job.records]:
+            line = wire.to_line(wire.encode(message, FROM_COORDINATOR))
+            amounts[connection] += len(line)
+        job.records.clear()
 
     for rank in range(nodes):
-        job.coordinator.receive(rank, request_of(rank, nodes=nodes))
+        job.coordinator.request(rank, request_of(rank, nodes=nodes))
     for number in range(2):
         for rank in range(nodes):
-            job.coordinator.receive(rank, {"join": number, "store": STORE})
+            job.coordinator.receive(rank, Join())
         count()
         if number == 0:
-            job.coordinator.receive(5, {"died": died, "round": 0})
+            job.coordinator.receive(5, Died(KILLED, 0))
     for rank in range(nodes):
-        job.coordinator.receive(rank, {"done": 1})
+        job.coordinator.receive(rank, Done(1))
     count()
     assert job.is_finished
-    assert len(sent) == nodes
-    assert max(sent.values()) == min(sent.values()) < 300
+    assert len(amounts) == nodes
+    assert max(amounts.values()) == min(amounts.values()) < 800
 
 
 # --- anything in any order ----------------------------------------------------------
@@ -1320,16 +1492,48 @@ json_values = st.recursive(
     ),
     max_leaves=4,
 )
-verbs = st.sampled_from(
+keys = st.sampled_from(["a", "b", "1"])
+small = st.integers(-1, 3)
+texts = st.sampled_from(["", "a", "\x1b[2J"])
+# Messages that agents may send, but not as these do here.
+odd_messages = st.one_of(
+    st.builds(
+        Present,
+        address=st.just(("n1", 4000)),
+        done=st.booleans(),
+        term=st.tuples(small, small),
+        round=small,
+        gone=st.none() | st.tuples(small, small),
+        record=st.none(),
+    ),
+    st.builds(Confirm, st.tuples(small, small), small, st.none() | st.just(STORE)),
+    st.builds(Unhealthy, texts),
+    st.builds(Question, small, texts, json_values),
+    st.builds(QuestionOver, small),
+    st.builds(Reply, small, small, json_values),
+    st.builds(
+        Ask,
+        small,
+        st.builds(Set, st.dictionaries(keys, keys))
+        | st.builds(Add, keys, small)
+        | st.builds(Get, st.lists(keys).map(tuple))
+        | st.builds(Check, st.lists(keys).map(tuple)),
+    ),
+).map(lambda message: wire.encode(message, FROM_AGENT))
+names = st.sampled_from(
     [
-        *("protocol", "join", "died", "failed", "done", "read", "bye", "heartbeat"),
-        *("ask", "report", "printed", "set", "get", "add", "by", "check"),
-        *("round", "store", "rank", "nodes"),
+        *("present", "join", "confirm", "unhealthy", "died", "gave_up", "done", "read"),
+        *("bye", "heartbeat", "ask", "reply", "question", "wants_report", "printed"),
     ]
+)
+parts = st.sampled_from(["round", "term", "store", "failure", "number", "request"])
+# And what is no message, but may look like one.
+no_messages = st.dictionaries(
+    names, json_values | st.dictionaries(parts, json_values, max_size=3), max_size=2
 )
 failures = st.builds(
     Failure, st.sampled_from(Kind), st.lists(st.integers(-1, 3)).map(tuple)
-).map(wire.encode)
+)
 worker_failures = st.builds(
     Failure,
     st.sampled_from([Kind.WORKER, Kind.WORKER, Kind.LOST]),
@@ -1342,7 +1546,7 @@ worker_failures = st.builds(
         WorkerPart,
         **dict.fromkeys(("rank", "size", "local_rank"), st.integers(-1, 12)),
     ),
-).map(wire.encode)
+)
 
 
 ODD = {0: {"nodes": 4}, 1: {"run_id": "x"}, 2: {"spares": 1}, 3: {"protocol": 5}}
@@ -1361,70 +1565,92 @@ class AnyCoordinator(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.coordinator = Coordinator(
+        self.coordinator = coordinator_of(
             replace(SETTINGS, max_restarts=2, join_timeout=40)
         )
-        self.open = {}  # connection to rank
-        self.joined = defaultdict(set)  # round to the ranks that have joined it
+        self.open = set()
+        self.joined = set()  # the ranks that have joined since the last round began
+        self.prepared = {}  # connection to the record that it has not confirmed
         self.informed = set()
         self.first = None
         self.next = 0
 
-    def receive(self, connection, message):
+    def receive(self, connection, data):
         """Do what the server does."""
-        if (
-            "join" in message
-            and self.coordinator.members.rank_of(connection) is not None
-        ):
-            is_next = self.rounds.phase is Phase.RUN
-            self.joined[self.rounds.round + is_next].add(self.open[connection])
         try:
-            self.coordinator.receive(connection, json.loads(json.dumps(message)))
+            message = wire.decode(FROM_AGENT, json.loads(json.dumps(data)))
+            if message == Join():
+                self.joined.add(self.coordinator.members.rank_of(connection))
+            self.coordinator.receive(connection, message)
         except WireError:
             self.lose(connection)
         self.read_outbox()
 
+    def tell(self, connection, message):
+        self.receive(connection, wire.encode(message, FROM_AGENT))
+
     def lose(self, connection):
-        del self.open[connection]
+        self.open.remove(connection)
+        self.prepared.pop(connection, None)
         self.coordinator.disconnected(connection)
 
     def connect_as(self, rank, changes):
-        self.next += 1
-        self.open[self.next] = rank
-        self.receive(self.next, request_of(rank) | changes)
+        self.request(request_of(rank) | changes)
 
-    def join_as(self, connection):
-        self.receive(connection, {"join": True, "store": STORE})
+    def request(self, request):
+        self.next += 1
+        self.open.add(self.next)
+        try:
+            self.coordinator.request(self.next, json.loads(json.dumps(request)))
+        except WireError:
+            self.lose(self.next)
+        self.read_outbox()
+
+    def confirm_as(self, connection):
+        record = self.prepared.pop(connection)
+        store = None if self.coordinator.members.rank_of(connection) else STORE
+        self.tell(connection, Confirm(record.term, record.round, store))
 
     def read_outbox(self):
         outbox = [*self.coordinator.outbox]
         self.coordinator.outbox.clear()
-        closed = []
         for connection, message in outbox:
-            wire.to_line(message)
-            if connection not in self.open:
-                continue
-            if message is CLOSE or message is RESET:
-                closed.append(connection)
-            elif "go" in message:
-                ranks = {*self.coordinator.members.agents}
-                assert ranks == {0, 1, 2}
-                assert self.joined[message["go"]] >= {0, 1, 2}
-                assert self.first is None
-            elif "failed" in message:
-                assert connection not in self.informed
-                self.informed.add(connection)
-                read = wire.decode(Failure, message["failed"])
-                assert self.first in (None, read)
-                self.first = read
-            elif "report" in message:
-                summary = wire.decode(Summary | None, message["report"])
-                assert summary is None or summary.first.nodes[0] in range(3)
+            if not isinstance(message, Close):
+                arrived = as_sent(FROM_COORDINATOR, message)
+                if connection in self.open:
+                    self.arrived(connection, arrived)
+        if any(isinstance(message, Go) for _, message in outbox):
+            self.joined.clear()
+        closed = [each for each, m in outbox if isinstance(m, Close)]
         for connection in closed:
             if connection in self.open:
                 self.lose(connection)
         if closed:
             self.read_outbox()
+        for connection, message in outbox:
+            if isinstance(message, Welcome) and connection in self.open:
+                self.accepted(connection, message)
+
+    def accepted(self, connection, message):
+        rank = self.coordinator.members.rank_of(connection)
+        for reply in member_of(rank, self.coordinator.settings).accepted(message):
+            self.tell(connection, reply)
+
+    def arrived(self, connection, message):
+        match message:
+            case Prepare(record):
+                self.prepared[connection] = record
+            case Go():
+                assert {*self.coordinator.members.agents} == {0, 1, 2}
+                assert self.joined >= {0, 1, 2}
+                assert self.first is None
+            case Ended(failure=Failure() as failure):
+                assert connection not in self.informed
+                self.informed.add(connection)
+                assert self.first in (None, failure)
+                self.first = failure
+            case Report(summary):
+                assert summary is None or summary.first.nodes[0] in range(3)
 
     @rule(rank=st.integers(0, 2), agent=st.sampled_from("ab"), odd=st.integers(0, 19))
     def connect(self, rank, agent, odd):
@@ -1436,6 +1662,7 @@ class AnyCoordinator(RuleBasedStateMachine):
         """Send one more join request on a connection: nobody has two node ranks."""
         connection = data.draw(st.sampled_from(sorted(self.open)))
         self.receive(connection, request_of(rank) | ODD.get(odd, {}))
+        assert connection not in self.open
 
     @rule()
     def start(self):
@@ -1445,47 +1672,55 @@ class AnyCoordinator(RuleBasedStateMachine):
                 self.connect_as(rank, {})
         for rank in range(3):
             if rank in self.coordinator.members.agents:
-                self.join_as(self.coordinator.members.agents[rank].connection)
+                self.tell(self.coordinator.members.agents[rank].connection, Join())
+        for connection in sorted(self.prepared):
+            if connection in self.prepared:
+                self.confirm_as(connection)
 
     @rule()
     def finish(self):
         """Let all finish who are there."""
         number = self.rounds.round
         for agent in list(self.coordinator.members.agents.values()):
-            self.receive(agent.connection, {"done": number})
+            self.tell(agent.connection, Done(number))
 
-    @rule(message=st.dictionaries(verbs, json_values, max_size=3))
-    def connect_with_anything(self, message):
-        self.next += 1
-        self.open[self.next] = -1
-        self.receive(self.next, message)
+    @rule(
+        request=st.dictionaries(
+            st.sampled_from([*request_of(0)]), json_values, max_size=3
+        ),
+        is_whole=st.booleans(),
+    )
+    def connect_with_anything(self, request, is_whole):
+        self.request(request_of(0) | request if is_whole else request)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def join(self, data):
-        self.join_as(data.draw(st.sampled_from(sorted(self.open))))
+        self.tell(data.draw(st.sampled_from(sorted(self.open))), Join())
+
+    @precondition(lambda self: self.prepared)
+    @rule(data=st.data())
+    def confirm(self, data):
+        self.confirm_as(data.draw(st.sampled_from(sorted(self.prepared))))
 
     @precondition(lambda self: self.open)
     @rule(
         data=st.data(),
-        message=st.sampled_from(
-            [
-                *("done", "died", "failed", "read", "bye", "heartbeat"),
-                *("died", "report", "printed"),
-            ]
+        kind=st.sampled_from(
+            [Done, Died, Died, GaveUp, Read, Bye, Heartbeat, WantsReport, Printed]
         ),
         behind=st.sampled_from([0, 0, 0, 1]),
         failure=failures,
         worker=worker_failures,
     )
-    def send(self, data, message, behind, failure, worker):
+    def send(self, data, kind, behind, failure, worker):
         connection = data.draw(st.sampled_from(sorted(self.open)))
         number = self.rounds.round - behind
-        value = {"done": number, "died": worker, "failed": failure}.get(message, True)
-        self.receive(connection, {message: value, "round": number})
+        values = {Done: (number,), Died: (worker, number), GaveUp: (failure,)}
+        self.tell(connection, kind(*values.get(kind, ())))
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data(), message=st.dictionaries(verbs, json_values, max_size=3))
+    @rule(data=st.data(), message=odd_messages | no_messages)
     def send_anything(self, data, message):
         connection = data.draw(st.sampled_from(sorted(self.open)))
         self.receive(connection, message)
@@ -1503,7 +1738,7 @@ class AnyCoordinator(RuleBasedStateMachine):
             self.read_outbox()
             for connection in list(self.open) if answers else []:
                 if self.coordinator.members.rank_of(connection) is not None:
-                    self.receive(connection, {"heartbeat": True})
+                    self.tell(connection, Heartbeat())
 
     @invariant()
     def everybody_there_knows_of_a_failure(self):
@@ -1516,11 +1751,10 @@ class AnyCoordinator(RuleBasedStateMachine):
         assert self.coordinator.members._ranks == {
             a.connection: r for r, a in agents.items()
         }
-        assert self.coordinator.members._ranks.keys() <= self.open.keys()
+        assert self.coordinator.members._ranks.keys() <= self.open
         assert self.rounds.roster.ready <= agents.keys()
-        assert {c.connection for c in self.coordinator.members.candidates.values()} <= (
-            self.open.keys()
-        )
+        candidates = self.coordinator.members.candidates.values()
+        assert {each.connection for each in candidates} <= self.open
 
     @invariant()
     def it_ends_once(self):

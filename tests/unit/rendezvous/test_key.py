@@ -1,30 +1,41 @@
-"""The file with the user's key: who makes it, and when it is not used."""
+"""The file with the user's key, and who proves to belong to a launch."""
 
 from __future__ import annotations
 
 import errno
 import os
+import random
 import tempfile
 
+import hypothesis
 import pytest
+from hypothesis import strategies
+from loopback import JOB, request_of
 
+from torchrun_hpc import wire
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import mounts
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import key as keys
-from torchrun_hpc.rendezvous.key import Key
-from torchrun_hpc.rendezvous.proof import Secret
+from torchrun_hpc.rendezvous.key import (
+    CALLER,
+    LISTENER,
+    Hello,
+    Key,
+    Secret,
+    UnprovedError,
+)
+from torchrun_hpc.wire import WireError
 
 RANDOM = bytes(range(32))
-OURS = Secret("19.0", RANDOM)
-
+OURS, NO_KEY = Secret(JOB, RANDOM), Secret(JOB)
 
 SOURCE = "--hpc_key_file=FILE"
 DEFAULT, EXPLICIT = "", SOURCE
 
 
 def key_at(path, source=EXPLICIT, required=""):
-    return Key(KeyFile(str(path), source=source, required=required), "19.0")
+    return Key(KeyFile(str(path), source=source, required=required), JOB)
 
 
 def loaded(path, source=EXPLICIT):
@@ -40,7 +51,7 @@ def refusal(path, source=EXPLICIT, required=""):
         key.load()
     assert (caught.value.code, caught.value.everywhere) == ("HPC238", False)
     assert caught.value.others_know  # nobody can be told without a proof
-    assert key.secret == Secret("19.0")
+    assert key.secret == NO_KEY
     return str(caught.value)
 
 
@@ -74,23 +85,23 @@ def test_a_key_is_made_once(file):
     finally:
         os.umask(old)
     made = file.parent / "torchrun_hpc" / "key"
-    assert key.secret == loaded(made).secret == Secret("19.0", made.read_bytes())
+    assert key.secret == loaded(made).secret == Secret(JOB, made.read_bytes())
     assert (len(made.read_bytes()), made.stat().st_mode & 0o777) == (32, 0o600)
     assert [*made.parent.iterdir()] == [made]
     assert loaded(file).secret != key.secret  # another one is random, too
 
 
 def test_no_key_is_wanted():
-    key = Key(KeyFile(), "19.0")
+    key = Key(KeyFile(), JOB)
     key.load()
-    assert (key.secret, key.name) == (Secret("19.0"), "none (--hpc-auth=none)")
+    assert (key.secret, key.name) == (NO_KEY, "none (--hpc-auth=none)")
 
 
 def test_a_folder_that_is_a_link_to_nothing_yet(file):
     """As of a folder that is cleared now and then."""
     file.parent.joinpath("config").symlink_to("cleared/config")
     made = file.parent / "config" / "torchrun_hpc" / "key"
-    assert loaded(made).secret == Secret("19.0", made.read_bytes())
+    assert loaded(made).secret == Secret(JOB, made.read_bytes())
 
 
 @pytest.mark.parametrize("source", [DEFAULT, EXPLICIT])
@@ -105,7 +116,7 @@ def a_link(file):
     file.symlink_to("real")
 
 
-NO_KEY = "it does not have 32 random bytes)"
+NOT_RANDOM = "it does not have 32 random bytes)"
 UNUSABLE = {
     "others may read it": (
         lambda file: write(file, mode=0o640),
@@ -115,10 +126,10 @@ UNUSABLE = {
         lambda file: write(file, mode=0o602),
         "its mode is 602, not 600)",
     ),
-    "it is empty": (lambda file: write(file, b""), NO_KEY),
-    "it has only zeros": (lambda file: write(file, bytes(32)), NO_KEY),
-    "it is too short": (lambda file: write(file, b"x" * 31), NO_KEY),
-    "it is too long": (lambda file: write(file, b"x" * 33), NO_KEY),
+    "it is empty": (lambda file: write(file, b""), NOT_RANDOM),
+    "it has only zeros": (lambda file: write(file, bytes(32)), NOT_RANDOM),
+    "it is too short": (lambda file: write(file, b"x" * 31), NOT_RANDOM),
+    "it is too long": (lambda file: write(file, b"x" * 33), NOT_RANDOM),
     "it is a link": (a_link, "Too many levels of symbolic links"),
     "it is a link to nothing": (lambda file: file.symlink_to("no"), "Too many levels"),
     "it is a folder": (lambda file: file.mkdir(), "Is a directory"),
@@ -230,7 +241,7 @@ def test_a_file_system_without_links(file, monkeypatch):
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_a_folder_of_others_is_no_reason_for_none(file, mode):
     """Who removes the key does not get a node without a proof."""
-    assert loaded(file, DEFAULT).secret == Secret("19.0")  # one that is not shared
+    assert loaded(file, DEFAULT).secret == NO_KEY  # one that is not shared
     file.parent.chmod(mode)
     text = refusal(file, DEFAULT)
     assert "nodes do not share its file system (" in text
@@ -243,7 +254,7 @@ def test_a_folder_that_another_user_has_replaced(file):
     """Who can write to a folder above it leaves a link to one without a key."""
     file.parent.rmdir()
     file.parent.symlink_to("/")
-    assert loaded(file, DEFAULT).secret == Secret("19.0")  # the link is ours
+    assert loaded(file, DEFAULT).secret == NO_KEY  # the link is ours
     os.chown(file.parent, 1234, -1, follow_symlinks=False)
     assert "; others can write to its folder). " in refusal(file, DEFAULT)
 
@@ -260,7 +271,7 @@ def test_a_key_that_somebody_removes_is_made_again(file, source):
     before = loaded(file, source).secret
     file.unlink()
     assert loaded(file, source).secret != before
-    assert loaded(file, source).secret == Secret("19.0", file.read_bytes())
+    assert loaded(file, source).secret == Secret(JOB, file.read_bytes())
 
 
 @pytest.mark.usefixtures("shared")
@@ -268,9 +279,9 @@ def test_a_key_that_somebody_removes_is_made_again(file, source):
 @pytest.mark.parametrize("source", [DEFAULT, EXPLICIT])
 def test_a_dry_run_makes_no_key(file, source, required):
     made = file.parent / "torchrun_hpc" / "key"
-    key = Key(KeyFile(str(made), source, required, may_make=False), "19.0")
+    key = Key(KeyFile(str(made), source, required, may_make=False), JOB)
     assert key.load()  # a launch would have one
-    assert (key.secret, [*file.parent.iterdir()]) == (Secret("19.0"), [])
+    assert (key.secret, [*file.parent.iterdir()]) == (NO_KEY, [])
     assert key.name == f"none yet ({made}: a launch creates it)"
     made.parent.mkdir()
     write(made)
@@ -307,7 +318,7 @@ def test_a_server_that_works_again(file, monkeypatch, source, where):
     if where == "open":
         write(file)
     key = loaded(file, source)
-    assert key.secret == Secret("19.0", file.read_bytes())
+    assert key.secret == Secret(JOB, file.read_bytes())
     assert [*file.parent.iterdir()] == [file]
     assert len(calls) >= 4
 
@@ -345,7 +356,7 @@ def test_who_has_no_key_looks_again(file):
     file.mkdir()
     key.attempt()
     name = f"unusable ({file}: Is a directory)"
-    assert (key.secret, key.name) == (Secret("19.0"), name)
+    assert (key.secret, key.name) == (NO_KEY, name)
     file.rmdir()
     write(file)
     key.attempt()
@@ -393,7 +404,7 @@ def test_a_file_system_that_is_not_known():
 
 @pytest.mark.usefixtures("shared")
 def test_a_default_key_is_made_where_nodes_share_it(file):
-    assert loaded(file, DEFAULT).secret == Secret("19.0", file.read_bytes())
+    assert loaded(file, DEFAULT).secret == Secret(JOB, file.read_bytes())
 
 
 def test_a_default_key_is_not_made_elsewhere(file):
@@ -402,3 +413,221 @@ def test_a_default_key_is_not_made_elsewhere(file):
     assert name == f"none ({file}: nodes do not share its file system ({kind}))"
     write(file)  # but it is read anywhere
     assert loaded(file, DEFAULT).secret == OURS
+
+
+# --- the proof ------------------------------------------------------------------------
+
+DIALLED = ("10.20.0.1", 20001)
+ASKED = request_of(1)
+
+# How many handshakes are tried. By hand, 100,000 were.
+TRIES = 2000
+
+
+def as_received(message):
+    """Return what the other side reads of a message."""
+    (received,) = wire.Lines(4096).feed(wire.to_line(message))
+    return received
+
+
+def listening(secret=OURS, address=DIALLED[0], port=DIALLED[1]):
+    steps = secret.listen(address, port)
+    next(steps)
+    return steps
+
+
+def admitted(steps, line):
+    """Send the last line; return the request that was admitted."""
+    with pytest.raises(StopIteration) as proved:
+        steps.send(as_received(line))
+    return proved.value.value
+
+
+def meet(caller, listener, to=DIALLED):
+    """Let a caller meet a listener; return the request that was admitted."""
+    calls = caller.call(to, ASKED)
+    answer = listener.send(as_received(next(calls)))
+    return admitted(listener, calls.send(as_received(answer)))
+
+
+def test_a_request_is_admitted_as_it_was_sent():
+    assert meet(OURS, listening()) == ASKED
+    assert meet(NO_KEY, listening(NO_KEY)) == ASKED
+    assert meet(OURS, listening(address="::")) == ASKED
+
+
+def test_a_vector():
+    """The proof of known values stays the same."""
+    secret = Secret("123456.0", bytes(range(32)))
+    hello = Hello("00" * 16, ("10.20.0.1", 26058), "22" * 32)
+    assert secret.proof(LISTENER, hello, "11" * 16) == (
+        "6edf2b0e7214070b76106b021b53c45482d380eb51ed4e9b106634dc76bd2ec2"
+    )
+    assert secret.proof(CALLER, hello, "11" * 16) == (
+        "c93227048e10debebc1546001378694601ddc6031b7287501d236106028bcd8c"
+    )
+
+
+OTHERS = {
+    "another key": Secret(JOB, b"x" * 32),
+    "another launch": Secret("20.0", RANDOM),
+    "no key": NO_KEY,
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_two_who_do_not_have_the_same_secret(case):
+    other = OTHERS[case]
+    for caller, listener in ((OURS, other), (other, OURS)):
+        with pytest.raises(UnprovedError):
+            meet(caller, listening(listener))
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_caller_that_needs_no_proof_of_the_other_side(case):
+    calls, steps = OTHERS[case].call(DIALLED, ASKED), listening()
+    hello = next(calls)
+    nonce = steps.send(as_received(hello))["nonce"]
+    said = Hello(hello["nonce"], DIALLED, hello["request"])
+    answer = {"nonce": nonce, "proof": OTHERS[case].proof(LISTENER, said, nonce)}
+    with pytest.raises(WireError):
+        steps.send(as_received(calls.send(answer)))
+
+
+@pytest.mark.parametrize(
+    "to", [("10.20.0.1", 20002), ("10.20.0.2", 20001), ("", 20001), ("10.20.0.1", 0)]
+)
+def test_a_caller_that_has_dialled_somebody_else(to):
+    """Who listens there has passed its lines on."""
+    with pytest.raises(WireError):
+        meet(OURS, listening(), to)
+
+
+def test_a_proof_counts_once_and_for_its_own_side():
+    calls = OURS.call(DIALLED, ASKED)
+    hello, steps = next(calls), listening()
+    challenge = steps.send(as_received(hello))
+    line = calls.send(as_received(challenge))
+    assert admitted(steps, line) == ASKED
+    again = listening()
+    assert again.send(as_received(hello)) != challenge
+    with pytest.raises(WireError):
+        again.send(as_received(line))
+    reflected = listening()
+    answer = reflected.send(as_received(hello))
+    with pytest.raises(WireError):
+        reflected.send({**ASKED, "proof": answer["proof"]})
+
+
+@pytest.mark.parametrize(
+    "change", [{"rank": 2}, {"failed": {}}, {"asks": True}, {"proof": None}]
+)
+def test_a_request_that_somebody_has_changed(change):
+    calls, steps = OURS.call(DIALLED, ASKED), listening()
+    answer = steps.send(as_received(next(calls)))
+    line = calls.send(as_received(answer))
+    with pytest.raises(WireError):
+        steps.send(as_received({**line, **change}))
+
+
+def test_an_answer_does_not_tell_jobs_apart():
+    """Nor ids, states, releases, or whether there is a key at the other side."""
+    answers = []
+    for launch, key in (("19.0", b"k"), ("20.0", b"k"), ("19.0", b"x")):
+        steps = listening(Secret(launch, key))
+        answers.append(steps.send(as_received(next(OURS.call(DIALLED, ASKED)))))
+    forms = [{name: len(text) for name, text in each.items()} for each in answers]
+    assert forms == [{"nonce": 32, "proof": 64}] * 3
+    assert len({each["proof"] for each in answers}) == 3
+
+
+def test_a_caller_says_nothing_of_itself_before():
+    hello = next(OURS.call(DIALLED, ASKED))
+    assert hello.keys() == {"nonce", "to", "request"}
+    for value in ASKED.values():
+        assert type(value) is not str or len(value) < 3 or value not in str(hello)
+
+
+# --- whatever comes ------------------------------------------------------------------
+
+TEXTS = strategies.text(max_size=64)
+HELLOS = strategies.fixed_dictionaries(
+    {
+        "nonce": TEXTS,
+        "to": strategies.just([*DIALLED])
+        | strategies.tuples(TEXTS, strategies.integers()),
+        "request": TEXTS,
+    }
+)
+LASTS = strategies.dictionaries(strategies.just("proof") | TEXTS, TEXTS, max_size=3)
+VALUES = (
+    *(None, True, 0, -1, 20001, 1.5, 2**63, "", "0", "x" * 64, "\ud800", "é" * 64),
+    *([], {}, [1, 2], ["10.20.0.1", 20001], {"a": 1}, [["10.20.0.1", 20001]]),
+)
+
+
+def mutated(draw, message, others):
+    """Return a message in which something is different, or another one."""
+    if draw.random() < 0.1:
+        return draw.choice(others)
+    name = draw.choice([*message])
+    text = str(message[name])
+    place = draw.randrange(len(text) + 1)
+    changes = (
+        *(
+            text[:place] + draw.choice("0123456789abcdef") + text[place + 1 :],
+            text + "0",
+        ),
+        *(text[:place], text.upper(), text[::-1], draw.choice(VALUES)),
+    )
+    changed = {**message, name: draw.choice(changes)}
+    if draw.random() < 0.2:
+        del changed[name]
+    return changed
+
+
+def examined(hello, prove):
+    """Return the request that a listener admits; None if there is none.
+
+    Args:
+        hello: The first line.
+        prove: Returns the last one, from the listener's answer.
+    """
+    steps = listening()
+    try:
+        answer = steps.send(prove(steps.send(hello)))
+    except (WireError, UnprovedError):
+        return None
+    except StopIteration as proved:
+        return proved.value
+    raise AssertionError(answer)
+
+
+def test_no_handshake_is_admitted_in_which_anything_differs():
+    draw = random.Random(40)  # noqa: S311 - no secret
+    calls, steps = OURS.call(DIALLED, ASKED), listening()
+    others = [next(calls)]
+    others.append(steps.send(others[0]))
+    others += [calls.send(others[1]), {}, ASKED]
+    same = 0
+    for turn in range(TRIES):
+        calls = OURS.call(DIALLED, ASKED)
+        sent, differs = as_received(next(calls)), []
+
+        def prove(answer, calls=calls, turn=turn, differs=differs):
+            line = as_received(calls.send(answer))
+            changed = mutated(draw, line, others) if turn % 2 else line
+            differs.append(wire.to_line(changed) != wire.to_line(line))  # True == 1
+            return changed
+
+        hello = sent if turn % 2 else mutated(draw, sent, others)
+        request = examined(hello, prove)
+        is_same = hello == sent and differs == [False]
+        assert request == (ASKED if is_same else None)
+        same += is_same
+    assert 0 < same < TRIES / 5  # what is put in was there now and then
+
+
+@hypothesis.given(HELLOS, LASTS)
+def test_nothing_at_random_is_admitted(first, last):
+    assert examined(first, lambda _: last) is None

@@ -14,6 +14,7 @@ from torchrun_hpc.rendezvous.protocol import (
     FROM_COORDINATOR,
     Add,
     Answer,
+    Ask,
     Check,
     Get,
     Set,
@@ -37,7 +38,7 @@ def ask(store, connection, question):
 
 def answer(store, kind, *values):
     """Return the answer to a question that can be answered at once."""
-    ((connection, message),) = ask(store, "agent", kind(7, *values))
+    ((connection, message),) = ask(store, "agent", Ask(7, kind(*values)))
     assert (connection, message.number) == ("agent", 7)
     return message.value
 
@@ -59,13 +60,13 @@ def test_the_store():
 
 def test_an_answer_waits_until_all_keys_exist():
     store = KeyValueStore()
-    assert ask(store, 1, Get(4, ("a", "b"))) == []
-    assert ask(store, 2, Get(5, ("b",))) == []
-    assert ask(store, 0, Set(1, {"b": "2"})) == [
+    assert ask(store, 1, Ask(4, Get(("a", "b")))) == []
+    assert ask(store, 2, Ask(5, Get(("b",)))) == []
+    assert ask(store, 0, Ask(1, Set({"b": "2"}))) == [
         (2, Answer(5, ["2"])),
         (0, Answer(1, value=True)),
     ]
-    assert ask(store, 0, Add(2, "a", 1)) == [
+    assert ask(store, 0, Ask(2, Add("a", 1))) == [
         (1, Answer(4, ["1", "2"])),
         (0, Answer(2, 1)),
     ]
@@ -74,10 +75,10 @@ def test_an_answer_waits_until_all_keys_exist():
 def test_a_newer_question_takes_the_place_of_one_that_waits():
     """An agent that asks again has given up the first question."""
     store = KeyValueStore()
-    assert ask(store, 1, Get(4, ("a",))) == []
-    assert ask(store, 2, Get(4, ("a",))) == []
-    assert ask(store, 1, Get(5, ("b", "a"))) == []
-    assert ask(store, 0, Set(1, {"a": "1", "b": "2"})) == [
+    assert ask(store, 1, Ask(4, Get(("a",)))) == []
+    assert ask(store, 2, Ask(4, Get(("a",)))) == []
+    assert ask(store, 1, Ask(5, Get(("b", "a")))) == []
+    assert ask(store, 0, Ask(1, Set({"a": "1", "b": "2"}))) == [
         (2, Answer(4, ["1"])),
         (1, Answer(5, ["2", "1"])),
         (0, Answer(1, value=True)),
@@ -85,17 +86,17 @@ def test_a_newer_question_takes_the_place_of_one_that_waits():
 
 
 # What a connection does with a store, of which a key is missing.
-WAITS = Get(1, ("a", "c"))
+WAITS = Ask(1, Get(("a", "c")))
 WAITING = {
     "it ends": [None],
     "it has ended, and ends once more": [None, None],
     "it asks for a thousand keys, one after the other": [
-        *(Get(number, (f"missing {number}",)) for number in range(1000)),
+        *(Ask(number, Get((f"missing {number}",))) for number in range(1000)),
         None,
     ],
-    "it asks for what is there": [Get(2, ("a",))],
-    "it has the first one of two keys, and ends": [Set(2, {"b": ""}), WAITS, None],
-    "it gets its answer, and ends": [Set(2, {"c": ""}), None],
+    "it asks for what is there": [Ask(2, Get(("a",)))],
+    "it has the first one of two keys, and ends": [Ask(2, Set({"b": ""})), WAITS, None],
+    "it gets its answer, and ends": [Ask(2, Set({"c": ""})), None],
     "it asks again for a key that another one waits for": [WAITS, WAITS, None],
 }
 
@@ -104,7 +105,7 @@ WAITING = {
 def test_nothing_is_kept_of_a_question_that_nobody_waits_for(case):
     store = KeyValueStore()
     answer(store, Set, {"a": "1"})
-    ask(store, "other", Get(1, ("c",)))
+    ask(store, "other", Ask(1, Get(("c",))))
     ask(store, "agent", WAITS)
     for question in WAITING[case]:
         if question is None:
@@ -123,8 +124,10 @@ def test_nothing_is_kept_of_a_question_that_nobody_waits_for(case):
         st.tuples(
             st.sampled_from("ABC"),
             st.none()
-            | st.sets(st.sampled_from("abc")).map(lambda keys: Get(0, (*sorted(keys),)))
-            | st.sampled_from("abc").map(lambda key: Set(0, {key: "x"})),
+            | st.sets(st.sampled_from("abc")).map(
+                lambda keys: Ask(0, Get((*sorted(keys),)))
+            )
+            | st.sampled_from("abc").map(lambda key: Ask(0, Set({key: "x"}))),
         )
     )
 )
@@ -137,11 +140,11 @@ def test_a_question_is_answered_once_or_forgotten(happens):
             waiting.pop(who, None)
             store.forget(who)
             continue
-        if isinstance(question, Set):
-            known |= question.values.keys()
+        if isinstance(question.request, Set):
+            known |= question.request.values.keys()
             expected.append((who, number))
         else:
-            waiting[who] = number, {*question.keys}
+            waiting[who] = number, {*question.request.keys}
         for each, (asked, keys) in [*waiting.items()]:
             if keys <= known:
                 expected.append((each, asked))
@@ -177,7 +180,7 @@ NO_QUESTIONS = [
 def test_what_is_no_question(question):
     store = KeyValueStore()
     answer(store, Set, {"text": "x"})
-    data = {name: {"number": 1} | fields for name, fields in question.items()}
+    data = {"ask": {"number": 1, "request": question}}
     with pytest.raises(WireError):
         list(store.ask(1, wire.decode(FROM_AGENT, data)))
 
@@ -188,5 +191,5 @@ def test_the_store_has_its_limit(monkeypatch):
     for value in ("12345678", "x", "1234567"):  # a value that was replaced is gone
         assert answer(store, Set, {"a": value}) is True
     with pytest.raises(WireError, match="too much"):
-        ask(store, 0, Set(1, {"b": "123"}))
+        ask(store, 0, Ask(1, Set({"b": "123"})))
     assert answer(store, Set, {"b": "1"}) is True  # others may go on

@@ -18,7 +18,6 @@ from torchrun_hpc.rendezvous.protocol import (
     Confirm,
     Died,
     Join,
-    Present,
     WantsReport,
 )
 
@@ -61,7 +60,6 @@ def at_work():
     made = coordinator_of(replace(SETTINGS, nodes=NODES))
     for rank in range(NODES):
         made.request(rank, request_of(rank, nodes=NODES))
-        made.receive(rank, Present(None, done=False, term=(0, 0), round=-1))
         made.receive(rank, Join())
     for rank in range(NODES):
         store = STORE if rank == 0 else None

@@ -293,9 +293,9 @@ def test_it_tells_the_next_coordinator_that_it_saw_the_end_of_the_last_one():
     assert present.gone == (3, RECORD.round)
 
 
-def test_a_member_that_nobody_can_ask_tells_no_address():
+def test_a_member_that_nobody_can_ask_tells_nothing():
     """There are no spares."""
-    assert told(Member(1, first_record(4, 1, 0))) == [replace(PRESENT, address=None)]
+    assert told(Member(1, first_record(4, 1, 0))) == []
 
 
 def prepare(member, record):

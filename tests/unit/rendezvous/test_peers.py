@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from unittest import mock
@@ -12,7 +14,7 @@ from unittest import mock
 import pytest
 from loopback import (
     HERE,
-    VERSION,
+    WELCOME,
     Raw,
     failure_of,
     key_of,
@@ -27,29 +29,59 @@ from waiting import PATIENCE, until
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import client as clients
-from torchrun_hpc.rendezvous import liveness, policy
+from torchrun_hpc.rendezvous import loop as loops
 from torchrun_hpc.rendezvous import peers as all_peers
-from torchrun_hpc.rendezvous.client import Client
-from torchrun_hpc.rendezvous.coordinator import SUSPENDED, Coordinator
+from torchrun_hpc.rendezvous.client import Client, Listener
+from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.errors import (
     JobFailedError,
     NotNeededError,
     RoundOverError,
 )
+from torchrun_hpc.rendezvous.loop import Lease
 from torchrun_hpc.rendezvous.member import Member
+from torchrun_hpc.rendezvous.messages import Excluded, Suspended
 from torchrun_hpc.rendezvous.peers import Peers
-from torchrun_hpc.rendezvous.protocol import JoinRequest, Settings
-from torchrun_hpc.rendezvous.record import Record
+from torchrun_hpc.rendezvous.protocol import (
+    FROM_AGENT,
+    FROM_COORDINATOR,
+    SUSPENDED,
+    Confirm,
+    Ended,
+    Go,
+    Heartbeat,
+    Join,
+    JoinRequest,
+    Over,
+    Prepare,
+    Settings,
+    Standby,
+    Welcome,
+)
+from torchrun_hpc.rendezvous.record import Record, first_record
 from torchrun_hpc.rendezvous.search import Channel, CoordinatorAddress, Search
 from torchrun_hpc.rendezvous.server import CoordinatorServer
+from torchrun_hpc.wire import WireError
 
 PREPARED = Record((0, 0), 0, (1, 0, 2))
 STORE = ("10.20.0.1", 40000)
-GO = {"go": 0, "store": [*STORE]}
-CONFIRM = {"confirm": [(0, 0), 0]}
+GO = Go(0, STORE)
+CONFIRM = Confirm((0, 0), 0)
 
 
 SILENCE = 40
+
+
+def as_sent(message, kind=FROM_COORDINATOR):
+    """Return a message as it arrives."""
+    arrived = wire.decode(kind, json.loads(json.dumps(wire.encode(message, kind))))
+    assert arrived == message
+    return arrived
+
+
+def hear(client, *messages):
+    for message in messages:
+        client._handle(as_sent(message))
 
 
 class Aborted:
@@ -65,7 +97,7 @@ class Aborted:
 def clock(monkeypatch):
     """Let a test decide what time it is."""
     moment = SimpleNamespace(now=1000.0)
-    for module in (clients, liveness):
+    for module in (clients, loops):
         monkeypatch.setattr(module, "now", lambda: moment.now)
     return moment
 
@@ -74,8 +106,8 @@ def clock(monkeypatch):
 def accepted(client, clock, monkeypatch):  # noqa: ARG001 - it must be first
     """Return a client that a coordinator has just accepted; its answers are sent."""
     client._channel = Aborted()
-    assert [*client.peers.accepted({})] == []  # its lease begins
-    monkeypatch.setattr(client, "_send", client.sent.append)
+    client._lease.begin()
+    monkeypatch.setattr(client, "_send", client.send)
     return client
 
 
@@ -87,25 +119,27 @@ def events():
 @pytest.fixture
 def client(events, monkeypatch):
     """Return member 1 of four, connected to nobody; what it sends is in ``sent``."""
-    first = policy.first_record(4, 1, 0)
     settings = Settings("mine", 4, 1, 40, 9, 60, 1, spare_after=60, kill=5)
     request = JoinRequest("mine", 4, 1, "n1", 101, __version__, "agent 1", spares=1)
-    member = Member(1, ("n1", 4001), first)
-    made = Client(loop_started(), request, SILENCE, events.append)
+    member = Member(1, first_record(4, 1, 0))
+    member.listens(("n1", 4001), {})
+    killed, sent = [], []
+    listener = Listener(events.append, end_workers=lambda: killed.append(True))
+    made = Client(loop_started(), request, member, SILENCE, listener)
     where = CoordinatorAddress("n0", (4000,), 60)
     search = Search(request, where, key_of(), made.tell)
-    made.killed = []
     server = SimpleNamespace(coordinator=Coordinator(settings, member), flush=list)
-    made.peers = Peers(server, member, search, 60, lambda: made.killed.append(True))
-    made._is_running = True
-    made.sent = []
-    monkeypatch.setattr(made, "send", made.sent.append)
+    made._peers = Peers(server, member, search, 60)
+    made._lease = Lease(SILENCE)
+    made._change(lambda state: replace(state, is_running=True))
+    made.killed, made.sent = killed, sent
+
+    def send(message):
+        sent.append(as_sent(message, FROM_AGENT))
+
+    monkeypatch.setattr(made, "send", send)
     yield made
     made._loop.close()
-
-
-def as_prepared(record=PREPARED):
-    return {"prepare": wire.encode(record)}
 
 
 def take_part(client, *messages):
@@ -114,27 +148,27 @@ def take_part(client, *messages):
 
     def wait_for(condition, _timeout):
         while not condition():
-            client._handle(later.pop(0))
+            hear(client, later.pop(0))
 
     client.wait_for = wait_for
     return client.take_part(lambda: STORE)
 
 
 def test_a_round_in_which_it_has_node_rank_0(client):
-    assert take_part(client, as_prepared(), GO) == (GO, 0, 3)
-    assert client.sent == [{"join": True}, CONFIRM | {"store": STORE}]
+    assert take_part(client, Prepare(PREPARED), GO) == (GO, 0, 3)
+    assert client.sent == [Join(), replace(CONFIRM, store=STORE)]
 
 
 def test_a_round_in_which_it_has_another_node_rank(client):
     record = Record((0, 0), 0, (0, 2, 1))
-    assert take_part(client, as_prepared(record), GO) == (GO, 2, 3)
-    assert client.sent == [{"join": True}, CONFIRM]
+    assert take_part(client, Prepare(record), GO) == (GO, 2, 3)
+    assert client.sent == [Join(), CONFIRM]
 
 
 def test_a_round_that_is_prepared_before_it_has_noticed_the_end_of_the_last(client):
     """The coordinator is lost while it waits, and the next one is quick."""
-    client._change(is_over=True)
-    client._handle(as_prepared())
+    client._change(lambda state: replace(state, is_over=True))
+    hear(client, Prepare(PREPARED))
     assert take_part(client, GO) == (GO, 0, 3)
 
 
@@ -147,60 +181,61 @@ def test_a_round_that_is_confirmed_twice_has_one_store(client):
         return STORE
 
     for _ in range(2):
-        client._handle(as_prepared())
-        client.sent.append(client.peers.confirmation(client._prepared, open_store))
+        hear(client, Prepare(PREPARED))
+        record = client.state.prepared
+        client.sent.append(client.member.confirmation(record, open_store))
     assert opened == [STORE]
-    assert client.sent == [CONFIRM | {"store": STORE}] * 2
+    assert client.sent == [replace(CONFIRM, store=STORE)] * 2
 
 
 def test_a_round_that_is_over_before_it_has_begun(client):
     with pytest.raises(RoundOverError):
-        take_part(client, as_prepared(), {"over": 0})
+        take_part(client, Prepare(PREPARED), Over(0, hangs=False))
     client.sent.clear()
     later = Record((0, 0), 1, (1, 0, 2))
-    go = GO | {"go": 1}
-    assert take_part(client, as_prepared(later), go) == (go, 0, 3)
-    assert client.sent == [{"join": True}, {"confirm": [(0, 0), 1], "store": STORE}]
+    go = replace(GO, round=1)
+    assert take_part(client, Prepare(later), go) == (go, 0, 3)
+    assert client.sent == [Join(), Confirm((0, 0), 1, STORE)]
 
 
 def test_nothing_is_confirmed_of_a_round_that_is_over(client):
-    client._handle(as_prepared())
-    client._handle({"over": 0})
+    hear(client, Prepare(PREPARED))
+    hear(client, Over(0, hangs=False))
     with pytest.raises(NotNeededError):
-        take_part(client, {"finished": 1})
-    assert client.sent == [{"join": True}]
+        take_part(client, Ended())
+    assert client.sent == [Join()]
 
 
 def test_a_round_without_it(client):
     record = Record((0, 0), 0, (0, 2, 3))
     with pytest.raises(NotNeededError):
-        take_part(client, as_prepared(record), {"finished": 0})
-    assert client.sent == [{"join": True}]
+        take_part(client, Prepare(record), Ended())
+    assert client.sent == [Join()]
 
 
 def test_no_older_workers_are_left_when_a_round_begins(client):
     record = Record((0, 0), 0, (1, 0, 2), leased=(3,))
-    client._handle(as_prepared(record))
-    assert client.peers.member.record.leased == (3,)
-    client._handle(GO)
-    assert client.peers.member.record.leased == ()
+    hear(client, Prepare(record))
+    assert client.member.record.leased == (3,)
+    hear(client, GO)
+    assert client.member.record.leased == ()
 
 
 def test_a_member_that_is_not_well(client):
-    client.peers.member.unhealthy = "bad GPU"
+    client.member.unhealthy = "bad GPU"
     with pytest.raises(NotNeededError):
-        take_part(client, {"finished": 0})
+        take_part(client, Ended())
     assert client.sent == []  # it does not join
 
 
 def test_what_it_hears_at_the_end(client, events):
-    client._handle({"out": "bad GPU"})
-    assert client.ending == {}
-    end = {"finished": 0, "out_at_end": [1], "is_certain": True}
-    client._handle(end)
+    hear(client, Excluded(1, "bad GPU"))
+    assert client.state.ending is None
+    end = Ended(out_at_end=(1,))
+    hear(client, end)
     until(lambda: events)
-    assert events == [{"out": "bad GPU"}]
-    assert client.ending == end
+    assert events == [Excluded(1, "bad GPU")]
+    assert client.state.ending == end
 
 
 # --- the lease ----------------------------------------------------------------------
@@ -208,34 +243,34 @@ def test_what_it_hears_at_the_end(client, events):
 
 def test_the_lease_runs_from_the_last_answer_that_was_received(accepted, clock):
     """What the coordinator sends proves nothing: it may not hear this member."""
-    accepted._handle({"heartbeat": True})
+    hear(accepted, Heartbeat())
     clock.now += 10
-    accepted._handle({"heartbeat": 1000.0})
-    assert accepted.sent == [{"heartbeat": 1000.0}, {"heartbeat": 1010.0}]
+    hear(accepted, Heartbeat(1000.0))
+    assert accepted.sent == [Heartbeat(1000.0), Heartbeat(1010.0)]
     clock.now = 1000.0 + SILENCE - 0.1
-    accepted._handle({"record": wire.encode(PREPARED)})
+    hear(accepted, PREPARED)
     assert not accepted._check_lease()
     clock.now = 1000.0 + SILENCE
     assert accepted._check_lease()
     assert accepted._channel.aborted
 
 
-@pytest.mark.parametrize("said", [1e9, float("nan"), 999.0])
+@pytest.mark.parametrize("said", [1e9, 999.0])
 def test_no_coordinator_makes_a_lease_longer(accepted, clock, said):
-    accepted._handle({"heartbeat": said})
+    hear(accepted, Heartbeat(said))
     clock.now += SILENCE
     assert accepted._check_lease()
 
 
-@pytest.mark.parametrize("said", ["1", None, [], {}])
-def test_an_answer_that_is_no_time(accepted, said):
-    with pytest.raises(TypeError):
-        accepted._handle({"heartbeat": said})
+@pytest.mark.parametrize("said", ["1", None, True, [], {}, float("nan"), 1e999])
+def test_an_answer_that_is_no_time(said):
+    with pytest.raises(WireError):
+        wire.decode(FROM_COORDINATOR, {"heartbeat": {"seconds": said}})
 
 
 LATE = [
-    lambda client: client._handle({"go": 0, "store": [*STORE]}),
-    lambda client: client._handle({"heartbeat": 1000.0}),
+    lambda client: hear(client, GO),
+    lambda client: hear(client, Heartbeat(1000.0)),
     lambda client: client._check_lease(),
 ]
 
@@ -249,32 +284,33 @@ def test_after_the_end_of_its_lease(accepted, clock, events, what_comes_first, l
     what_comes_first(accepted)
     until(lambda: accepted.killed == [True] * is_suspended)
     settle(accepted)
-    assert events == ([{"suspended": SILENCE + late}] if is_suspended else [])
+    assert events == ([Suspended(SILENCE + late)] if is_suspended else [])
     assert accepted._channel.aborted
     assert accepted.sent == []
-    assert accepted._go is None
+    assert accepted.state.go is None
     assert not accepted._check_lease()  # once
 
 
 def test_nothing_counts_that_arrives_together_behind_the_end(accepted, clock):
     """A suspended member reads all that has arrived, before its own clock ticks."""
-    accepted._channel = channel = Channel({}, key_of().secret)
+    accepted._channel = channel = Channel(accepted.request, key_of().secret)
     ended = {"abort": list, "is_closing": lambda: True}
     places = {"socket": mock.Mock()}.get
     channel.connection_made(SimpleNamespace(get_extra_info=places, **ended))
     channel._steps = None
     channel.on_message = accepted._handle
     clock.now += 2 * SILENCE
-    messages = {"heartbeat": 1000.0}, {"go": 0, "store": [*STORE]}
-    channel.data_received(b"".join(map(wire.to_line, messages)))
-    assert accepted._go is None
+    messages = Heartbeat(1000.0), GO
+    lines = (wire.to_line(wire.encode(m, FROM_COORDINATOR)) for m in messages)
+    channel.data_received(b"".join(lines))
+    assert accepted.state.go is None
 
 
 def test_a_coordinator_that_was_suspended_ends_its_own_workers(accepted, events):
-    accepted._handle({"suspended": 61})
+    hear(accepted, Suspended(61))
     until(lambda: accepted.killed == [True])
     settle(accepted)
-    assert events == [{"suspended": 61}]
+    assert events == [Suspended(61)]
 
 
 def test_a_fault_of_what_kills_workers_leaves_no_connection(
@@ -282,7 +318,7 @@ def test_a_fault_of_what_kills_workers_leaves_no_connection(
 ):
     raised = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: raised.set())
-    accepted.peers._end_workers = lambda: 1 / 0
+    accepted._listener = Listener(end_workers=lambda: 1 / 0)
     clock.now += 2 * SILENCE
     assert accepted._check_lease()
     assert raised.wait(PATIENCE)
@@ -290,10 +326,10 @@ def test_a_fault_of_what_kills_workers_leaves_no_connection(
 
 
 def test_a_reply_without_a_proof_does_not_count(client):
-    for message in ({"standby": [0, True, True]}, {"welcome": VERSION, "round": 0}):
-        with other_program(line(**message)) as port:
+    for message in (Standby(0, coordinates=True, has_quorum=True), WELCOME):
+        with other_program(line(message)) as port:
             asked = asyncio.run_coroutine_threadsafe(
-                client.peers._ask((HERE, port), asks=True), client._loop.events
+                client._peers._ask((HERE, port), asks=True), client._loop.events
             )
             assert asked.result(PATIENCE) is None
 
@@ -318,21 +354,22 @@ def raw_to():
 def coordinating():
     """Start the only active member of two; return its server and its client."""
     settings = Settings("mine", 2, 0, SILENCE, 9, 60, 1, spare_after=60)
-    record = policy.first_record(2, 1, 0)
-    member = Member(0, (HERE, 4000), record)
+    member = Member(0, first_record(2, 1, 0))
+    member.listens((HERE, 4000), {})
+    member.coordinates = True
     coordinator = Owned(settings, member)
-    coordinator.coordinate(record)
+    coordinator.coordinate(member.record)
     opened, loop = listening(), loop_started()
     port = opened.getsockname()[1]
     server = CoordinatorServer(loop, opened, coordinator, key_of())
     request = JoinRequest("mine", 2, 0, "n0", 100, __version__, "a", spares=1)
-    client = Client(loop, request, SILENCE, [].append)
+    client = Client(loop, request, member, SILENCE, Listener())
     where = CoordinatorAddress(HERE, (port,), PATIENCE)
     search = Search(request, where, key_of(), client.tell)
-    peers = Peers(server, member, search, PATIENCE, list)
+    peers = Peers(server, member, search, PATIENCE)
     coordinator.owner = loop._thread
     server.start()
-    client.connect = partial(client.connect, search, peers)
+    client.connect = partial(client.connect, search.find, peers)
     yield server, client
     client.leave()
     server.close(late_timeout=0)
@@ -356,7 +393,7 @@ class Owned(Coordinator):
 def test_only_one_thread_asks_what_coordinates(coordinating):
     server, client = coordinating
     client.connect()
-    until(lambda: client.peers.member.coordinates)
+    assert client.member.coordinates
     client.fail(Failure(Kind.AGENT, (0,), text="why"))
     client.leave()
     server.close(late_timeout=0)
@@ -380,4 +417,4 @@ def test_a_fault_of_what_looks_for_others_ends_the_agent_only(
     )
     other = raw_to(server._listening.getsockname()[1])
     other.request(1, nodes=2, spares=1, release=__version__)
-    assert "welcome" in other.receive()
+    assert isinstance(other.receive(), Welcome)

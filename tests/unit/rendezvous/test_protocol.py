@@ -280,6 +280,7 @@ TEXTS = st.text(max_size=60).filter(str.isprintable)
 RANKS = st.integers(0, 11)
 # Types of which not all values can be sent.
 LIMITED = {
+    types.NoneType: st.none(),
     Failure: st.builds(
         Failure,
         kind=st.sampled_from(Kind),
@@ -295,6 +296,7 @@ LIMITED = {
     protocol.Store: st.tuples(TEXTS, st.integers(1, 65535)),
     wire.AnyText: st.text(),
     wire.Plain: values,
+    wire.Places: st.lists(INTEGERS, max_size=3).map(tuple),
     str: TEXTS,
     int: INTEGERS,
     float: st.floats(allow_nan=False, allow_infinity=False),
@@ -305,9 +307,7 @@ MADE_OF = {
     (Mapping, False): partial(st.dictionaries, max_size=2),
     (tuple, True): lambda part: st.lists(part, max_size=3).map(tuple),
     (tuple, False): st.tuples,
-    **dict.fromkeys(
-        [(types.UnionType, False), (typing.Union, False)], lambda part: st.none() | part
-    ),
+    **dict.fromkeys([(types.UnionType, False), (typing.Union, False)], st.one_of),
 }
 
 
@@ -323,9 +323,7 @@ def values_of(kind):
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:  # a short text
         return TEXTS
-    return MADE_OF[origin, ... in args](
-        *(values_of(part) for part in args if part not in {types.NoneType, ...})
-    )
+    return MADE_OF[origin, ... in args](*(values_of(p) for p in args if p is not ...))
 
 
 def is_refused_or_sent(by, data):

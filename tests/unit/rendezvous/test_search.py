@@ -16,7 +16,7 @@ from loopback import (
     NOT_YET,
     OTHER_PROGRAMS,
     STORE,
-    VERSION,
+    WELCOME,
     Job,
     fail,
     failure_of,
@@ -34,10 +34,12 @@ from torchrun_hpc.rendezvous import search
 from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
     JobFailedError,
+    Refused,
     RefusedError,
 )
 from torchrun_hpc.rendezvous.key import LATE, Key
-from torchrun_hpc.rendezvous.protocol import Refusal
+from torchrun_hpc.rendezvous.messages import Looking, Unproved
+from torchrun_hpc.rendezvous.protocol import FROM_COORDINATOR
 
 SILENT = "one that never answers"
 
@@ -52,7 +54,7 @@ def test_another_program_on_the_first_port(job, case, capfd):
             until(lambda: client._search._attempts)
             job.clock.go_on(search._PORT_DELAY)
         connected.result(PATIENCE)
-        assert take_part(client)["store"] == list(STORE)
+        assert take_part(client).store == STORE
     assert capfd.readouterr() == ("", "")
 
 
@@ -90,7 +92,7 @@ def test_a_program_that_keeps_the_connection(job):
         assert client._search._attempts.keys() == {port}
         assert not connected.done()
     found = f"port {port}: a program that sends nothing"
-    assert job.events[1][0] == {"looking": 1, "found": found}
+    assert job.events[1][0] == Looking(1, found)
 
 
 def test_the_coordinator_of_another_job_on_the_first_port(job):
@@ -119,14 +121,14 @@ def test_two_keys(job, own, theirs):
     connected = started(client.connect)
     job.clock.passes_until(lambda: job.events[1])
     found = f"port {job.port}: no proof: another job, or another key"
-    assert job.events[1][0] == {"looking": 1, "found": found}
+    assert job.events[1][0] == Looking(1, found)
     job.clock.passes_until(lambda: len(job.events[1]) == LATE - 1 or connected.done())
     assert not connected.done()
     job.clock.passes_until(connected.done)
     with pytest.raises(RefusedError) as caught:
         connected.result()
-    assert (caught.value.reason, caught.value.port) == (Refusal.UNPROVED, job.port)
-    assert job.events[0] == [{"unproved": HERE}]
+    assert (caught.value.reason, caught.value.port) == (Refused.UNPROVED, job.port)
+    assert job.events[0] == [Unproved(HERE, theirs.name)]
 
 
 def test_strangers_who_come_and_go(job):
@@ -188,7 +190,7 @@ def pretended(data):
     """Answer as a coordinator does, without its secret."""
     if b"nonce" in data:
         return wire.to_line({"nonce": "0" * 32, "proof": "0" * 64})
-    return wire.to_line({"welcome": VERSION, "round": 0, "age": [0, [0, 0]]})
+    return wire.to_line(wire.encode(WELCOME, FROM_COORDINATOR))
 
 
 def test_who_resets_each_connection(job):
@@ -236,7 +238,7 @@ def test_who_passes_everything_on_to_the_coordinator(job):
         until(lambda: passed)
         assert b'"to":["127.0.0.1",' + str(port).encode() in passed[0]
         job.client(0, key=OURS).connect()
-        job.clock.passes_until(lambda: job.events[0] == [{"unproved": HERE}])
+        job.clock.passes_until(lambda: job.events[0] == [Unproved(HERE, OURS.name)])
         assert not connected.done()
     assert job.server.coordinator.members.agents.keys() == {0}
 
@@ -248,8 +250,8 @@ def test_a_coordinator_that_is_late(job):
     job.clock.passes_until(lambda: events)
     job.start_server(port, nodes=1)
     job.clock.passes_until(connected.done)
-    assert events[0] == {"looking": 1, "found": f"port {port}: {NOT_YET}"}
-    assert [event["looking"] for event in events] == [*range(1, len(events) + 1)]
+    assert events[0] == Looking(1, f"port {port}: {NOT_YET}")
+    assert [event.seconds for event in events] == [*range(1, len(events) + 1)]
 
 
 def test_a_late_coordinator_on_its_last_port(job):
@@ -316,7 +318,7 @@ def test_a_second_agent_that_cannot_start_ends_nothing(job):
     second = job.client(1, agent="second", own_failure=replace(CANNOT, nodes=(1,)))
     with pytest.raises(RefusedError):
         second.connect()
-    assert first.failure is None
+    assert first.state.failure is None
 
 
 def test_a_name_that_does_not_resolve(job, monkeypatch):
@@ -346,11 +348,11 @@ def test_what_is_no_address(job, case):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"run_id": "x"}, Refusal.RUN_ID),
-        ({"nodes": 4}, Refusal.NODES),
-        ({"nodes": 2}, Refusal.NODES),
-        ({"spares": 1}, Refusal.SPARES),
-        ({"spares": 1, "own_failure": CANNOT}, Refusal.SPARES),
+        ({"run_id": "x"}, Refused.RUN_ID),
+        ({"nodes": 4}, Refused.NODES),
+        ({"nodes": 2}, Refused.NODES),
+        ({"spares": 1}, Refused.SPARES),
+        ({"spares": 1, "own_failure": CANNOT}, Refused.SPARES),
     ],
 )
 def test_an_agent_that_is_refused(job, changes, reason):

@@ -44,18 +44,19 @@ from torchrun_hpc.rendezvous.errors import JobFailedError, Refused
 from torchrun_hpc.rendezvous.protocol import (
     FROM_AGENT,
     Answer,
+    Ask,
     Bye,
     Check,
-    Confirm,
     Get,
     Go,
     Join,
-    Present,
     Read,
     Set,
     Welcome,
 )
 from torchrun_hpc.rendezvous.server import CoordinatorServer
+
+HOSTS = ("n0", "n1", "n2")
 
 
 def test_the_coordinator_stays_until_all_are_informed(job, raw):
@@ -71,7 +72,7 @@ def test_the_coordinator_stays_until_all_are_informed(job, raw):
     settle(job.server)
     assert not closing.done()
     silent.send_message(Read())
-    silent.send_message(Check(1, ("a",)))
+    silent.send_message(Ask(1, Check(("a",))))
     assert isinstance(silent.receive(), Answer)
     assert not closing.done()  # node 2 has not been there yet
     late = raw()
@@ -110,7 +111,7 @@ def test_a_coordinator_that_cannot_start_informs_all(job, spares):
     with listening() as taken:
         _, notices = ports_of(job_id)
         meeting = make_launch_plan(
-            nodes=3, node_rank=0, workers=1,
+            nodes=3, node_rank=0, workers=1, hosts=HOSTS,
             launch_id=job_id, ports=(taken.getsockname()[1],), listen=(HERE, 1),
             notice_ports=notices, spares=spares, is_coordinator=True,
         ).meeting  # fmt: skip
@@ -137,7 +138,7 @@ def test_who_has_no_key_that_is_required_tells_nobody_the_failure():
         "/dev/null", source="--hpc_key_file=FILE", required="--hpc_auth=require"
     )
     meeting = make_launch_plan(
-        nodes=3, node_rank=0, workers=1, ports=(port,), listen=(HERE, 1),
+        nodes=3, node_rank=0, workers=1, hosts=HOSTS, ports=(port,), listen=(HERE, 1),
         is_coordinator=True, key=key,
     ).meeting  # fmt: skip
     later = started(lambda: inform(meeting, FAILURE_BEFORE, NEVER_S, print))
@@ -156,7 +157,7 @@ NO_AGENTS = {
     "noise": b"\0\xff\xfe" * 50 + b"\n",
     "a number": b"1\n",
     "an empty message": b"{}\n",
-    "a verb of an agent": b'{"join":0}\n',
+    "a verb of an agent": wire.to_line(wire.encode(Join(), FROM_AGENT)),
     "half a join request": wire.to_line({"protocol": protocol.VERSION}),
     "a long line": b"x" * (protocol.JOIN_REQUEST_LIMIT + 1),
     "a deep line": b"[" * 4000 + b"\n",
@@ -187,27 +188,13 @@ INVALID_MESSAGES = [
 ]
 
 
-def take_part_by_hand(peer):
-    """Join and confirm the first round; return its beginning."""
-    for message in (
-        Present(None, done=False, term=(0, 0), round=-1),
-        Join(),
-    ):
-        peer.send_message(message)
-    record = peer.receive().record
-    peer.send_message(Confirm(record.term, record.round))
-    return peer.receive()
-
-
 @pytest.mark.parametrize("message", INVALID_MESSAGES)
 def test_an_agent_that_sends_an_invalid_message(job, raw, message, caplog, capfd):
     made = job.connected(0, 1)
     odd = raw()
     odd.request(2)
     assert isinstance(odd.receive(), Welcome)
-    joined = started(lambda: take_part_by_hand(odd))
-    join_all(made)
-    assert joined.result(PATIENCE) == Go(0, STORE)
+    assert together(lambda: join_all(made), odd.take_part)[1] == Go(0, STORE)
     odd.send_message(message)
     while odd.receive() is not None:
         pass
@@ -255,7 +242,7 @@ def test_a_peer_that_sends_nothing_is_disconnected(job, raw):
     job.clock.go_on(servers._JOIN_REQUEST_TIMEOUT)
     assert silent.receive() is None
     assert slow.receive() is None
-    agent.send_message(Check(1, ("a",)))  # after its request it may be silent
+    agent.send_message(Ask(1, Check(("a",))))  # after its request it may be silent
     assert agent.receive() == Answer(1, value=False)
 
 
@@ -274,10 +261,6 @@ def test_the_oldest_unknown_peer_is_disconnected_for_the_next(job, raw):
     assert client.state.failure is None
 
 
-def has_a(number):
-    return Check(number, ("a",))
-
-
 def test_an_agent_that_does_not_read(job, raw, monkeypatch):
     """What is to be sent to it is not kept for ever."""
     monkeypatch.setattr(servers, "_UNSENT_LIMIT", 100_000)
@@ -285,10 +268,11 @@ def test_an_agent_that_does_not_read(job, raw, monkeypatch):
     silent = raw()
     silent.request(1)
     silent.receive()
-    client.ask(lambda number: Set(number, {"a": "x" * 1_000_000}), LIMIT)
+    has_a = Check(("a",))
+    client.ask(Set({"a": "x" * 1_000_000}), LIMIT)
     for number in range(100):
         with suppress(OSError):
-            silent.send_message(Get(number, ("a",)))
+            silent.send_message(Ask(number, Get(("a",))))
         if 1 not in job.server.coordinator.members.agents:
             break
         client.ask(has_a, LIMIT)  # the coordinator has had time
@@ -375,7 +359,7 @@ def test_nothing_is_answered_without_a_proof(job, raw, state, key):
             "nonce": 32,
             "proof": 64,
         }
-        question = wire.encode(Get(1, ("a",)), FROM_AGENT)
+        question = wire.encode(Ask(1, Get(("a",))), FROM_AGENT)
         lines = {**request, "proof": "0" * 64}, request, question
         peer.send(b"".join(map(wire.to_line, lines)))
         assert peer.receive() is None
@@ -444,6 +428,16 @@ def test_an_agent_notes_how_the_coordinator_has_ended(noting, job, how):
     noting._loop.call(getattr(caller, how))
     failure_of(client)
     assert client._channel.at_end is (how == "close")
+
+
+@pytest.mark.parametrize("text", ["{}", '{"go":{"round":"x"}}', '{"unknown":{}}'])
+def test_a_coordinator_that_sends_an_invalid_message_is_left(noting, job, text):
+    client = job.client(1)
+    client.connect()
+    (caller,) = noting._callers.values()
+    noting._loop.call(caller.transport.write, f"{text}\n".encode())
+    assert failure_of(client) == Failure(Kind.COORDINATOR)
+    assert not client._channel.at_end
 
 
 @pytest.mark.parametrize("place", ["coordinator.receive", "catch_up"])
