@@ -170,6 +170,8 @@ class Launch:
                 found["at"] = {**found.get("at", {}), rank: (number, step)}
             case {"backend": str(name)}:
                 found["backend"] = name
+            case _:
+                pass
 
 
 def _messages(written: bytes) -> tuple[tuple[str, str, bool], ...]:

@@ -22,6 +22,7 @@ from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
     JobFailedError,
     NotNeededError,
+    Refused,
     RefusedError,
     RoundOverError,
 )
@@ -48,6 +49,7 @@ from torchrun_hpc.rendezvous.protocol import (
     Read,
     Replied,
     Report,
+    Standby,
     WantsReport,
     Welcome,
 )
@@ -198,7 +200,8 @@ class State:
             case Replied(number=number, node=node) if number in self.replies:
                 own = {**self.replies[number], node: message.of}
                 return replace(self, replies={**self.replies, number: own})
-        return self
+            case _:
+                return self
 
 
 class Client:
@@ -541,10 +544,14 @@ class Client:
                 self._reported()
             case Asked():
                 self._loop.call_aside(partial(self._listener.reply, message))
-            case Suspended():  # the coordinator is here, and was suspended
-                self._loop.call_apart(self._listener.end_workers)
-        if isinstance(message, News):
-            self.tell(message)
+            case News():
+                self.tell(message)
+                if isinstance(
+                    message, Suspended
+                ):  # with the coordinator, which is here
+                    self._loop.call_apart(self._listener.end_workers)
+            case Refused() | Standby() | Over() | Printed() | Replied() | Answer():
+                pass  # only the state has them, or a search
         self._change(lambda state: state.after(message))
 
     def _ask_later(self, ending: Ended) -> None:

@@ -168,11 +168,8 @@ class Coordinator:
 
     def receive(self, connection: Hashable, message: FromAgent) -> None:  # noqa: C901, PLR0912 - a branch for each message
         """Handle a message. After a `WireError` the connection must be closed."""
-        rank, rounds, members = (
-            self.members.rank_of(connection),
-            self.rounds,
-            self.members,
-        )
+        rounds, members = self.rounds, self.members
+        rank = members.rank_of(connection)
         if rank is None:
             raise WireError("not an accepted agent")
         members.answered(rank)
@@ -204,12 +201,9 @@ class Coordinator:
                 self._printed = True
                 members.send_all(message)
             case Question(number, what, about):
-                question = self._questions[rank] = (
-                    Asked(rank, number, what, about),
-                    set(),
-                )
+                self._questions[rank] = Asked(rank, number, what, about), set()
                 for each in members.agents:
-                    self._pass_on(each, *question)
+                    self._pass_on(each, *self._questions[rank])
             case QuestionOver():
                 self._questions.pop(rank, None)
             case Reply(asks, number, of):
