@@ -32,7 +32,6 @@ from torchrun_hpc.rendezvous.protocol import (
     SUSPENDED,
     Answer,
     Ask,
-    Asked,
     Bye,
     Died,
     Done,
@@ -47,7 +46,7 @@ from torchrun_hpc.rendezvous.protocol import (
     Question,
     QuestionOver,
     Read,
-    Replied,
+    Reply,
     Report,
     Standby,
     WantsReport,
@@ -102,7 +101,7 @@ class Listener:
 
     tell: Callable[[News], None] = lambda _: None
     report: Callable[[Summary], Failure] = attrgetter("first")
-    reply: Callable[[Asked], None] = lambda _: None
+    reply: Callable[[Question], None] = lambda _: None
     end_workers: Callable[[], None] = lambda: None
 
 
@@ -197,7 +196,7 @@ class State:
             case Answer(number=number):  # an earlier request's answer may be late
                 is_late = self.answer is not None and number < self.answer.number
                 return self if is_late else replace(self, answer=message)
-            case Replied(number=number, node=node) if number in self.replies:
+            case Reply(number=number, node=node) if number in self.replies:
                 own = {**self.replies[number], node: message.of}
                 return replace(self, replies={**self.replies, number: own})
             case _:
@@ -542,7 +541,7 @@ class Client:
                 self._loop.call_aside(partial(self._report, summary))
             case Report():
                 self._reported()
-            case Asked():
+            case Question():
                 self._loop.call_aside(partial(self._listener.reply, message))
             case News():
                 self.tell(message)
@@ -550,7 +549,7 @@ class Client:
                     message, Suspended
                 ):  # with the coordinator, which is here
                     self._loop.call_apart(self._listener.end_workers)
-            case Refused() | Standby() | Over() | Printed() | Replied() | Answer():
+            case Refused() | Standby() | Over() | Printed() | Reply() | Answer():
                 pass  # only the state has them, or a search
         self._change(lambda state: state.after(message))
 

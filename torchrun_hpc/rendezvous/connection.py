@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.messages import News
-    from torchrun_hpc.rendezvous.protocol import Asked
+    from torchrun_hpc.rendezvous.protocol import Question
 
 # Seconds to find out which program has a port.
 _CHECK_TIMEOUT = 2
@@ -184,12 +184,12 @@ class Connection:
             self.server.close()
         self._loop.close()
 
-    def _reply(self, question: Asked) -> None:
+    def _reply(self, question: Question) -> None:
         make = self._replies.get(question.what)
         if make is not None and self._making_replies.acquire(blocking=False):
             self._loop.call_apart(partial(self._make_reply, question, make))
 
-    def _make_reply(self, question: Asked, make: Callable[[Any], Any]) -> None:
+    def _make_reply(self, question: Question, make: Callable[[Any], Any]) -> None:
         try:
             reply = Reply(question.asks, question.number, make(question.about))
         finally:

@@ -17,7 +17,6 @@ from torchrun_hpc.rendezvous.messages import Lost, Stranger, Suspended
 from torchrun_hpc.rendezvous.protocol import (
     SUSPENDED,
     Ask,
-    Asked,
     Bye,
     Close,
     Confirm,
@@ -32,7 +31,6 @@ from torchrun_hpc.rendezvous.protocol import (
     Question,
     QuestionOver,
     Read,
-    Replied,
     Reply,
     Report,
     Standby,
@@ -82,7 +80,7 @@ class Coordinator:
         self._expected_for = settings.join_timeout if record.round < 0 else 0
         self._reported: set[Refused] = set()  # why others were refused
         # To all, by the asking agent; with the agents that have received it.
-        self._questions: dict[int, tuple[Asked, set[str]]] = {}
+        self._questions: dict[int, tuple[Question, set[str]]] = {}
         self._printed = False  # the user knows which workers have failed
         # The second of the latest loss of an agent, and the loss.
         self._loss = -1 - _BESIDE, Failure(Kind.LOST)
@@ -200,14 +198,14 @@ class Coordinator:
             case Printed():
                 self._printed = True
                 members.send_all(message)
-            case Question(number, what, about):
-                self._questions[rank] = Asked(rank, number, what, about), set()
+            case Question():
+                self._questions[rank] = replace(message, asks=rank), set()
                 for each in members.agents:
                     self._pass_on(each, *self._questions[rank])
             case QuestionOver():
                 self._questions.pop(rank, None)
-            case Reply(asks, number, of):
-                members.send(asks, Replied(number, rank, of))
+            case Reply(asks=asks):
+                members.send(asks, replace(message, node=rank))
             case Ask():
                 self.outbox += rounds.store.ask(connection, message)
             case Bye():
@@ -268,7 +266,7 @@ class Coordinator:
             if self._printed:
                 self.members.send(rank, Printed())
 
-    def _pass_on(self, rank: int, question: Asked, received: set[str]) -> None:
+    def _pass_on(self, rank: int, question: Question, received: set[str]) -> None:
         agent = self.members.agents[rank].request.agent
         if agent not in received:
             received.add(agent)
@@ -303,7 +301,7 @@ class Coordinator:
         rounds, has_spares = self.rounds, self.settings.has_spares
         self._remove(rank)
         for asks, (question, _) in self._questions.items():
-            self.members.send(asks, Replied(question.number, rank, None))
+            self.members.send(asks, Reply(asks, question.number, None, rank))
         if failure is not None:
             if self._stopped:
                 self.fail(failure)

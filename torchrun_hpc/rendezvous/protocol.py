@@ -57,6 +57,32 @@ class Printed:
     """The coordinator's node has reported which workers have failed."""
 
 
+@dataclass(frozen=True)
+class Question:
+    """A question to all agents, also to later ones, until its `QuestionOver`.
+
+    `about` is data for the reply. The coordinator adds the node rank that `asks`.
+    """
+
+    number: int
+    what: Annotated[str, short_text(60)]
+    about: Plain
+    asks: int = -1
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The reply `of` a node to a question; ``None`` if the node is lost.
+
+    The coordinator adds the `node`.
+    """
+
+    asks: int
+    number: int
+    of: Plain
+    node: int = -1
+
+
 # --- from an agent ----------------------------------------------------------------
 
 
@@ -180,28 +206,10 @@ class WantsReport:
 
 
 @dataclass(frozen=True)
-class Question:
-    """A question to all agents, also to later ones, until its `QuestionOver`."""
-
-    number: int
-    what: Annotated[str, short_text(60)]
-    about: Plain
-
-
-@dataclass(frozen=True)
 class QuestionOver:
     """The agent needs no more replies to its question."""
 
     number: int
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The reply `of` this agent's node to the question of node rank `asks`."""
-
-    asks: int
-    number: int
-    of: Plain
 
 
 @dataclass(frozen=True)
@@ -328,25 +336,6 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """An agent, `asks`, has a question; `about` has data for the reply."""
-
-    asks: int
-    number: int
-    what: str
-    about: Plain
-
-
-@dataclass(frozen=True)
-class Replied:
-    """A node's reply to the agent's question; ``None`` if the node is lost."""
-
-    number: int
-    node: int
-    of: Plain
-
-
-@dataclass(frozen=True)
 class Answer:
     """The answer of the agents' store: what the request describes, or true."""
 
@@ -356,7 +345,7 @@ class Answer:
 
 FromCoordinator: TypeAlias = (
     Welcome | Refused | Standby | Prepare | Record | Go | Over | Ended | Report
-    | Printed | Asked | Replied | Heartbeat | Answer | NewsOfCoordinator
+    | Printed | Question | Reply | Heartbeat | Answer | NewsOfCoordinator
 )  # fmt: skip
 
 

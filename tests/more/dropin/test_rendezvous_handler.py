@@ -59,7 +59,7 @@ from torchrun_hpc.rendezvous.handler import (
 from torchrun_hpc.rendezvous.protocol import (
     FROM_COORDINATOR,
     VERSION,
-    Asked,
+    Question,
     Reply,
 )
 from torchrun_hpc.reporting import console
@@ -581,7 +581,7 @@ def test_only_some_stacks_are_taken_at_once(job: Job, asked: int) -> None:
         connection.client = client
         may_end.clear()
         for number in range(asked):
-            connection._reply(Asked(0, number, "stacks", None))
+            connection._reply(Question(number, "stacks", None, 0))
         until(lambda repeated=repeated: len(taken) == repeated * wanted)
         may_end.set()
         until(lambda sent=sent: len(sent) == wanted)
@@ -601,7 +601,7 @@ def test_stacks_that_cannot_be_taken_are_taken_again(
 
     connection._replies = {"stacks": sample}
     for number in range(1, 2 * connections._REPLIES):
-        connection._reply(Asked(0, number, "stacks", None))
+        connection._reply(Question(number, "stacks", None, 0))
         until(lambda number=number: len(tried) == number)
         tried[-1].join(PATIENCE)
 

@@ -37,7 +37,6 @@ from torchrun_hpc.rendezvous.protocol import (
     Add,
     Answer,
     Ask,
-    Asked,
     Bye,
     Check,
     Close,
@@ -57,7 +56,6 @@ from torchrun_hpc.rendezvous.protocol import (
     Question,
     QuestionOver,
     Read,
-    Replied,
     Reply,
     Report,
     Set,
@@ -554,7 +552,7 @@ def ask(number=7):
 
 def asked_by(rank, number=7):
     """Return the question as it is passed on."""
-    return Asked(rank, number, "stacks", ["about it"])
+    return Question(number, "stacks", ["about it"], rank)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -565,7 +563,7 @@ def test_all_agents_are_asked(rank):
     job.send((rank + 1) % 3, ask())
     for other in (2, 0, 1):
         sent = job.send(other, Reply(rank, 7, SAMPLES))
-        assert sent == {rank: [Replied(7, other, SAMPLES)]}
+        assert sent == {rank: [Reply(rank, 7, SAMPLES, other)]}
 
 
 WRONG_QUESTIONS = [
@@ -596,7 +594,7 @@ def test_who_asks_hears_of_an_agent_that_goes():
     """It will not reply; a second one of its rank is asked again."""
     job = Job(max_restarts=1).all_at_work()
     job.send(1, ask())
-    gone = Replied(7, 2, None)
+    gone = Reply(1, 7, None, 2)
     assert job.lose(2)[1][0] == gone
     assert asked_by(1) in job.request("again", request_of(2, agent="second"))["again"]
 
@@ -610,7 +608,7 @@ def test_an_agent_that_reconnects_gets_no_question_twice(is_lost):
         job.lose(2)
     assert asked_by(1) not in job.request("again", request_of(2))["again"]
     sent = job.send("again", Reply(1, 7, SAMPLES))
-    assert sent == {1: [Replied(7, 2, SAMPLES)]}
+    assert sent == {1: [Reply(1, 7, SAMPLES, 2)]}
 
 
 def test_an_agent_that_comes_later_is_asked_too():

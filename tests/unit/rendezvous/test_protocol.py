@@ -335,13 +335,18 @@ def is_refused_or_sent(by, data):
 
 
 def test_no_two_messages_have_the_same_name():
-    """Only a heartbeat, and the news of a report, go both ways."""
+    """These go both ways."""
     names = {
         by: {wire._words(kind) for kind in typing.get_args(union)}
         for by, union in UNIONS.items()
     }
     assert sum(map(len, names.values())) == len(CASES)
-    assert names["an agent"] & names["the coordinator"] == {"heartbeat", "printed"}
+    assert names["an agent"] & names["the coordinator"] == {
+        "heartbeat",
+        "printed",
+        "question",
+        "reply",
+    }
 
 
 @pytest.mark.parametrize(("by", "kind"), CASES)
