@@ -33,7 +33,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 _T = TypeVar("_T")
 
 _DIGITS = 20  # of a 64-bit integer with its sign
-_MOST_PLACES = 2**20
+_MOST_PLACES = 2**17  # nodes
 _FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -223,6 +223,8 @@ def _union(_: Any, *kinds: Any) -> _Form:
         return _optional(kind)
     tags = {kind: _words(kind).replace(" ", "_") for kind in kinds}
     forms = {tag: _form(kind) for kind, tag in tags.items()}
+    if len(forms) < len(kinds):
+        raise TypeError("two classes with the same name")
 
     def read(data: Any) -> Any:
         ((tag, value),) = _object(data).items()

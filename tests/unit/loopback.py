@@ -226,7 +226,7 @@ def end(server):
 def coordinator_of(settings=SETTINGS, made=Coordinator):
     """Return the coordinator of a job, which waits for its first round."""
     coordinator = made(settings, member_of(0, settings))
-    coordinator.coordinate(coordinator.rounds.record)
+    coordinator.coordinate(coordinator.roster.record)
     return coordinator
 
 

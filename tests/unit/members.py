@@ -40,6 +40,7 @@ from torchrun_hpc.rendezvous.protocol import (
     Standby,
     Unhealthy,
     Welcome,
+    read_request,
 )
 from torchrun_hpc.rendezvous.record import Record, first_record
 from torchrun_hpc.rendezvous.search import accepted
@@ -453,7 +454,8 @@ class Job:
         if not self.meet(agent, other) or other.suspended:
             return None
         key = object()
-        other.coordinator.request(key, self.request(agent.number, asks=True))
+        asks = read_request(self.request(agent.number, asks=True))
+        other.coordinator.request(key, asks)
         outbox = other.coordinator.outbox
         found = [m for k, m in outbox if k is key and m is not Close.CLOSE]
         outbox[:] = [pair for pair in outbox if pair[0] is not key]
@@ -576,9 +578,11 @@ class Job:
             agent.coordinator.disconnected(link)
         else:
             is_first = isinstance(message, dict)
-            hear = agent.coordinator.request if is_first else agent.coordinator.receive
             try:
-                hear(link, message)
+                if is_first:
+                    agent.coordinator.request(link, read_request(message))
+                else:
+                    agent.coordinator.receive(link, message)
             except WireError:
                 self.reset(link, 1)
                 agent.coordinator.disconnected(link)

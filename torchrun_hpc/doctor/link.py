@@ -80,6 +80,14 @@ class Peer:
     mtu: int
 
 
+@dataclass(frozen=True)
+class _Request:
+    """A node's request for a link, for a turn."""
+
+    rank: int
+    turn: str
+
+
 def merged(first: Link, second: Link) -> Link:
     """Join the two halves of a link, one from each node."""
     lost_mtu = max(first.lost_mtu, second.lost_mtu)
@@ -135,7 +143,7 @@ class Links:
         opened = socket.create_connection((other.address, other.port), _OPEN_TIMEOUT)
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            request = {"from": [own.rank, turn]}
+            request = wire.encode(_Request(own.rank, turn))
             steps = self._key.secret.call(opened.getpeername()[:2], request)
             opened.sendall(wire.to_line(next(steps)))
             opened.sendall(wire.to_line(steps.send(_answer(opened))))
@@ -162,10 +170,13 @@ class _Arrivals(Server):
 
     def proved(self, caller: Caller, request: Mapping[str, Any]) -> None:
         """Keep a node's latest connection for `wait`."""
-        rank, turn = wire.decode(tuple[int, str], request.get("from"))
-        if rank not in range(self._nodes):
-            raise wire.WireError(f"there is no node {rank}")
-        kept = caller.transport.get_extra_info("socket").dup()
+        node = wire.decode(_Request, request)
+        if node.rank not in range(self._nodes):
+            raise wire.WireError(f"there is no node {node.rank}")
+        try:
+            kept = caller.transport.get_extra_info("socket").dup()
+        except OSError as error:  # no file is left
+            raise wire.WireError(str(error)) from None
         caller.transport.abort()
         try:
             kept.send(_ACCEPTED)
@@ -174,9 +185,9 @@ class _Arrivals(Server):
             kept.close()
             return
         with self._changed:
-            if rank in self._arrived:
-                self._arrived[rank][1].close()
-            self._arrived[rank] = turn, kept
+            if node.rank in self._arrived:
+                self._arrived[node.rank][1].close()
+            self._arrived[node.rank] = node.turn, kept
             self._changed.notify_all()
 
     def wait(self, rank: int, turn: str) -> socket.socket:

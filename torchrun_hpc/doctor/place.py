@@ -213,4 +213,5 @@ def _tasks_meeting(mode: Mode, where: Meeting, task: Task, hostname: str) -> Mee
         backend=SCHEDULER,
         coordinator=where.coordinator or 0,
         spares=Spares(),
+        started="",
     )

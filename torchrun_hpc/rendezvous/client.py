@@ -117,6 +117,7 @@ class State:
         wanted: The round that it joined last; -1 before the first one.
         next_round: The round that it joins next.
         prepared: The record of a round that it has not confirmed yet.
+        active: The active nodes of the round that it confirmed last.
         round: Its latest round.
         go: The start of this round, until it joins the next one.
         is_over: Whether that round is over.
@@ -126,7 +127,8 @@ class State:
         ending: How it has ended for all nodes.
         wants_report: Whether it has asked for the failed workers.
         is_reported: Whether the user knows which workers have failed.
-        answer: The latest one of the agents' store.
+        asked: The number of the latest request to the agents' store.
+        answer: Its answer.
         replies: To its own questions, by number and node.
     """
 
@@ -137,6 +139,7 @@ class State:
     wanted: int = -1
     next_round: int = 0
     prepared: Record | None = None
+    active: tuple[int, ...] = ()
     round: int = 0
     go: Go | None = None
     is_over: bool = False
@@ -146,6 +149,7 @@ class State:
     ending: Ended | None = None
     wants_report: bool = False
     is_reported: bool = False
+    asked: int = 0
     answer: Answer | None = None
     replies: Mapping[int, Mapping[int, Any]] = field(default_factory=dict)
 
@@ -160,11 +164,6 @@ class State:
         is_worker = self.failure is not None and self.failure.kind is Kind.WORKER
         return is_worker and not self.is_reported
 
-    def answer_to(self, number: int) -> Answer | None:
-        """Return the answer to a request, if it is the latest one."""
-        is_this = self.answer is not None and self.answer.number == number
-        return self.answer if is_this else None
-
     def joining(self) -> State:
         """Return what the agent knows when it joins the next round.
 
@@ -172,6 +171,10 @@ class State:
         """
         fresh = replace(self, go=None, own_failure=None, is_over=False, hangs=False)
         return replace(fresh, wanted=self.next_round)
+
+    def confirming(self, active: tuple[int, ...]) -> State:
+        """Return what the agent knows when it confirms a round."""
+        return replace(self, prepared=None, active=active)
 
     def after(self, message: FromCoordinator) -> State:  # noqa: PLR0911 - each message
         """Return what the agent knows after a message."""
@@ -193,9 +196,8 @@ class State:
                 return replace(self, is_accepted=True, failure=failure, ending=message)
             case Printed():
                 return replace(self, is_reported=True)
-            case Answer(number=number):  # an earlier request's answer may be late
-                is_late = self.answer is not None and number < self.answer.number
-                return self if is_late else replace(self, answer=message)
+            case Answer(number=number) if number == self.asked:
+                return replace(self, answer=message)
             case Reply(number=number, node=node) if number in self.replies:
                 own = {**self.replies[number], node: message.of}
                 return replace(self, replies={**self.replies, number: own})
@@ -264,18 +266,19 @@ class Client:
     def _wait_for_go(self, open_store: Callable[[], Store]) -> tuple[Go, int, int]:
         while True:
             self.until(self._can_go_on)
-            state, active = self.state, self.active
+            state = self.state
             if state.has_finished:
                 raise NotNeededError
             if state.is_over:
                 raise RoundOverError
             if state.go is not None:
-                return state.go, active.index(self.request.rank), len(active)
+                rank = state.active.index(self.request.rank)
+                return state.go, rank, len(state.active)
             with self._changed:
-                record = self.state.prepared
-                self._change(lambda state: replace(state, prepared=None))
-            if record is not None:
-                self.send(self.member.confirmation(record, open_store))
+                if (record := self.state.prepared) is None:
+                    continue
+                self._change(partial(State.confirming, active=record.active))
+            self.send(self.member.confirmation(record, open_store))
 
     def _can_go_on(self) -> object:
         state = self.state
@@ -289,9 +292,10 @@ class Client:
     def ask(self, request: StoreRequest, timeout: float) -> Any:
         """Ask the agents' store; raise `TimeoutError` or one of `errors`."""
         number = next(self._numbers)
+        self._change(lambda state: replace(state, asked=number, answer=None))
         self.send(Ask(number, request))
-        self.until(lambda: self.state.answer_to(number) or self.state.is_over, timeout)
-        answer = self.state.answer_to(number)
+        self.until(lambda: self.state.answer or self.state.is_over, timeout)
+        answer = self.state.answer
         if answer is None or self.state.is_over:
             raise RoundOverError
         return answer.value
@@ -335,7 +339,7 @@ class Client:
         if state.is_running and state.failure is None and not state.has_finished:
             if failure.kind is Kind.WORKER:  # PyTorch does not know the cause
                 failure = state.own_failure or failure
-            self._change(lambda state: replace(state, failure=failure))
+            self._change(lambda s: replace(s, failure=s.failure or failure))
             self.send(GaveUp(failure.brief))
 
     def leave(self, timeout: float = 0, is_urgent: Callable[[], bool] = never) -> None:
@@ -543,12 +547,11 @@ class Client:
                 self._reported()
             case Question():
                 self._loop.call_aside(partial(self._listener.reply, message))
+            case Suspended():  # this node's coordinator was, too
+                self._loop.call_apart(self._listener.end_workers)
+                self.tell(message)
             case News():
                 self.tell(message)
-                if isinstance(
-                    message, Suspended
-                ):  # with the coordinator, which is here
-                    self._loop.call_apart(self._listener.end_workers)
             case Refused() | Standby() | Over() | Printed() | Reply() | Answer():
                 pass  # only the state has them, or a search
         self._change(lambda state: state.after(message))

@@ -151,10 +151,11 @@ class Connection:
         address = CoordinatorAddress(*where, min(timeout, 2 * LATE))
         search = Search(self._request, address, self.key, self.client.tell)
         if opened is not None:
+            self._can_be_asked(opened)
             server = self._start(opened)
             if settings.has_spares:
-                self._can_be_asked(opened)
-                peers = Peers(server, self.member, search, timeout)
+                late = timeout - settings.spare_after
+                peers = Peers(server, self.member, search, timeout, late)
         try:
             self.client.connect(search.find, peers)
         except RefusedError as refused:
@@ -172,7 +173,10 @@ class Connection:
             opened, _ = self._first_free(ports)
             if opened is not None:
                 self._loop.start()
-                self._start(opened, failure).close(late_timeout=limit)
+                try:
+                    self._start(opened, failure).close(late_timeout=limit)
+                finally:  # at once, if the user ends the wait
+                    self._loop.close()
 
     def close(self, timeout: float = 0, is_urgent: Callable[[], bool] = never) -> None:
         """Disconnect. The coordinator ends once all others know how the job ended.
@@ -243,6 +247,8 @@ class Connection:
         return opened
 
     def _can_be_asked(self, opened: socket.socket) -> None:
+        if not self._settings.has_spares:
+            return
         meeting, hosts = self._meeting, self._meeting.fast_hosts
         address = meeting.local_address or hosts[self.member.own]
         known = enumerate(hosts)
@@ -310,19 +316,19 @@ def inform(
     or is this node.
     """
     silence = SILENCE_REPORT if meeting.is_coordinator else int(limit)
-    # This node may have planned with fewer options, so `started` differs.
-    settings = settings_of(meeting, "", silence)
-    settings = replace(settings, started="", is_fixed=True)
-    own = Connection(meeting, settings, {}, Listener(tell), own_failure=failure)
+    # This node may have planned with fewer options than the others.
+    meeting = replace(meeting, started="")
+    settings = replace(settings_of(meeting, "", silence), is_fixed=True)
+    connection = Connection(meeting, settings, {}, Listener(tell), own_failure=failure)
     with (
-        closing(own),
+        closing(connection),
         suppress(JobFailedError, CoordinatorNotFoundError, LaunchError),
     ):
         if meeting.is_coordinator:
-            own.inform(failure, limit)
-        else:  # once more, if it was accepted as a returning agent
-            own.open(limit).fail(failure)
-    return own.client.state.failure
+            connection.inform(failure, limit)
+        else:  # a returning agent's request does not tell it
+            connection.open(limit).fail(failure)
+    return connection.client.state.failure
 
 
 def _allow_open_files() -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.errors import Refused
 from torchrun_hpc.rendezvous.messages import Lost, Stranger, Suspended
@@ -26,6 +25,7 @@ from torchrun_hpc.rendezvous.protocol import (
     GaveUp,
     Heartbeat,
     Join,
+    JoinRequest,
     Present,
     Printed,
     Question,
@@ -39,17 +39,16 @@ from torchrun_hpc.rendezvous.protocol import (
     WantsReport,
     Welcome,
 )
-from torchrun_hpc.rendezvous.roster import Members, Rejection
+from torchrun_hpc.rendezvous.roster import Members, Rejection, Roster
 from torchrun_hpc.rendezvous.rounds import WHILE_STARTING, Phase, Rounds
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable
 
     from torchrun_hpc.rendezvous.member import Member
     from torchrun_hpc.rendezvous.protocol import (
         FromAgent,
-        JoinRequest,
         Outgoing,
         Settings,
     )
@@ -75,7 +74,8 @@ class Coordinator:
     def _reset(self, record: Record) -> None:
         settings = self.settings
         self.members = Members(settings, self.outbox)
-        self.rounds = Rounds(settings, self.members, record)
+        self.roster = Roster(settings, self.members, record)
+        self.rounds = Rounds(settings, self.members, self.roster)
         # Seconds in which nodes may join for the first time.
         self._expected_for = settings.join_timeout if record.round < 0 else 0
         self._reported: set[Refused] = set()  # why others were refused
@@ -100,7 +100,7 @@ class Coordinator:
         """Stop coordinating if too few nodes are here; return whether it has."""
         if not (self.rounds.has_quorum or self.rounds.has_ended):
             self.members.reset()
-            self._reset(self.rounds.record)
+            self._reset(self.roster.record)
         return self.rounds.phase is Phase.STANDBY
 
     def absent(self, *, ask_all: bool) -> dict[int, Address] | None:
@@ -110,7 +110,7 @@ class Coordinator:
         """
         if self.rounds.has_quorum or self.rounds.has_ended:
             return None
-        addresses = {**self._member.addresses, **self.rounds.addresses}
+        addresses = {**self._member.addresses, **self.roster.addresses}
         absent = {*addresses} if ask_all else self.rounds.absent
         absent -= self.members.agents.keys()
         return {node: addresses[node] for node in absent if node in addresses}
@@ -143,15 +143,19 @@ class Coordinator:
 
     # --- events -------------------------------------------------------------------
 
-    def request(self, connection: Hashable, message: Mapping[str, Any]) -> None:
-        """Handle a join request. After a `WireError` the connection must be closed."""
-        if self.rounds.phase is Phase.STANDBY or wire.decode(Version, message).asks:
+    def request(self, connection: Hashable, request: JoinRequest | Version) -> None:
+        """Handle a join request."""
+        only_asks = isinstance(request, JoinRequest) and request.asks
+        if self.rounds.phase is Phase.STANDBY or only_asks:
             self._answer_peer(connection)
             return
-        request = self.members.examine(connection, message)
-        if isinstance(request, Rejection):
-            self._refused(request)
-            return
+        examined = self.members.examine(connection, request)
+        if isinstance(examined, Rejection):
+            self._refused(examined)
+        else:
+            self._admit(connection, examined)
+
+    def _admit(self, connection: Hashable, request: JoinRequest) -> None:
         first = self.members.agents.get(request.rank)
         if first is None:
             if request.failed is not None:
@@ -188,7 +192,7 @@ class Coordinator:
             case Done(number):
                 rounds.done(rank, number)
             case Died(failure, number):
-                self._died(rank, failure, number)
+                rounds.died(rank, failure, number, may_restart=not self._stopped)
             case GaveUp(failure):
                 self._gave_up(rank, failure)
             case Read():
@@ -258,7 +262,7 @@ class Coordinator:
         self.members.accept(connection, request)
         if rounds.failure is None:
             own = self.settings.coordinator
-            self.members.send(rank, Welcome(rounds.round, rounds.record.age, own))
+            self.members.send(rank, Welcome(rounds.round, self.roster.record.age, own))
             for question in self._questions.values():
                 self._pass_on(rank, *question)
         if rounds.has_ended:  # it was not here when that was sent
@@ -311,7 +315,7 @@ class Coordinator:
         if second := self.members.candidates.pop(rank, None):
             self._accept(second.connection, second.request)
         elif has_ended and has_spares:
-            rounds.ended(rank, rounds.record.round)
+            rounds.ended(rank, self.roster.record.round)
 
     def _remove(self, rank: int) -> None:
         self._questions.pop(rank, None)
@@ -336,7 +340,7 @@ class Coordinator:
         """
         rounds = self.rounds
         is_own_fault = failure.kind is Kind.AGENT and rank != self.settings.coordinator
-        are_enough = rounds.can_go_on(without=rank)
+        are_enough = len(self.roster.left - {rank}) >= self.roster.wanted
         if is_own_fault and are_enough and not rounds.has_ended:
             rounds.exclude(rank, failure.text)
             rounds.lose(rank, failure)
@@ -355,15 +359,3 @@ class Coordinator:
             if not self.members.agents.keys() <= self._stopped.keys():
                 return  # one of the others may be lost
         self.fail(next(iter(self._stopped.values()), failure))
-
-    def _died(self, rank: int, failure: Failure, number: int) -> None:
-        """Handle a failed worker, also of a round that has just ended.
-
-        It may have been the first one.
-        """
-        if number != self.rounds.began:
-            return
-        failure = replace(failure, nodes=(rank,))
-        self.rounds.failures.add(failure)
-        if self.rounds.phase is Phase.RUN and not self._stopped:
-            self.rounds.end(failure.brief)

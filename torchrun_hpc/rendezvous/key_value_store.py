@@ -47,9 +47,10 @@ class KeyValueStore:
             case Add(key, by):
                 try:
                     total = int(self._values.get(key, "0")) + by
+                    text = str(total)  # also a ValueError, if it is too long
                 except ValueError:
                     raise WireError("not a number in the store") from None
-                yield from self._set({key: str(total)})
+                yield from self._set({key: text})
                 yield connection, Answer(number, total)
             case Check(keys):
                 yield connection, Answer(number, all(k in self._values for k in keys))

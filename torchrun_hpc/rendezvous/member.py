@@ -92,6 +92,8 @@ class Member:
 
     def began(self) -> None:
         """Handle that the round has begun: no older workers are left."""
+        if self.own not in self.record.active:
+            raise WireError("a round without this member")
         self.record = replace(self.record, leased=())
 
     def saw_end(self) -> None:

@@ -29,16 +29,22 @@ _ALL_EVERY = 25  # turns, members that never joined are also asked
 class Peers:
     """Finds the coordinator among the other members, or lets this member coordinate.
 
-    `timeout` is the limit of a search in seconds.
+    The limits are in seconds: `timeout` is for a search, `late_timeout` if the expected
+    address was tried before.
     """
 
     def __init__(
-        self, server: CoordinatorServer, member: Member, search: Search, timeout: float
+        self,
+        server: CoordinatorServer,
+        member: Member,
+        search: Search,
+        timeout: float,
+        late_timeout: float,
     ) -> None:
         self._server = server
         self._member = member
         self._search = search
-        self._timeout = timeout
+        self._timeout, self._late_timeout = timeout, late_timeout
 
     async def watch(self) -> None:
         """While too few members are here, look for a coordinator with enough."""
@@ -71,10 +77,9 @@ class Peers:
         try:
             return await self._search.find()
         except CoordinatorNotFoundError:
-            left = self._timeout - self._server.coordinator.settings.spare_after
             with suppress(CoordinatorNotFoundError):
-                if left > 0:
-                    return await self._ask_all(left)
+                if self._late_timeout > 0:
+                    return await self._ask_all(self._late_timeout)
             raise
 
     async def find_again(self, *, has_ended: bool) -> Answered:

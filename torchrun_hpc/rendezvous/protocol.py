@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, TypeAlias, cast
 
+from torchrun_hpc import wire
 from torchrun_hpc.failures.collection import Summary
 from torchrun_hpc.failures.failure import Failure
 from torchrun_hpc.rendezvous.errors import Refused
@@ -132,7 +133,6 @@ class Version:
     protocol: int
     rank: Plain
     release: Plain
-    asks: Plain
 
 
 @dataclass(frozen=True)
@@ -347,6 +347,12 @@ FromCoordinator: TypeAlias = (
     Welcome | Refused | Standby | Prepare | Record | Go | Over | Ended | Report
     | Printed | Question | Reply | Heartbeat | Answer | NewsOfCoordinator
 )  # fmt: skip
+
+
+def read_request(message: object) -> JoinRequest | Version:
+    """Read a join request, of another version in part; or raise `WireError`."""
+    version = wire.decode(Version, message)
+    return wire.decode(JoinRequest, message) if version.protocol == VERSION else version
 
 
 # For `wire`: mypy knows no type of a union yet.

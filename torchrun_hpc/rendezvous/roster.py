@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchrun_hpc import __version__, wire
+from torchrun_hpc import __version__
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import record as records
 from torchrun_hpc.rendezvous.errors import Refused
@@ -21,7 +21,6 @@ from torchrun_hpc.rendezvous.messages import (
     Unproved,
 )
 from torchrun_hpc.rendezvous.protocol import (
-    VERSION,
     Close,
     Ended,
     Heartbeat,
@@ -32,7 +31,7 @@ from torchrun_hpc.rendezvous.protocol import (
 from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Hashable, Iterable
     from collections.abc import Set as AbstractSet
 
     from torchrun_hpc.rendezvous.messages import NewsOfCoordinator
@@ -116,17 +115,12 @@ class Members:
     # --- admission ----------------------------------------------------------------
 
     def examine(
-        self, connection: Hashable, message: Mapping[str, Any]
+        self, connection: Hashable, request: JoinRequest | Version
     ) -> JoinRequest | Rejection:
-        """Return the request of an agent that belongs to the job, or refuse it.
-
-        Raise `WireError` if it is no join request.
-        """
-        theirs = wire.decode(Version, message)
-        if theirs.protocol != VERSION:
-            releases = theirs.release, __version__
-            return self._refuse(connection, Refused.VERSION, theirs.rank, *releases)
-        request = wire.decode(JoinRequest, message)
+        """Return the request of an agent that belongs to the job, or refuse it."""
+        if isinstance(request, Version):
+            releases = request.release, __version__
+            return self._refuse(connection, Refused.VERSION, request.rank, *releases)
         for reason in _COMPARED:
             theirs, own = (getattr(x, reason.value) for x in (request, self._settings))
             # An agent that only reports why it cannot start does not know the id.

@@ -22,11 +22,10 @@ from torchrun_hpc.rendezvous.messages import (
     Waiting,
 )
 from torchrun_hpc.rendezvous.protocol import Go, Over
-from torchrun_hpc.rendezvous.roster import Roster
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable
 
     from torchrun_hpc.rendezvous.protocol import (
         Confirm,
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
         Present,
         Settings,
     )
-    from torchrun_hpc.rendezvous.record import Address, Record, Term
-    from torchrun_hpc.rendezvous.roster import Members
+    from torchrun_hpc.rendezvous.record import Record, Term
+    from torchrun_hpc.rendezvous.roster import Members, Roster
 
 
 class Phase(Enum):
@@ -79,14 +78,15 @@ class Rounds:
     first. `store` and `failures` belong to this round.
     """
 
-    def __init__(self, settings: Settings, members: Members, record: Record) -> None:
+    def __init__(self, settings: Settings, members: Members, roster: Roster) -> None:
+        record = roster.record
         self.phase = Phase.STANDBY
         self.failure: Failure | None = None
         self.round = record.round + 1
         self.began = record.round
         self.store = KeyValueStore()
         self.failures = Collection()
-        self.roster = Roster(settings, members, record)
+        self.roster = roster
         self._settings = settings
         self._members = members
         self._newest = record.round  # the latest round prepared anywhere
@@ -104,23 +104,9 @@ class Rounds:
         self._failed_in: Phase | None = None
 
     @property
-    def record(self) -> Record:
-        """What all nodes know of the job."""
-        return self.roster.record
-
-    @property
-    def addresses(self) -> Mapping[int, Address]:
-        """The addresses of the nodes that have joined so far."""
-        return self.roster.addresses
-
-    @property
     def absent(self) -> set[int]:
         """Nodes that have been here, or in a round, and are not any more."""
         return self.roster.absent(has_begun=self.began >= 0)
-
-    def can_go_on(self, without: int) -> bool:
-        """Return whether enough nodes are left for a round, without one of them."""
-        return len(self.roster.left - {without}) >= self.roster.wanted
 
     @property
     def has_ended(self) -> bool:
@@ -151,7 +137,7 @@ class Rounds:
 
     def take_over(self) -> None:
         """Continue from the record of a lost coordinator."""
-        record, roster = self.record, self.roster
+        record, roster = self.roster.record, self.roster
         before = record.term[1]
         self._enter(Phase.SEEK)
         if self.began >= 0:
@@ -168,7 +154,7 @@ class Rounds:
         `term` is the highest one that a node has confirmed. Another coordinator of a
         higher term may still begin an earlier round.
         """
-        self._term, own = max(self._term, term), self.record
+        self._term, own = max(self._term, term), self.roster.record
         is_newer = known and (known.age > own.age or known.term > own.term)
         if known is None or not is_newer or not known.active:
             return
@@ -183,9 +169,9 @@ class Rounds:
         """Use what a node knows, which has just been accepted."""
         self._adopt(state.term, state.record)
         gone = self.roster.came(node, state)
-        if gone is not None and gone[1] >= self.record.round:
+        if gone is not None and gone[1] >= self.roster.record.round:
             self.ended(*gone)
-        record = self.record
+        record = self.roster.record
         if record.round > state.round:
             self._members.send(node, record)
         if node in record.active and self.began >= 0:
@@ -240,7 +226,7 @@ class Rounds:
 
     def exclude(self, node: int, reason: str) -> None:
         """Exclude a node from the job."""
-        if node not in self.record.excluded:
+        if node not in self.roster.record.excluded:
             self.roster.exclude(node, reason)
             if node in self.roster.active:
                 self._unconfirm()
@@ -291,7 +277,6 @@ class Rounds:
         self._newest = self.round
         self._enter(Phase.CONFIRM)
         self._confirmed.clear()
-        self._waited = 0
         roster.prepare(active, self._term, self.round)
 
     def _judge(self) -> None:
@@ -302,7 +287,7 @@ class Rounds:
 
     def confirm(self, node: int, confirm: Confirm) -> None:
         """Handle that a node has confirmed a round, and perhaps opened the store."""
-        is_this = (confirm.round, confirm.term) == self.record.age
+        is_this = (confirm.round, confirm.term) == self.roster.record.age
         if self.phase is not Phase.CONFIRM or not is_this:
             return
         if node == self.roster.active[0]:
@@ -351,6 +336,20 @@ class Rounds:
         self._members.send_all(Over(self.round, failure.is_hang))
         self.round += 1
         self.roster.lease(self.roster.active)
+
+    def died(
+        self, node: int, failure: Failure, number: int, *, may_restart: bool
+    ) -> None:
+        """Handle a failed worker, also of a round that has just ended.
+
+        It may have been the first one.
+        """
+        if number != self.began:
+            return
+        failure = replace(failure, nodes=(node,))
+        self.failures.add(failure)
+        if self.phase is Phase.RUN and may_restart:
+            self.end(failure.brief)
 
     def done(self, node: int, number: int) -> None:
         """Handle that a node's workers have finished a round."""
@@ -410,7 +409,7 @@ class Rounds:
             roster.share_news()
 
     def _wait_for_nodes(self) -> None:
-        record, timeout = self.record, self._settings.join_timeout
+        record, timeout = self.roster.record, self._settings.join_timeout
         is_running, is_formed = self.phase is Phase.RUN, self.phase is Phase.CONFIRM
         ready = self._done if is_running else self.roster.ready
         there = self._confirmed if is_formed else ready - record.excluded.keys()
@@ -423,8 +422,9 @@ class Rounds:
             late, unproved = tuple(missing), tuple(self._members.unproved)
             news = Waiting(late, self._waited, unproved)
             self._members.report(Finishing(late, self._waited) if is_running else news)
-        is_safe = not (is_formed and self.roster.leases)
-        if self._waited >= timeout and is_safe and not is_running:
+        # With spares, leases may last longer.
+        is_late = self._waited >= timeout and not is_running
+        if is_late and not (is_formed and self._settings.has_spares):
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
 
     def _wait_to_form(self) -> None:

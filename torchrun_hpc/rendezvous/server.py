@@ -18,6 +18,7 @@ from torchrun_hpc.rendezvous.protocol import (
     FROM_COORDINATOR,
     LINE_LIMIT,
     Close,
+    read_request,
 )
 
 if TYPE_CHECKING:
@@ -308,7 +309,7 @@ class CoordinatorServer(Server):
 
     def proved(self, caller: Caller, request: Mapping[str, Any]) -> None:
         """Pass a join request to the coordinator, and send its answers."""
-        self.coordinator.request(caller, request)
+        self.coordinator.request(caller, read_request(request))
         self.flush()
 
     def received(self, caller: Caller, message: Mapping[str, Any]) -> None:
@@ -344,10 +345,8 @@ class CoordinatorServer(Server):
                 caller.abort()
             else:
                 if message is not last:  # otherwise all get the same
-                    last, line = (
-                        message,
-                        wire.to_line(wire.encode(message, FROM_COORDINATOR)),
-                    )
+                    last = message
+                    line = wire.to_line(wire.encode(message, FROM_COORDINATOR))
                 self._send(caller, line)
         self._flushed.set()
 

@@ -214,7 +214,7 @@ def said(peer):
 @pytest.mark.parametrize("key", [b"theirs", b""])
 def test_who_has_another_key_or_none_is_no_node(nodes, connect, key):
     with pytest.raises(UnprovedError):
-        connect(key_of(key), **{"from": [1, "0/0"]})
+        connect(key_of(key), rank=1, turn="0/0")
     assert measure(nodes).problem == ""
 
 
@@ -222,8 +222,9 @@ def test_who_has_another_key_or_none_is_no_node(nodes, connect, key):
     "wrong",
     [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\n", b"\n", b"{}\n", b"x" * 5000,
      b'{"nonce":"0","request":"0","to":' + b"[" * 900 + b"]" * 900 + b"}\n",
-     *({"from": [rank, "0/0"]} for rank in ("x", None, [1], True, 1.0, -1, 2)),
-     *({"from": [1, turn]} for turn in (0, None, [])), {"from": 1}, {"to": [1, "0/0"]}],
+     *({"rank": rank, "turn": "0/0"} for rank in ("x", None, [1], True, 1.0, -1, 2)),
+     *({"rank": 1, "turn": turn} for turn in (0, None, [])), {"rank": 1},
+     {"to": [1, "0/0"]}],
 )  # fmt: skip
 def test_what_is_wrong_ends_its_connection_alone(nodes, connect, wrong):
     """Whether an unknown peer sends it, or another node."""
@@ -242,21 +243,21 @@ def test_idle_connections_cost_no_threads_and_keep_nobody_out(nodes, connect):
     assert measure(nodes).problem == ""
     until(lambda: threading.active_count() <= threads)
     assert [said(each) for each in idle[:100]] == [b""] * 100
-    idle[-1].prove(**{"from": [1, "later"]})  # the newest are kept
+    idle[-1].prove(rank=1, turn="later")  # the newest are kept
     assert said(idle[-1]) == b"+"
 
 
 def test_a_newer_connection_takes_the_place_of_an_older_one(nodes, connect, limit):
     """One of another turn is none of this turn."""
     (first, _), _ = nodes
-    peers = [connect(**{"from": [1, turn]}) for turn in ("a", "b", "b")]
+    peers = [connect(rank=1, turn=turn) for turn in ("a", "b", "b")]
     assert [said(each) for each in (*peers, *peers[:2])] == [b"+"] * 3 + [b""] * 2
     with first._arrivals.wait(1, "b") as kept:
         peers[2].send(b"!")
         assert kept.recv(1) == b"!"
-    assert said(connect(**{"from": [1, "old"]})) == b"+"
+    assert said(connect(rank=1, turn="old")) == b"+"
     assert measure(nodes, "new").problem == ""
-    assert said(connect(**{"from": [1, "old"]})) == b"+"
+    assert said(connect(rank=1, turn="old")) == b"+"
     limit(PARTNER, SOON)
     with pytest.raises(ConnectionError, match="did not connect"):
         first._arrivals.wait(1, "new")

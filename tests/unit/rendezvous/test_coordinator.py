@@ -62,6 +62,7 @@ from torchrun_hpc.rendezvous.protocol import (
     Unhealthy,
     WantsReport,
     Welcome,
+    read_request,
 )
 from torchrun_hpc.rendezvous.record import Record, first_record
 from torchrun_hpc.rendezvous.rounds import Phase
@@ -120,6 +121,11 @@ def coordinator_of(settings):
     made = Coordinator(settings, member)
     made.coordinate(member.record)
     return made
+
+
+def read(request):
+    """Read the first line of a connection as the server does."""
+    return read_request(json.loads(json.dumps(request)))
 
 
 class Job:
@@ -207,7 +213,7 @@ class Job:
 
     def request(self, connection, request):
         """Send the first line of a connection."""
-        self.coordinator.request(connection, json.loads(json.dumps(request)))
+        self.coordinator.request(connection, read(request))
         return self.sent()
 
     def connect(self, connection, **changes):
@@ -1461,7 +1467,7 @@ def test_each_node_receives_the_same_amount_in_a_job_of_any_size(nodes):
         job.records.clear()
 
     for rank in range(nodes):
-        job.coordinator.request(rank, request_of(rank, nodes=nodes))
+        job.coordinator.request(rank, read(request_of(rank, nodes=nodes)))
     for number in range(2):
         for rank in range(nodes):
             job.coordinator.receive(rank, Join())
@@ -1599,7 +1605,7 @@ class AnyCoordinator(RuleBasedStateMachine):
         self.next += 1
         self.open.add(self.next)
         try:
-            self.coordinator.request(self.next, json.loads(json.dumps(request)))
+            self.coordinator.request(self.next, read(request))
         except WireError:
             self.lose(self.next)
         self.read_outbox()
@@ -1750,7 +1756,7 @@ class AnyCoordinator(RuleBasedStateMachine):
             a.connection: r for r, a in agents.items()
         }
         assert self.coordinator.members._ranks.keys() <= self.open
-        assert self.rounds.roster.ready <= agents.keys()
+        assert self.coordinator.roster.ready <= agents.keys()
         candidates = self.coordinator.members.candidates.values()
         assert {each.connection for each in candidates} <= self.open
 

@@ -19,6 +19,7 @@ from torchrun_hpc.rendezvous.protocol import (
     Died,
     Join,
     WantsReport,
+    read_request,
 )
 
 NODES, WORKERS = 512, 8
@@ -59,7 +60,7 @@ def as_sent(message, kind=FROM_AGENT):
 def at_work():
     made = coordinator_of(replace(SETTINGS, nodes=NODES))
     for rank in range(NODES):
-        made.request(rank, request_of(rank, nodes=NODES))
+        made.request(rank, read_request(request_of(rank, nodes=NODES)))
         made.receive(rank, Join())
     for rank in range(NODES):
         store = STORE if rank == 0 else None

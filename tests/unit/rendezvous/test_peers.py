@@ -129,7 +129,7 @@ def client(events, monkeypatch):
     where = CoordinatorAddress("n0", (4000,), 60)
     search = Search(request, where, key_of(), made.tell)
     server = SimpleNamespace(coordinator=Coordinator(settings, member), flush=list)
-    made._peers = Peers(server, member, search, 60)
+    made._peers = Peers(server, member, search, 60, 60)
     made._lease = Lease(SILENCE)
     made._change(lambda state: replace(state, is_running=True))
     made.killed, made.sent = killed, sent
@@ -366,7 +366,7 @@ def coordinating():
     client = Client(loop, request, member, SILENCE, Listener())
     where = CoordinatorAddress(HERE, (port,), PATIENCE)
     search = Search(request, where, key_of(), client.tell)
-    peers = Peers(server, member, search, PATIENCE)
+    peers = Peers(server, member, search, PATIENCE, PATIENCE)
     coordinator.owner = loop._thread
     server.start()
     client.connect = partial(client.connect, search.find, peers)

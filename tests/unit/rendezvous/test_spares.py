@@ -42,6 +42,7 @@ from torchrun_hpc.rendezvous.protocol import (
     Settings,
     Unhealthy,
     Welcome,
+    read_request,
 )
 from torchrun_hpc.rendezvous.record import Record, first_record
 from torchrun_hpc.rendezvous.roster import HEARTBEAT_INTERVAL
@@ -101,7 +102,7 @@ class Job:
 
     @property
     def roster(self):
-        return self.rounds.roster
+        return self.coordinator.roster
 
     @property
     def record(self):
@@ -152,7 +153,7 @@ class Job:
         """Send the join request of a member."""
         nodes, spares = self.settings.nodes, self.settings.spares
         request = request_of(member, nodes=nodes, spares=spares)
-        self.coordinator.request(connection, request | changes)
+        self.coordinator.request(connection, read_request(request | changes))
         return self.sent()
 
     def present(self, member, **changes):

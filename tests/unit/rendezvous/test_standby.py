@@ -19,6 +19,7 @@ from torchrun_hpc.rendezvous.protocol import (
     Settings,
     Standby,
     Welcome,
+    read_request,
 )
 from torchrun_hpc.rendezvous.record import Record, first_record
 from torchrun_hpc.rendezvous.rounds import Phase
@@ -69,7 +70,7 @@ def here(standby):
 
 def connect(standby, member):
     """Let a member connect, as a coordinator of which this one knows nothing."""
-    standby.request(member, request_of(member))
+    standby.request(member, read_request(request_of(member)))
     present = Present(address(member), done=False, term=(0, 0), round=-1)
     standby.receive(member, as_sent(present, FROM_AGENT))
     return sent(standby)
@@ -83,7 +84,7 @@ def connect(standby, member):
 def test_it_answers_whom_it_follows(asks, follows):
     standby, own = make_standby()
     own.follows = follows
-    standby.request("peer", request_of(2, asks=asks))
+    standby.request("peer", read_request(request_of(2, asks=asks)))
     assert sent(standby) == [("peer", Standby(follows)), ("peer", Close.CLOSE)]
     assert sent(standby) == []
 
@@ -115,7 +116,7 @@ def test_it_accepts_members():
 @pytest.mark.parametrize("has_quorum", [False, True])
 def test_it_answers_that_it_coordinates(has_quorum):
     standby = coordinating(*range(3 if has_quorum else 2), follows=1)
-    standby.request("peer", request_of(3, asks=True))
+    standby.request("peer", read_request(request_of(3, asks=True)))
     answer = Standby(1, coordinates=True, has_quorum=has_quorum)
     assert sent(standby) == [("peer", answer), ("peer", Close.CLOSE)]
     assert 3 not in here(standby)
@@ -125,7 +126,7 @@ def test_it_is_asked_to_coordinate_twice():
     standby = coordinating(2)
     standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
     assert here(standby) == [2]
-    assert standby.rounds.record.round == -1
+    assert standby.roster.record.round == -1
 
 
 def test_the_end_of_a_connection():
@@ -202,7 +203,7 @@ def test_it_should_step_down():
     assert standby.rounds.phase is Phase.STANDBY
     for member in (1, 2):
         standby.disconnected(member)
-    standby.request("peer", request_of(2))
+    standby.request("peer", read_request(request_of(2)))
     assert sent(standby)[0] == ("peer", Standby())
 
 
@@ -220,4 +221,4 @@ def test_it_coordinates_again():
     sent(standby)
     standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
     assert here(standby) == []
-    assert standby.rounds.record.round == 5
+    assert standby.roster.record.round == 5
