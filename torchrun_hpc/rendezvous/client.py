@@ -201,7 +201,9 @@ class State:
             case Reply(number=number, node=node) if number in self.replies:
                 own = {**self.replies[number], node: message.of}
                 return replace(self, replies={**self.replies, number: own})
-            case _:
+            case Refused() | Standby() | Prepare() | Record() | Report() | Question():
+                return self
+            case Reply() | Answer() | Heartbeat() | News():
                 return self
 
 

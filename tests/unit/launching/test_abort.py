@@ -21,6 +21,7 @@ from torchrun_hpc.launching import abort
 from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.preflight import Preflight
 from torchrun_hpc.rendezvous import connection
+from torchrun_hpc.rendezvous.server import CoordinatorServer
 
 
 def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
@@ -110,6 +111,21 @@ def test_ctrl_c_while_telling(port):
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(interrupt)
         assert abort.tell(place(1, port), "x", NEVER_S)
+        done.result()
+
+
+def test_ctrl_c_while_others_are_awaited(port, monkeypatch):
+    """On the head node: nothing waits for them once more."""
+    monkeypatch.setattr(connection, "listen", lambda *_: port)
+    monkeypatch.setattr(CoordinatorServer.close, "__defaults__", (NEVER_S, NEVER_S))
+
+    def interrupt():
+        with socket.create_connection(port.getsockname()):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(interrupt)
+        assert abort.tell(place(0, port), "x", NEVER_S)
         done.result()
 
 

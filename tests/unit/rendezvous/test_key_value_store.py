@@ -185,6 +185,14 @@ def test_what_is_no_question(question):
         list(store.ask(1, wire.decode(FROM_AGENT, data)))
 
 
+def test_no_number_gets_too_long():
+    """Python reads more digits than it writes."""
+    store = KeyValueStore()
+    assert answer(store, Set, {"a": "9" * 4300}) is True
+    with pytest.raises(WireError):
+        answer(store, Add, "a", 1)
+
+
 def test_the_store_has_its_limit(monkeypatch):
     monkeypatch.setattr(key_value_store, "LIMIT", 10)
     store = KeyValueStore()
