@@ -88,15 +88,15 @@ def never() -> bool:
 
 @dataclass(frozen=True)
 class Listener:
-    """What follows from what an agent hears. All are called aside, and may block.
+    """What an agent does with messages. All functions may block.
 
     Attributes:
         tell: Shows the user some news.
         report: Reports the failed workers; returns the first failure, of which it may
             know more.
         reply: Replies to a question to all agents.
-        end_workers: Ends the workers of this node at once. It is called apart: a disk
-            may hang, and others wait for an answer.
+        end_workers: Ends the workers of this node at once. It has its own thread, the
+            others share one.
     """
 
     tell: Callable[[News], None] = lambda _: None
@@ -199,8 +199,8 @@ class State:
             case Answer(number=number) if number == self.asked:
                 return replace(self, answer=message)
             case Reply(number=number, node=node) if number in self.replies:
-                own = {**self.replies[number], node: message.of}
-                return replace(self, replies={**self.replies, number: own})
+                replies = {**self.replies[number], node: message.of}
+                return replace(self, replies={**self.replies, number: replies})
             case Refused() | Standby() | Prepare() | Record() | Report() | Question():
                 return self
             case Reply() | Answer() | Heartbeat() | News():
@@ -501,8 +501,8 @@ class Client:
     def _reported(self, first: Failure | None = None) -> None:
         if first is not None and self.state.failure is not None:
             first = replace(first, finished=self.state.failure.finished)
-        known = first or self.state.failure
-        self._change(lambda state: replace(state, failure=known, is_reported=True))
+        failure = first or self.state.failure
+        self._change(lambda state: replace(state, failure=failure, is_reported=True))
         self._send(Printed())
 
     def _send(self, message: FromAgent) -> None:
@@ -534,8 +534,8 @@ class Client:
                 self._lease.renew(seconds)
                 self._send(Heartbeat(now()))
             case Prepare(record):
-                mine = self.member.prepared(record)
-                self._change(lambda state: replace(state, prepared=mine))
+                to_confirm = self.member.prepared(record)
+                self._change(lambda state: replace(state, prepared=to_confirm))
             case Record():
                 self.member.informed(message)
             case Go():
@@ -549,13 +549,13 @@ class Client:
                 self._reported()
             case Question():
                 self._loop.call_aside(partial(self._listener.reply, message))
-            case Suspended():  # this node's coordinator was, too
+            case Suspended():  # this node's coordinator was also suspended
                 self._loop.call_apart(self._listener.end_workers)
                 self.tell(message)
             case News():
                 self.tell(message)
             case Refused() | Standby() | Over() | Printed() | Reply() | Answer():
-                pass  # only the state has them, or a search
+                pass  # for the state, or for a search
         self._change(lambda state: state.after(message))
 
     def _ask_later(self, ending: Ended) -> None:

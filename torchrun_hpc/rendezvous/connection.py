@@ -146,9 +146,13 @@ class Connection:
         # Later, the search asks other members. Another key on the head node is certain
         # only after LATE seconds, and agents start at different times.
         settings = self._settings
-        first = min(timeout, settings.spare_after) if settings.has_spares else timeout
-        where = (meeting.connect_host, ports, first, meeting.notice_ports)
-        address = CoordinatorAddress(*where, min(timeout, 2 * LATE))
+        address = CoordinatorAddress(
+            meeting.connect_host,
+            ports,
+            min(timeout, settings.spare_after) if settings.has_spares else timeout,
+            meeting.notice_ports,
+            min(timeout, 2 * LATE),
+        )
         search = Search(self._request, address, self.key, self.client.tell)
         if opened is not None:
             self._can_be_asked(opened)
@@ -209,8 +213,8 @@ class Connection:
         console.write(Message("HPC236", text), "warning")
 
     def _refusal(self, refused: RefusedError) -> LaunchError:
-        known = self._meeting, self._request.run_id, self._environ, self.key.name
-        return messages.refusal(refused, *known)
+        run_id, key = self._request.run_id, self.key.name
+        return messages.refusal(refused, self._meeting, run_id, self._environ, key)
 
     def _start(
         self, opened: socket.socket | None, failure: Failure | None = None
@@ -251,8 +255,8 @@ class Connection:
             return
         meeting, hosts = self._meeting, self._meeting.fast_hosts
         address = meeting.local_address or hosts[self.member.own]
-        known = enumerate(hosts)
-        hints = {rank: (host, meeting.ports[0]) for rank, host in known if host}
+        port = meeting.ports[0]
+        hints = {rank: (host, port) for rank, host in enumerate(hosts) if host}
         self.member.listens((address, opened.getsockname()[1]), hints)
 
     def _listen_as_coordinator(self) -> socket.socket:

@@ -349,8 +349,8 @@ class Coordinator:
             return
         is_stop = (failure.kind, failure.code) == (Kind.SIGNAL, signal.SIGTERM)
         is_stop = is_stop and self.settings.signals_on_loss
-        second, loss = self._loss
-        if is_stop and self.members.seconds - second <= _BESIDE:
+        lost_at, loss = self._loss
+        if is_stop and self.members.seconds - lost_at <= _BESIDE:
             self.fail(loss)
         elif self.rounds.phase is Phase.RUN and (is_stop or self._stopped):
             if not self._stopped:

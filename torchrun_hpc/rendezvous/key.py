@@ -67,6 +67,14 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Challenge:
+    """The listener's answer, with its proof."""
+
+    nonce: str
+    proof: str
+
+
+@dataclass(frozen=True)
 class Secret:
     """The secret that both sides know: the launch id, and the user's key, if any."""
 
@@ -89,10 +97,11 @@ class Secret:
         """
         hello = Hello(secrets.token_hex(16), to, _digest(request))
         answer = yield wire.encode(hello)
-        nonce, theirs = (wire.decode(str, answer.get(x)) for x in ("nonce", "proof"))
-        if not _is_same(theirs, self.proof(LISTENER, hello, nonce)):
+        challenge = wire.decode(Challenge, answer)
+        expected = self.proof(LISTENER, hello, challenge.nonce)
+        if not _is_same(challenge.proof, expected):
             raise UnprovedError(NO_PROOF)
-        yield {**request, "proof": self.proof(CALLER, hello, nonce)}
+        yield {**request, "proof": self.proof(CALLER, hello, challenge.nonce)}
 
     def listen(self, address: str, port: int) -> Steps:
         """Examine a caller: receive each line, yield its answer, return the request.
@@ -104,8 +113,8 @@ class Secret:
         if hello.to[1] != port or address not in {*_ALL, hello.to[0]}:
             raise WireError("dialled another address")
         nonce = secrets.token_hex(16)
-        answer = {"nonce": nonce, "proof": self.proof(LISTENER, hello, nonce)}
-        request = dict((yield answer))
+        challenge = Challenge(nonce, self.proof(LISTENER, hello, nonce))
+        request = dict((yield wire.encode(challenge)))
         theirs, own = request.pop("proof", ""), self.proof(CALLER, hello, nonce)
         if not (_is_same(theirs, own) and _is_same(hello.request, _digest(request))):
             raise WireError("no proof")

@@ -262,7 +262,7 @@ class Suspended(AlarmOfSpares):
     seconds: int
 
     def words(self, meeting: Meeting) -> Message:
-        """Say what follows."""
+        """Name the consequence."""
         text = f"was suspended for up to {self.seconds} s. Its workers are killed, "
         text += "because another node may have replaced it"
         return Message("HPC210", f"{_own(meeting)} {text}")
@@ -346,7 +346,7 @@ class Seeks(AlarmOfSpares):
     left: int
 
     def words(self, meeting: Meeting) -> Message | None:
-        """Say when it gives up, now and then."""
+        """Name the time that is left, now and then."""
         if not waiting.is_report_due(self.seconds):
             return None
         text = f"has looked for the coordinator for {self.seconds} s. It gives up in "

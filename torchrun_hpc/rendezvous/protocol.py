@@ -73,7 +73,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply `of` a node to a question; ``None`` if the node is lost.
+    """A node's reply to a question: `of` is its content, ``None`` from a lost node.
 
     The coordinator adds the `node`.
     """
@@ -139,9 +139,9 @@ class Version:
 class Present:
     """A member's address, and its knowledge: the reply to a `Welcome`.
 
-    `gone` is the last coordinator that has
-    ended, and in which round. `record` is the member's, if it is newer than the
-    coordinator's.
+    Attributes:
+        gone: The last coordinator that has ended, and in which round.
+        record: The member's, if it is newer than the coordinator's.
     """
 
     address: Address
@@ -267,7 +267,10 @@ FromAgent: TypeAlias = (
 
 @dataclass(frozen=True)
 class Welcome:
-    """The agent is accepted, with the next round, and the age of the record."""
+    """The agent is accepted, by this node's coordinator.
+
+    `round` is the next one, `age` that of the coordinator's record.
+    """
 
     round: int
     age: Age
@@ -278,8 +281,8 @@ class Welcome:
 class Standby:
     """The reply of a member to one that looks for the coordinator.
 
-    Whom it `follows`, whether it coordinates, and has a quorum. It closes the
-    connection.
+    It tells whom the member `follows`, whether it coordinates, and whether it has a
+    quorum.
     """
 
     follows: int | None = None
@@ -296,7 +299,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Go:
-    """All nodes take part in this round."""
+    """All active nodes have confirmed this round. It begins."""
 
     round: int
     store: Store

@@ -61,7 +61,7 @@ NEXT = {
 }
 
 BETWEEN_ROUNDS = (Phase.SEEK, Phase.GATHER, Phase.CONFIRM)
-ENDED = (Phase.FINISHED, Phase.FAILED)
+_ENDS = (Phase.FINISHED, Phase.FAILED)
 
 # Seconds.
 _RESTART_REPORT = 2  # for other failures, one of which may have been the first
@@ -111,7 +111,7 @@ class Rounds:
     @property
     def has_ended(self) -> bool:
         """Whether the job has ended."""
-        return self.phase in ENDED
+        return self.phase in _ENDS
 
     @property
     def has_quorum(self) -> bool:

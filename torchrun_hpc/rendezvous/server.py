@@ -66,7 +66,7 @@ class Server:
     It closes `listening`; without it, it serves only connections passed to `take`.
     Beyond `most` connections, it closes the oldest one without a proof: the next caller
     may be an agent. `on_problem` is called aside, once, with the system's reason if a
-    connection still cannot be accepted. Subclasses do something with the callers.
+    connection still cannot be accepted. Subclasses handle requests and messages.
     """
 
     def __init__(
