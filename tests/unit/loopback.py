@@ -30,7 +30,6 @@ from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
-    Confirm,
     Ended,
     Heartbeat,
     Join,
@@ -381,10 +380,8 @@ class Raw:
         return steps.send(self.receive())
 
     def take_part(self):
-        """Take part in the first round, without the store; return its `Go`."""
+        """Take part in the first round, not as node rank 0; return its `Go`."""
         self.send_message(Join())
-        record = self.receive().record
-        self.send_message(Confirm(record.term, record.round))
         return self.receive()
 
     def receive(self):

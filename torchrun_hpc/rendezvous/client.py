@@ -117,7 +117,7 @@ class State:
         wanted: The round that it joined last; -1 before the first one.
         next_round: The round that it joins next.
         prepared: The record of a round that it has not confirmed yet.
-        active: The active nodes of the round that it confirmed last.
+        active: The active nodes of its latest round.
         round: Its latest round.
         go: The start of this round, until it joins the next one.
         is_over: Whether that round is over.
@@ -224,7 +224,7 @@ class Client:
     ) -> None:
         self.request = request
         self.member = member
-        self.state = State()
+        self.state = State(active=member.record.active)
         self._loop = loop
         self._listener = listener
         self._silence = Silence(silence_timeout)

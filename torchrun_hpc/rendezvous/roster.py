@@ -364,14 +364,24 @@ class Roster:
         leaving = self.lost.keys() | self.late
         return records.assigned(self.record, ready, leaving)
 
+    @property
+    def to_confirm(self) -> set[int]:
+        """The nodes that confirm a round: all of it, so that no other one can begin.
+
+        Without spares, none can, and all nodes know who is active. Only node rank 0
+        confirms, with the workers' store.
+        """
+        return {*self.active} if self._settings.has_spares else {self.active[0]}
+
     def prepare(self, active: tuple[int, ...], term: Term, number: int) -> None:
-        """Send all nodes the record of a new round."""
+        """Send the record of a new round to all nodes that need it."""
         leased = tuple(sorted(self.leases))
         self.record = replace(
             self.record, term=term, round=number, active=active, leased=leased
         )
         self._next_ones = self._first_addresses()
-        self.prepare_again(self._members.agents.keys())
+        has_spares, agents = self._settings.has_spares, self._members.agents
+        self.prepare_again(agents.keys() if has_spares else self.to_confirm)
 
     def began(self) -> None:
         """Handle that the round has begun: no older workers are left."""

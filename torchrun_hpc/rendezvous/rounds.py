@@ -298,8 +298,8 @@ class Rounds:
         self._begin_if_confirmed()
 
     def _begin_if_confirmed(self) -> None:
-        """Begin the round if all have confirmed it, and no older worker runs."""
-        is_confirmed = self._confirmed.issuperset(self.roster.active)
+        """Begin the round once it is confirmed, and no older worker runs."""
+        is_confirmed = self._confirmed.issuperset(self.roster.to_confirm)
         if self.phase is Phase.CONFIRM and is_confirmed and not self.roster.leases:
             self._begin()
 
@@ -412,8 +412,10 @@ class Rounds:
         record, timeout = self.roster.record, self._settings.join_timeout
         is_running, is_formed = self.phase is Phase.RUN, self.phase is Phase.CONFIRM
         ready = self._done if is_running else self.roster.ready
-        there = self._confirmed if is_formed else ready - record.excluded.keys()
-        missing = [node for node in record.active if node not in there]
+        away = {*record.active} - ready | record.excluded.keys()
+        if is_formed:
+            away = self.roster.to_confirm - self._confirmed
+        missing = [node for node in record.active if node in away]
         # If none is ready, all train; or a dry run, which joins nothing.
         if not ready or not missing:
             return
@@ -435,7 +437,7 @@ class Rounds:
         if roster.leases and has_quorum and self._gathered_for == waiting.FIRST_REPORT:
             left = max(roster.leases.values())
             self._members.report(Leased(tuple(sorted(roster.leases)), left))
-        late = active - self._confirmed
+        late = roster.to_confirm - self._confirmed
         if late and self.phase is Phase.CONFIRM and self._gathered_for % _AGAIN == 0:
             roster.prepare_again(late)
         limit = settings.spare_after
