@@ -1,14 +1,667 @@
-"""Two thousand schedules of a job with spares; see `schedules`."""
+"""Whatever happens to its nodes and their network, a job is one world, or ends.
+
+Agents are the real ones but for their workers; see `virtual` for the rest. By hand,
+with ``tests/unit`` in ``PYTHONPATH``:
+``python tests/more/rendezvous/test_schedules.py FIRST LAST``.
+"""
 
 from __future__ import annotations
 
-import pytest
-from schedules import play
+import itertools
+import math
+import random
+import sys
+from dataclasses import replace
 
-FIRST, LAST, PART = 1000, 3000, 100  # the unit tests play those from 0 to 99
+import pytest
+from virtual import Changed, Network, Process, address_of
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
+from torchrun_hpc.options.values import SCHEDULER
+from torchrun_hpc.planning.meeting import KeyFile, Meeting, Spares
+from torchrun_hpc.rendezvous import connection as connections
+from torchrun_hpc.rendezvous.client import Listener
+from torchrun_hpc.rendezvous.connection import Connection
+from torchrun_hpc.rendezvous.errors import (
+    CoordinatorNotFoundError,
+    JobFailedError,
+    NotNeededError,
+    RoundOverError,
+)
+from torchrun_hpc.rendezvous.key import Key, Secret
+from torchrun_hpc.rendezvous.protocol import Confirm, Unhealthy
+
+# Seconds.
+SILENCE, KILL, SPARE_AFTER, JOIN, CHECK = 9, 2, 6, 40, 3
+MARGIN = 4  # in which an agent sees an order, late
+LEASE = SILENCE + KILL + MARGIN
+ENOUGH = 6 * LEASE + 3 * JOIN  # in which a stable network comes to rest
+NOTICED = 1.2  # the end of a lease after a suspension: at the next tick
+
+PORT = 4000
+FINISHED = "finished"
+# Nodes, and spares of them.
+SIZES = (8, 3), (3, 1), (4, 1), (5, 2), (6, 1), (6, 2), (7, 3), (4, 0)
+STEPS = 25
+
+
+class GaveUp(Exception):  # noqa: N818 - as torch's SignalException
+    """Why an agent gives up."""
+
+    def __init__(self, failure):
+        super().__init__(failure)
+        self.failure = failure
+
+
+class Agent:
+    """A launcher on a node, and its workers.
+
+    Attributes:
+        workers: The round that they are of; ``None`` without any.
+        order: What its workers are to do: fail, or finish.
+        ended: How the job has ended, as this agent knows.
+    """
+
+    def __init__(self, job, number, generation=0, *, starts=0.0, stranger_on=None):
+        self.job, self.number, self.generation = job, number, generation
+        self._key = b"known" if stranger_on is None else b"another"
+        self.workers = self.round = None
+        self.are_ending = self.is_leaving = False
+        self.order = self.health = ""
+        self.store_takes = 0
+        self.ended = None
+        self.connection = None
+        host = number if stranger_on is None else stranger_on
+        self.process = Process(job.network, host, self._main, starts)
+
+    def __repr__(self):
+        return f"<agent {self.number}.{self.generation}, workers {self.workers}>"
+
+    @property
+    def client(self):
+        return self.connection and self.connection.client
+
+    @property
+    def member(self):
+        return self.connection.member
+
+    @property
+    def has_failed(self):
+        """Whether the job has, elsewhere: its agent reports its own workers."""
+        failure = self.client.state.failure
+        is_own = failure and failure.rank >= 0 and failure.nodes == (self.number,)
+        return failure is not None and not is_own
+
+    # --- its main thread, as torch's agent, `handler` and `exit_status` use it -----
+
+    def _main(self):
+        meeting = self.job.meeting(self.number, address_of(self.process.host))
+        settings = self.job.settings(meeting)
+        key = Key(KeyFile(), meeting.launch_id)
+        key.secret = Secret(meeting.launch_id, self._key)
+        listener = Listener(end_workers=self._kill_workers)
+        own = Connection(meeting, settings, {}, listener, key=key)
+        self.connection, client = own, own.client
+        own._request = client.request = replace(own._request, agent=repr(self))
+        client._changed = Changed(self.process, client)
+        client._on_fault = self.process.errors.append
+        self._send, client.send = client.send, self._send_or_confirm
+        failure = None
+        try:
+            self._run(own.open(JOIN))
+        except GaveUp as problem:
+            failure = problem.failure
+        except (CoordinatorNotFoundError, JobFailedError, LaunchError):
+            pass
+        self.is_leaving = True
+        if failure is None or failure.kind is not Kind.SIGNAL:
+            self._end_workers()
+        if failure is not None and client.state.is_accepted:
+            client.fail(failure)
+        self._end_workers()
+        own.close(0 if settings.has_spares or self.number == 0 else settings.kill)
+        state = client.state
+        finished = FINISHED if state.has_finished else None
+        self.ended = state.failure.kind if state.failure else finished
+
+    def _run(self, client):
+        while True:
+            self._check_health(client)
+            try:
+                go, rank, nodes = client.take_part(self._open_store)
+            except RoundOverError:
+                continue
+            except NotNeededError:
+                return
+            self.job.began(self, go, rank, nodes)
+            self.order = ""
+            client.wait_for(
+                lambda: self.order or client.state.is_over or self.has_failed, math.inf
+            )
+            self._sleep(0.5)
+            if self.has_failed:
+                raise JobFailedError(client.state.failure)
+            if self.order == "finish" and not client.state.is_over:
+                self.workers = None
+                client.finish()
+                return
+            self._restart(client, rank, nodes)
+
+    def _restart(self, client, rank, nodes):
+        failure = None
+        if self.order == "fail":
+            part = WorkerPart(rank, nodes, 0)
+            failure = Failure(Kind.WORKER, (self.number,), 1, time=1.0, worker=part)
+            client.worker_failed(failure)
+        self._end_workers()
+        has_restarts = client.state.next_round - 1 < self.job.max_restarts
+        if failure is not None and not has_restarts:
+            raise GaveUp(failure)
+
+    def _check_health(self, client):
+        if not self.job.spares or client.member.unhealthy:
+            return
+        if self.health == "hangs":
+            self.process.wait(CHECK)
+        else:
+            self._sleep(1)
+        if self.health and client.state.failure is None:
+            client.member.unhealthy = self.health
+            client.send(Unhealthy(self.health))
+
+    def _send_or_confirm(self, message):
+        if isinstance(message, Confirm):
+            self.job.confirmed.add((self.number, message.round, message.term))
+        self._send(message)
+
+    def _open_store(self):
+        stores = self.job.stores
+        opened = self.number, self.generation, self.member.record.age
+        assert opened not in stores.values(), "a second store of a round"
+        store = address_of(self.number), PORT + 1 + len(stores)
+        stores[store] = opened
+        if self.store_takes:
+            self.process.wait(self.store_takes)
+        return store
+
+    def _sleep(self, seconds):
+        """Wait, now and then: as the job's luck is."""
+        if self.job.network.random.random() < self.job.delays:
+            self.process.wait(seconds)
+
+    def _end_workers(self):
+        if self.workers is not None:
+            self.are_ending = True
+            self._sleep(KILL)
+            self.workers, self.are_ending = None, False
+
+    def _kill_workers(self):
+        self.workers = None
+
+    # --- what happens to it -------------------------------------------------------
+
+    def command(self, order):
+        """Let its workers fail, or finish."""
+        if self.workers is not None and self.process.is_alive:
+            self.order = order
+            self.process.notify()
+
+    def give_up(self, kind, **details):
+        if self.process.is_alive and not self.is_leaving:
+            failure = Failure(kind, (self.number,), **details)
+            self.process.interrupt(GaveUp(failure))
+
+
+class Job:
+    """The agents of a job."""
+
+    def __init__(self, network, nodes, spares, max_restarts=50, late=0.05):
+        self.network, self.nodes, self.spares = network, nodes, spares
+        self.max_restarts = max_restarts
+        self.is_finishing = False  # some workers have finished
+        self.stores = {}  # by address: node, generation, and age of the record
+        self.confirmed = set()  # node, round, term
+        self.worlds = {}  # of each round that began: its term, store, and nodes
+        drawn = network.random
+        self.delays = drawn.choice((0.1, 0.3, 1))  # share of times
+        self.agents = []
+        for number in range(nodes):
+            starts = drawn.random() * (JOIN if drawn.random() < late else 1)
+            self.agents.append(Agent(self, number, starts=starts))
+
+    def meeting(self, number, address):
+        names = tuple(f"n{each}" for each in range(self.nodes))
+        addresses = tuple(address_of(each) for each in range(self.nodes))
+        return Meeting(
+            SCHEDULER,
+            self.nodes,
+            number,
+            launch_id="19.0",
+            hosts=names,
+            fast_hosts=addresses,
+            spares=Spares(self.spares, SPARE_AFTER, "check", CHECK),
+            connect_host=addresses[0],
+            ports=(PORT,),
+            coordinator=0,
+            is_coordinator=number == 0,
+            local_address=address,
+            listen=(address, PORT),
+        )
+
+    def settings(self, meeting):
+        return replace(
+            connections.settings_of(meeting, "mine", SILENCE),
+            max_restarts=self.max_restarts,
+            join_timeout=JOIN,
+            kill=KILL + MARGIN,
+        )
+
+    def start_again(self, number):
+        """Start an agent again that has ended, with all that it has forgotten."""
+        old = self.agents[number]
+        if not old.process.is_alive:
+            self.network.power_on(number)
+            self.agents[number] = Agent(self, number, old.generation + 1)
+
+    # --- what must hold -----------------------------------------------------------
+
+    def began(self, agent, go, rank, nodes):
+        """See that a round that begins on a node is the only one that runs."""
+        record, number = agent.member.record, go.round
+        assert agent in self.agents, "a stranger"
+        assert record.round == number <= self.max_restarts
+        assert agent.round is None or agent.round < number, "a round begins once"
+        agent.round = number
+        assert record.active[rank] == agent.number
+        assert nodes == len({*record.active}) == self.nodes - self.spares
+        known = record.term, go.store, record.active
+        assert self.worlds.setdefault(number, known) == known, "two worlds of a round"
+        first, _, age = self.stores[go.store]
+        assert (first, age) == (record.active[0], record.age), "another store"
+        confirmed = {(node, number, record.term) for node in record.active}
+        assert confirmed <= self.confirmed, "a hole in the ranks"
+        agent.workers = number
+        self.check()
+
+    def check(self):
+        """See that workers of the latest round run, and no others.
+
+        Those of a process that was suspended end soon.
+        """
+        for agent in self.alive:
+            process, latest = agent.process, max(self.worlds, default=None)
+            has_seen = self.network.now - process.resumed >= NOTICED
+            if has_seen and not process.is_suspended:
+                assert agent.workers in {None, latest}, (
+                    f"{agent} runs older workers than {self.worlds[latest]}"
+                )
+
+    def world(self):
+        """Return who runs workers of the latest round, by node rank; or None."""
+        at_work = [a for a in self.alive if a.workers is not None]
+        rounds = {a.workers for a in at_work}
+        if len(rounds) != 1 or any(a.are_ending or a.order for a in at_work):
+            return None
+        (_, _, active) = self.worlds[rounds.pop()]
+        return active if {a.number for a in at_work} == {*active} else None
+
+    @property
+    def alive(self):
+        return [agent for agent in self.agents if agent.process.is_alive]
+
+    def check_endings(self):
+        """See that all agents whom one coordinator told the end know the same one."""
+        told = [agent.client.state.ending for agent in self.agents if agent.client]
+        certain = {
+            (ending.takeovers, ending.failure is None)
+            for ending in told
+            if ending is not None and ending.is_certain
+        }
+        assert len(certain) == len({takeovers for takeovers, _ in certain}), told
+
+
+def at_rest(job):
+    """Let time pass until there is a world, or all have ended; return the world."""
+    for _ in range(ENOUGH):
+        job.network.run(1)
+        if job.world() is not None or not job.alive:
+            break
+    return job.world()
+
+
+# --- what happens; each takes a job, two nodes, and a number from 0 to 1 --------------
+
+
+def pass_a_moment(job, _one, _other, share):
+    job.network.run(1 + share * 5)
+
+
+def pass_a_while(job, _one, _other, share):
+    job.network.run(1 + share * 3 * LEASE)
+
+
+def kill(job, one, _other, share):
+    if share < 0.7:
+        job.agents[one].process.end()
+    else:
+        job.network.power_off(one)
+
+
+def start_again(job, one, _other, _share):
+    """Start an agent again, which has forgotten what it has confirmed.
+
+    Of two sets of N members, enough must have forgotten nothing. Without spares, nobody
+    can take over from the first node.
+    """
+    active = job.nodes - job.spares
+    if job.spares:
+        forgetful = sum(agent.generation for agent in job.agents) + 1
+        may_start = forgetful < active - job.spares
+    else:
+        may_start = one != 0
+    if may_start:
+        job.start_again(one)
+
+
+def _ways(job, one, share):
+    """Return pairs: from a node to all others, or back, or both."""
+    others = [each for each in range(job.nodes) if each != one]
+    there = {(one, each) for each in others} if share < 0.7 else set()
+    back = {(each, one) for each in others} if share > 0.3 else set()
+    return there | back
+
+
+def cut(job, one, _other, share):
+    """Cut a node off from all others."""
+    job.network.cut |= _ways(job, one, share)
+
+
+def separate(job, one, other, share):
+    """Cut two nodes off from each other: in one direction or both."""
+    job.network.cut.add((one, other))
+    if share > 0.3:
+        job.network.cut.add((other, one))
+
+
+def reject(job, one, _other, share):
+    """Let a firewall reject what a node sends, or what it is sent, or both."""
+    job.network.rejecting |= _ways(job, one, share)
+
+
+def heal(job, _one, _other, _share):
+    job.network.heal()
+
+
+def break_links(job, one, other, _share):
+    job.network.break_between(one, other)
+
+
+def suspend(job, one, _other, share):
+    """Suspend a process, or all of its host, whose clock stops."""
+    job.agents[one].process.suspend(stops_clock=share < 0.5)
+
+
+def resume(job, one, _other, _share):
+    job.agents[one].process.resume()
+    job.network.at(job.network.now + NOTICED, job.check)
+
+
+def pause(job, one, other, share):
+    """Suspend a node for a while."""
+    suspend(job, one, other, share * 7 % 1)
+    job.network.run(1 + share * 2 * LEASE)
+    resume(job, one, other, share)
+
+
+def slow_down(job, one, _other, _share):
+    job.agents[one].process.is_slow = True
+
+
+def speed_up(job, one, _other, _share):
+    job.agents[one].process.is_slow = False
+
+
+def fail_a_worker(job, one, _other, _share):
+    job.agents[one].command("fail")
+
+
+def finish(job, one, _other, _share):
+    job.agents[one].command("finish")
+    job.is_finishing = True
+
+
+def finish_all(job, _one, _other, _share):
+    for agent in job.agents:
+        finish(job, agent.number, 0, 0)
+
+
+def give_up(job, one, _other, _share):
+    job.agents[one].give_up(Kind.AGENT, text="no disk")
+
+
+def stop(job, one, _other, share):
+    """Send SIGTERM: to one agent, or to all."""
+    for agent in [job.agents[one]] if share < 0.5 else job.agents:
+        agent.give_up(Kind.SIGNAL, code=15)
+
+
+def be_unwell(job, one, _other, share):
+    job.agents[one].health = "fails" if share < 0.5 else "hangs"
+
+
+def slow_store(job, one, _other, share):
+    job.agents[one].store_takes = share * 10
+
+
+ACTIONS = (
+    *(pass_a_moment, pass_a_while) * 8,
+    *(heal, resume) * 5,
+    *(cut, separate, reject, pause, slow_down, break_links, start_again) * 3,
+    *(kill, suspend, speed_up, fail_a_worker, finish, slow_store) * 2,
+    *(fail_a_worker,) * 2,
+    *(finish_all, give_up, be_unwell, stop),
+)
+
+
+def play(seed):
+    """Let things happen to a job, and see that it is one world, or ends everywhere.
+
+    The job itself sees what begins.
+    """
+    drawn = random.Random(seed)  # noqa: S311 - no secret
+    with Network(seed) as network:
+        job = Job(network, *drawn.choice(SIZES), drawn.choice((50, 50, 50, 2)))
+        if drawn.random() < 0.1:
+            Agent(job, drawn.randrange(job.nodes), stranger_on=job.nodes)
+        if drawn.random() < 0.7:
+            at_rest(job)
+        often = drawn.choices(range(job.nodes), k=3)  # one may have several faults
+        for _ in range(STEPS):
+            one = drawn.choice([*often, drawn.randrange(job.nodes)])
+            other = drawn.randrange(job.nodes)
+            drawn.choice(ACTIONS)(job, one, other, drawn.random())
+        come_to_rest(job)
+    return job
+
+
+def come_to_rest(job):
+    """See that a job whose network is well is one world, and ends everywhere."""
+    heal(job, 0, 0, 0)
+    for agent in job.agents:
+        resume(job, agent.number, 0, 0)
+        agent.process.is_slow, agent.store_takes = False, 0
+    job.network.run(3 * SILENCE)  # what is lost may not have been noticed yet
+    left = []
+    if not job.is_finishing and (world := at_rest(job)) is not None:
+        job.network.run(3 * SILENCE)
+        assert job.world() == world
+        left = job.alive
+        assert len({agent.member.follows for agent in left}) == 1, left
+    finish_everywhere(job)
+    assert {agent.ended for agent in left} <= {FINISHED}, left
+    job.check_endings()
+
+
+def finish_everywhere(job):
+    """Let all workers finish; see that all agents end."""
+    for _ in range(ENOUGH):
+        finish_all(job, 0, 0, 0)
+        job.network.run(1)
+        if not job.alive:
+            return
+    raise AssertionError(f"{job.alive} wait")
+
+
+FIRST, LAST, PART = 0, 2000, 100
 
 
 @pytest.mark.parametrize("first", range(FIRST, LAST, PART))
 def test_a_job_is_one_world_or_ends_whatever_happens(first):
     for seed in range(first, first + PART):
         play(seed)
+
+
+# --- some things, one by one ----------------------------------------------------------
+
+
+def at_work(network, nodes, spares):
+    job = Job(network, nodes, spares, late=0)
+    assert at_rest(job) == tuple(range(nodes - spares))
+    return job
+
+
+def replaced(lost, by=3):
+    """Return the active ones of three nodes after a loss."""
+    return tuple(by if node == lost else node for node in range(3))
+
+
+@pytest.fixture
+def network():
+    with Network(1) as made:
+        yield made
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("how", [0, 1])
+def test_a_spare_takes_the_place_of_a_node_that_is_killed(network, lost, how):
+    job = at_work(network, 4, 1)
+    kill(job, lost, 0, how)
+    assert at_rest(job) == replaced(lost)
+    finish_everywhere(job)
+    ends = {agent.ended for agent in job.agents if agent.number != lost}
+    assert ends == {FINISHED}
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_one_that_was_cut_off_is_a_spare_later(network, lost):
+    job = at_work(network, 4, 1)
+    cut(job, lost, 0, 0.5)
+    network.run(3 * LEASE)
+    assert job.world() == replaced(lost)
+    heal(job, 0, 0, 0)
+    network.run(LEASE)
+    assert job.world() == replaced(lost)
+    kill(job, 3, 0, 0)
+    assert at_rest(job) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("lost", [(0, 1), (1, 2), (0, 2)])
+def test_two_that_are_killed_are_the_end(network, lost):
+    job = at_work(network, 4, 1)
+    for node in lost:
+        kill(job, node, 0, 0)
+    assert at_rest(job) is None
+    assert not job.alive
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_one_that_does_not_come_is_replaced(network, missing):
+    job = Job(network, 4, 1, late=0)
+    kill(job, missing, 0, 0)
+    assert at_rest(job) == replaced(missing)
+
+
+def test_a_failed_worker_restarts_a_job_without_spares(network):
+    job = at_work(network, 3, 0)
+    for number in (1, 2):
+        fail_a_worker(job, number, 0, 0)
+        assert at_rest(job) == (0, 1, 2)
+        assert max(job.worlds) == number
+    finish_everywhere(job)
+    assert {agent.ended for agent in job.agents} == {FINISHED}
+
+
+def test_the_last_failed_worker_ends_a_job_everywhere(network):
+    job = Job(network, 3, 0, 0, late=0)
+    at_rest(job)
+    fail_a_worker(job, 1, 0, 0)
+    assert at_rest(job) is None
+    assert {agent.ended for agent in job.agents} == {Kind.WORKER}
+
+
+def test_without_spares_a_killed_agent_may_be_started_again(network):
+    job = at_work(network, 3, 0)
+    kill(job, 1, 0, 0)
+    network.run(JOIN / 2)
+    assert job.world() is None
+    job.start_again(1)
+    assert at_rest(job) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(("lost", "kind"), [(0, Kind.COORDINATOR), (1, Kind.MISSING)])
+def test_without_spares_a_job_ends_with_a_node(network, lost, kind):
+    job = at_work(network, 3, 0)
+    kill(job, lost, 0, 0)
+    assert at_rest(job) is None
+    assert {a.ended for a in job.agents if a.number != lost} == {kind}
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_stranger_takes_no_part(network, spares):
+    job = Job(network, 4, spares, late=0)
+    stranger = Agent(job, 2, stranger_on=4)
+    kill(job, 2, 0, 0)
+    assert at_rest(job) == ((0, 1, 3) if spares else None)
+    assert stranger.round is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slow_coordinator_that_hears_nobody(seed):
+    """A firewall rejects what it is sent: the others know at once, and it does not."""
+    with Network(seed) as network:
+        job = at_work(network, 4, 1)
+        slow_down(job, 0, 1, 0)
+        network.run(3 + seed % 5)
+        reject(job, 0, 1, 0.9)
+        network.run(4 * LEASE)
+        assert job.world() == (3, 1, 2)
+
+
+@pytest.mark.parametrize("wait", [2, 4, 6, 8])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_coordinator_that_is_left_renews_leases_before_it_notices(wait, is_killed):
+    """Its connections are reset. Then it and another active node are cut off, too.
+
+    The node that takes over may be killed before its round has begun.
+    """
+    left, others = (0, 1), (2, 3, 4)
+    for seed in range(5):
+        with Network(seed) as network:
+            job = at_work(network, 5, 2 - is_killed)
+            network.rejecting |= {(other, 0) for other in others}
+            network.cut |= {*itertools.product([1], others)}
+            network.cut |= {*itertools.product(others, [1])}
+            network.run(wait)
+            network.cut |= {left, left[::-1]}
+            if is_killed:
+                kill(job, 2, 0, 0)
+            network.run(5 * LEASE)
+
+
+if __name__ == "__main__":
+    for number in range(*map(int, sys.argv[1:])):
+        print(
+            f"seed {number}", end="\r", flush=True
+        )  # the last one that is shown fails
+        play(number)
