@@ -237,8 +237,9 @@ class Client:
 
     def _change(self, change: Callable[[State], State]) -> None:
         with self._changed:
-            self.state = change(self.state)
-            self._changed.notify_all()
+            before, self.state = self.state, change(self.state)
+            if self.state is not before:
+                self._changed.notify_all()
 
     # --- for the main thread ------------------------------------------------------
 
