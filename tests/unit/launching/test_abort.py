@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from plans import make_launch_plan
@@ -120,7 +121,10 @@ def test_ctrl_c_while_others_are_awaited(port, monkeypatch):
     monkeypatch.setattr(CoordinatorServer.close, "__defaults__", (NEVER_S, NEVER_S))
 
     def interrupt():
-        with socket.create_connection(port.getsockname()):
+        with socket.create_connection(port.getsockname(), PATIENCE) as opened:
+            opened.sendall(b"no message\n")
+            with suppress(ConnectionResetError):
+                opened.recv(1)  # until it serves
             os.kill(os.getpid(), signal.SIGINT)
 
     with ThreadPoolExecutor(1) as pool:
