@@ -421,8 +421,10 @@ class Client:
         self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ) -> None:
         """End this agent if a call has failed, but not if a connection has a fault."""
-        loop.default_exception_handler(context)
         error = context.get("exception")
+        if "future" in context and isinstance(error, OSError):
+            return  # an attempt to connect was cancelled when it failed
+        loop.default_exception_handler(context)
         if isinstance(error, Exception) and "protocol" not in context:
             self._on_fault(error)
 

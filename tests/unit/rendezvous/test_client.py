@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import math
 import os
 import re
@@ -128,6 +129,20 @@ def test_the_first_failure_is_everybodys(job):
     made[2].leave()
     until(lambda: made[0].state.failure)
     assert {made[0].state.failure, made[1].state.failure} == {first}
+
+
+def test_a_forgotten_attempt_to_connect_ends_nothing(job, capfd):
+    """It was cancelled when its refusal arrived, because another one has succeeded."""
+    (client,) = job.connected(0)
+
+    def forget():
+        forgotten = asyncio.get_running_loop().create_future()
+        forgotten.set_exception(ConnectionRefusedError(111, "Connect call failed"))
+
+    client._loop.call(forget)
+    settle(client)
+    assert client.state.failure is None
+    assert capfd.readouterr().err == ""
 
 
 def test_leaving_without_having_come(job):
