@@ -46,7 +46,7 @@ from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import client as clients
-from torchrun_hpc.rendezvous import connection, roster, search
+from torchrun_hpc.rendezvous import connection, protocol, search
 from torchrun_hpc.rendezvous import connection as connections
 from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.errors import JobFailedError
@@ -544,7 +544,7 @@ def test_a_launch_inside_a_worker(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_agent_of_another_release(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.handler(0).connect()
-    monkeypatch.setattr(roster, "VERSION", VERSION + 1)
+    monkeypatch.setattr(protocol, "VERSION", VERSION + 1)
     with pytest.raises(LaunchError) as caught:
         job.handler(1).connect()
     assert caught.value.code == "HPC116"

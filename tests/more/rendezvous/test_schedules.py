@@ -61,7 +61,8 @@ class Agent:
     Attributes:
         workers: The round that they are of; ``None`` without any.
         order: What its workers are to do: fail, or finish.
-        ended: How the job has ended, as this agent knows.
+        ended: How the job has ended, as this agent knows; ``None`` if it was killed,
+            or has not found the job.
     """
 
     def __init__(self, job, number, generation=0, *, starts=0.0, stranger_on=None):
@@ -261,9 +262,9 @@ class Job:
         )
 
     def start_again(self, number):
-        """Start an agent again that has ended, with all that it has forgotten."""
+        """Start an agent again that was killed, with all that it has forgotten."""
         old = self.agents[number]
-        if not old.process.is_alive:
+        if not old.process.is_alive and old.ended is None:
             self.network.power_on(number)
             self.agents[number] = Agent(self, number, old.generation + 1)
 
