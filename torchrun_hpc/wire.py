@@ -51,13 +51,13 @@ def printable(text: str, longest: int) -> str:
 
 def to_line(message: Any) -> bytes:
     """Write plain data as a line of JSON."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    return _ENCODER.encode(message).encode() + b"\n"
 
 
 def from_json(text: bytes | bytearray | str) -> Any:
     """Read JSON; refuse deep nesting and long integers with `WireError`."""
     try:
-        return json.loads(text, parse_int=_integer)
+        return _DECODER.decode(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         raise WireError("not JSON") from None
 
@@ -70,6 +70,11 @@ def _integer(text: str) -> int:
     if len(text) > _DIGITS:
         raise ValueError
     return int(text)
+
+
+# The functions of `json` make new ones for each message.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_DECODER = json.JSONDecoder(parse_int=_integer)
 
 
 class Lines:
@@ -101,12 +106,12 @@ class Lines:
 
 def encode(value: Any, kind: Any = None) -> Any:
     """Write a dataclass, or a member of a union ``kind``, as plain data."""
-    return _write(_cached(kind or type(value)), value)
+    return _write(_form(kind or type(value)), value)
 
 
 def decode(kind: type[_T], data: object) -> _T:
     """Read plain data; raise `WireError` if the data do not fit the type."""
-    form = _cached(kind)
+    form = _form(kind)
     try:
         value: _T = form.read(data)
     except _FAULTS:
@@ -126,7 +131,7 @@ class _Form(NamedTuple):
     write: Callable[[Any], Any] | None = None
 
 
-def _form(kind: Any) -> _Form:
+def _make_form(kind: Any) -> _Form:
     origin = typing.get_origin(kind) or kind
     if form := _PLAIN.get(origin):
         return form
@@ -134,7 +139,7 @@ def _form(kind: Any) -> _Form:
     return make(kind, *typing.get_args(kind))
 
 
-_cached: Callable[[Any], _Form] = functools.cache(_form)
+_form: Callable[[Any], _Form] = functools.cache(_make_form)
 
 
 def _write(form: _Form, value: Any) -> Any:
