@@ -227,17 +227,17 @@ def _union(_: Any, *kinds: Any) -> _Form:
         (kind,) = (each for each in kinds if each is not types.NoneType)
         return _optional(kind)
     tags = {kind: _words(kind).replace(" ", "_") for kind in kinds}
-    forms = {tag: _form(kind) for kind, tag in tags.items()}
-    if len(forms) < len(kinds):
+    by_tag = {tag: kind for kind, tag in tags.items()}
+    if len(by_tag) < len(kinds):
         raise TypeError("two classes with the same name")
 
-    def read(data: Any) -> Any:
+    def read(data: Any) -> Any:  # a process needs few of the forms
         ((tag, value),) = _object(data).items()
-        return forms[tag].read(value)
+        return _form(by_tag[tag]).read(value)
 
     def write(value: Any) -> Any:
-        tag = tags[type(value)]
-        return {tag: _write(forms[tag], value)}
+        kind = type(value)
+        return {tags[kind]: _write(_form(kind), value)}
 
     return _Form(read, write)
 
