@@ -41,6 +41,7 @@ from torchrun_hpc.rendezvous.protocol import (
 from torchrun_hpc.rendezvous.record import first_record
 from torchrun_hpc.rendezvous.search import CoordinatorAddress, Search
 from torchrun_hpc.rendezvous.server import CoordinatorServer
+from torchrun_hpc.wire import WireError
 
 HERE = "127.0.0.1"
 JOB = "19.0"
@@ -94,6 +95,17 @@ def agent_of(rank):
 def request_of(rank, **changes):
     """Return the first line of an agent, as plain data."""
     return {**wire.encode(replace(REQUEST, **agent_of(rank))), **changes}
+
+
+def as_sent(message, kind):
+    """Return a message as it arrives on the other side; see that it is the same."""
+    data = json.loads(json.dumps(wire.encode(message, kind)))
+    try:
+        arrived = wire.decode(kind, data)
+    except WireError as error:  # which would only end a connection
+        raise AssertionError(message) from error
+    assert arrived == message
+    return arrived
 
 
 def member_of(rank, settings=SETTINGS):

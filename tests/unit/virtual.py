@@ -31,7 +31,6 @@ from torchrun_hpc.rendezvous import client, connection, loop, server
 
 # Seconds.
 LATE = 2.0  # a message, at most
-STALL = 1.5  # of a slow process's timer, at most
 _SOON = 0.02  # most messages
 _STEP = 0.002  # of a process, at most
 _FINE = 1e-6  # of clocks
@@ -335,7 +334,7 @@ class Process:
     def __init__(self, network, host, main, starts=0.0):
         self.network, self.host = network, host
         self.is_alive, self.is_suspended = True, False
-        self.is_slow = False
+        self.late = 0  # its timers, at most
         self.resumed = -math.inf
         self.events = None
         self.has_input = False  # for its loop, perhaps
@@ -439,7 +438,7 @@ class Process:
         if self.is_suspended:
             self.is_suspended, self.resumed = False, self.network.now
             self._stopped += max(self.network.now - self._stops, 0)
-            self.is_slow = False
+            self.late = 0
 
     def end(self):
         """End it now."""
@@ -489,7 +488,7 @@ class _Selector(selectors.BaseSelector):
         seconds = 0 if found else math.inf if timeout is None else timeout
         if seconds or network.random.random() < _INTERRUPTED:
             process.events.stop()
-            late = network.random.uniform(0.3, STALL) if process.is_slow else _FINE
+            late = network.random.uniform(0.2, 1) * process.late + _FINE
             process.sleeps = network.now + seconds / process.rate + late
         return found
 
@@ -520,8 +519,9 @@ class _Events(asyncio.SelectorEventLoop):
         self.close()
 
     def end_tasks(self):
-        self.create_task(loop.Loop._end_tasks(None))
-        self.run_forever()
+        ending = self.create_task(loop.Loop._end_tasks(None))
+        while not ending.done():
+            self.run_forever()
 
     def default_exception_handler(self, context):
         if self._process.is_alive:

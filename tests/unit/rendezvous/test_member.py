@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from members import as_sent
+from loopback import as_sent
 
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous.member import Member

@@ -6,8 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from loopback import request_of, worker_failure
-from members import as_sent
+from loopback import as_sent, request_of, worker_failure
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import loopback
 import pytest
-from members import as_sent
+from loopback import as_sent
 
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.coordinator import Coordinator
