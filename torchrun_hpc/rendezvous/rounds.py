@@ -43,13 +43,13 @@ class Phase(Enum):
     STANDBY = "standby"  # this node may have to take over
     SEEK = "seek"  # too few nodes have joined; it looks for another coordinator
     GATHER = "gather"  # enough nodes have joined, but not all are ready
-    CONFIRM = "confirm"  # the round is formed; the active nodes confirm it
+    CONFIRM = "confirm"  # the round is formed; its nodes confirm it
     RUN = "run"  # workers run
     FINISHED = "finished"  # all active nodes have finished
     FAILED = "failed"  # the job has failed
 
 
-# Which may follow which.
+# The phases that may follow each phase.
 NEXT = {
     Phase.STANDBY: (Phase.SEEK,),
     Phase.SEEK: (Phase.GATHER, Phase.CONFIRM, Phase.FAILED, Phase.STANDBY),
@@ -277,6 +277,7 @@ class Rounds:
         self._newest = self.round
         self._enter(Phase.CONFIRM)
         self._confirmed.clear()
+        self._waited = 0
         roster.prepare(active, self._term, self.round)
 
     def _judge(self) -> None:
