@@ -117,7 +117,7 @@ PHASES = {
     Phase.STANDBY: "this node does not coordinate, but may take over",
     Phase.SEEK: "too few nodes are here; look for another coordinator",
     Phase.GATHER: "wait until enough nodes are ready",
-    Phase.CONFIRM: "wait until all active nodes have confirmed",
+    Phase.CONFIRM: "wait until the nodes have confirmed the round",
     Phase.RUN: "workers run",
     Phase.FINISHED: "all active nodes have finished",
     Phase.FAILED: "the job has failed",

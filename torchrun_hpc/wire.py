@@ -9,7 +9,7 @@ The type hints of a dataclass or typed dictionary define how it is written and r
 - ``Any``, which is written and read as text
 - ``| None``: a missing field is ``None``; without this hint it is an error
 - a union of classes, as an object whose only key is the name of the value's class:
-  ``{"join_request": ...}``
+  ``{"heartbeat": {"seconds": 3.5}}``
 - `AnyText`, `Plain`, `Places`, and ``Annotated`` with a `short_text`, or with a
   function that returns the value or raises ``ValueError``
 
@@ -292,7 +292,7 @@ def _mapping(_: Any, key: Any, part: Any) -> _Form:
 
 # A text that may have unprintable characters.
 AnyText = Annotated[str, _Form(_any_text)]
-# JSON for the one who asked for it: neither checked nor changed.
+# JSON that is neither checked nor changed.
 Plain = Annotated[Any, _Form(lambda data: data)]
 
 

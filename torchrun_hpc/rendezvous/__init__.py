@@ -2,7 +2,7 @@
 
 PyTorch's own rendezvous needs no node ranks: all nodes change one text by
 compare-and-set until it lists them all. Here every node connects to the coordinator,
-which replies when all have connected. The same connection then carries restarts, the
+which begins a round when all are ready. The same connection then carries restarts, the
 end, and failures.
 
 `protocol` has the messages, `messages` what users read of them. `coordinator` decides,

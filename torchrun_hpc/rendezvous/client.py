@@ -199,7 +199,7 @@ class State:
             case Answer(number=number) if number == self.asked:
                 return replace(self, answer=message)
             case Reply(number=number, node=node) if number in self.replies:
-                replies = {**self.replies[number], node: message.of}
+                replies = {**self.replies[number], node: message.content}
                 return replace(self, replies={**self.replies, number: replies})
             case Refused() | Standby() | Prepare() | Record() | Report() | Question():
                 return self
@@ -293,7 +293,10 @@ class Client:
         return self.member.record.active
 
     def ask(self, request: StoreRequest, timeout: float) -> Any:
-        """Ask the agents' store; raise `TimeoutError` or one of `errors`."""
+        """Ask the agents' store, one request at a time, and return its answer.
+
+        Raise `TimeoutError` or one of `errors`.
+        """
         number = next(self._numbers)
         self._change(lambda state: replace(state, asked=number, answer=None))
         self.send(Ask(number, request))
@@ -323,7 +326,7 @@ class Client:
             self.send(QuestionOver(number))
             replies = self.state.replies[number]
             self._change(lambda s: replace(s, replies=_without(s.replies, number)))
-        return {node: of for node, of in replies.items() if of is not None}
+        return {node: each for node, each in replies.items() if each is not None}
 
     def finish(self) -> None:
         """Wait until all nodes have finished, or raise `JobFailedError`."""
@@ -543,9 +546,10 @@ class Client:
                 self.member.informed(message)
             case Go():
                 self.member.began()
-            case Ended():
-                self._send(Read())
-                self._ask_later(message)
+            case Ended(failure):
+                if failure is not None:
+                    self._send(Read())
+                    self._ask_later(failure, reports=message.reports)
             case Report(summary) if summary and self.state.failure:
                 self._loop.call_aside(partial(self._report, summary))
             case Report():
@@ -561,9 +565,8 @@ class Client:
                 pass  # for the state, or for a search
         self._change(lambda state: state.after(message))
 
-    def _ask_later(self, ending: Ended) -> None:
-        failure = ending.failure
-        if ending.reports and failure is not None and failure.kind is Kind.WORKER:
+    def _ask_later(self, failure: Failure, *, reports: bool) -> None:
+        if reports and failure.kind is Kind.WORKER:
             wait = COLLECT_TIMEOUT[failure.is_doubtful]
             asyncio.get_running_loop().call_later(wait, self._ask_for_report)
 
@@ -574,4 +577,4 @@ class Client:
 
 
 def _without(replies: Mapping[int, Any], number: int) -> dict[int, Any]:
-    return {each: of for each, of in replies.items() if each != number}
+    return {key: value for key, value in replies.items() if key != number}

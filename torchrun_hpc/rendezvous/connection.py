@@ -199,7 +199,7 @@ class Connection:
 
     def _make_reply(self, question: Question, make: Callable[[Any], Any]) -> None:
         try:
-            reply = Reply(question.asks, question.number, make(question.about))
+            reply = Reply(question.asker, question.number, make(question.about))
         finally:
             self._making_replies.release()
         self.client.send(reply)

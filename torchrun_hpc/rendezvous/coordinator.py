@@ -79,8 +79,8 @@ class Coordinator:
         # Seconds in which nodes may join for the first time.
         self._expected_for = settings.join_timeout if record.round < 0 else 0
         self._reported: set[Refused] = set()  # why others were refused
-        # To all, by the asking agent; with the agents that have received it.
-        self._questions: dict[int, tuple[Question, set[str]]] = {}
+        # To all, by the asking node and its number; with the agents that have it.
+        self._questions: dict[tuple[int, int], tuple[Question, set[str]]] = {}
         self._printed = False  # the user knows which workers have failed
         # The second of the latest loss of an agent, and the loss.
         self._loss = -1 - _BESIDE, Failure(Kind.LOST)
@@ -122,6 +122,11 @@ class Coordinator:
         self.outbox += [(connection, standby), (connection, Close.CLOSE)]
 
     # --- what others ask ----------------------------------------------------------
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The names of all nodes that have been here."""
+        return self.members.hosts
 
     @property
     def all_informed(self) -> bool:
@@ -202,14 +207,15 @@ class Coordinator:
             case Printed():
                 self._printed = True
                 members.send_all(message)
-            case Question():
-                self._questions[rank] = replace(message, asks=rank), set()
+            case Question(number):
+                question = replace(message, asker=rank), set[str]()
+                self._questions[rank, number] = question
                 for each in members.agents:
-                    self._pass_on(each, *self._questions[rank])
-            case QuestionOver():
-                self._questions.pop(rank, None)
-            case Reply(asks=asks):
-                members.send(asks, replace(message, node=rank))
+                    self._pass_on(each, *question)
+            case QuestionOver(number):
+                self._questions.pop((rank, number), None)
+            case Reply(asker):
+                members.send(asker, replace(message, node=rank))
             case Ask():
                 self.outbox += rounds.store.ask(connection, message)
             case Bye():
@@ -304,8 +310,8 @@ class Coordinator:
         """
         rounds, has_spares = self.rounds, self.settings.has_spares
         self._remove(rank)
-        for asks, (question, _) in self._questions.items():
-            self.members.send(asks, Reply(asks, question.number, None, rank))
+        for asker, number in self._questions:
+            self.members.send(asker, Reply(asker, number, None, rank))
         if failure is not None:
             if self._stopped:
                 self.fail(failure)
@@ -318,7 +324,8 @@ class Coordinator:
             rounds.ended(rank, self.roster.record.round)
 
     def _remove(self, rank: int) -> None:
-        self._questions.pop(rank, None)
+        for each in [each for each in self._questions if each[0] == rank]:
+            del self._questions[each]
         self.rounds.removed(rank, self.members.remove(rank))
 
     def _silent(self, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""What PyTorch's elastic agent uses: a rendezvous handler, and a store."""
+"""What PyTorch's elastic agent uses: rendezvous handler, store, and health check."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def meeting(self) -> Meeting:
         """The meeting, on the coordinator's node with the names of all that came."""
         server = self._connection.server
-        known = server.coordinator.members.hosts.copy() if server else {}
+        known = server.coordinator.hosts.copy() if server else {}
         return replace(self._meeting, hosts=placed(self._meeting.hosts, known))
 
     @property

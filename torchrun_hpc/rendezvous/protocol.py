@@ -1,10 +1,11 @@
 """The messages between agents and coordinator: lines of JSON, of limited length.
 
 A connection begins with the proofs of both sides, see `key`. Then the agent sends a
-`JoinRequest`, which any release can read. `Welcome`, `Refused` or `Ended` answers it,
-or `Standby` from a node that does not coordinate. After that, each side sends messages
-at any time: the agent `FromAgent`, the coordinator `FromCoordinator`. `wire` checks
-them on arrival. Nothing in a message is ever run or unpickled.
+`JoinRequest`. Any release can read its `Version`. `Welcome`, `Refused` or `Ended`
+answers it, or `Standby` if the agent only asks, or the node does not coordinate. After
+that, each side sends messages at any time: the agent `FromAgent`, the coordinator
+`FromCoordinator`. `wire` checks them on arrival. Nothing in a message is ever run or
+unpickled.
 """
 
 from __future__ import annotations
@@ -62,25 +63,25 @@ class Printed:
 class Question:
     """A question to all agents, also to later ones, until its `QuestionOver`.
 
-    `about` is data for the reply. The coordinator adds the node rank that `asks`.
+    `about` is data for the reply. The coordinator adds the node rank of the `asker`.
     """
 
     number: int
     what: Annotated[str, short_text(60)]
     about: Plain
-    asks: int = -1
+    asker: int = -1
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A node's reply to a question: `of` is its content, ``None`` from a lost node.
+    """A node's reply to a question; its content is ``None`` from a lost node.
 
     The coordinator adds the `node`.
     """
 
-    asks: int
+    asker: int
     number: int
-    of: Plain
+    content: Plain
     node: int = -1
 
 
@@ -137,7 +138,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Present:
-    """A member's address, and its knowledge: the reply to a `Welcome`.
+    """A member's address, and its knowledge: with spares, the reply to a `Welcome`.
 
     Attributes:
         gone: The last coordinator that has ended, and in which round.
@@ -214,14 +215,14 @@ class QuestionOver:
 
 @dataclass(frozen=True)
 class Set:
-    """A request to the agents' store, as the next three: set these values."""
+    """Set these values in the agents' store."""
 
     values: Mapping[AnyText, AnyText]
 
 
 @dataclass(frozen=True)
 class Add:
-    """Add to a number, 0 at first, and return it."""
+    """Add to a number in the agents' store, 0 at first, and return it."""
 
     key: AnyText
     by: int
@@ -229,14 +230,14 @@ class Add:
 
 @dataclass(frozen=True)
 class Get:
-    """Return the values of these keys, once all exist."""
+    """Return the values of these keys of the agents' store, once all exist."""
 
     keys: tuple[AnyText, ...]
 
 
 @dataclass(frozen=True)
 class Check:
-    """Return whether all these keys exist."""
+    """Return whether all these keys exist in the agents' store."""
 
     keys: tuple[AnyText, ...]
 
@@ -292,14 +293,14 @@ class Standby:
 
 @dataclass(frozen=True)
 class Prepare:
-    """A round is formed. Active nodes confirm it."""
+    """A round is formed. Active nodes confirm it; without spares, node rank 0 does."""
 
     record: Record
 
 
 @dataclass(frozen=True)
 class Go:
-    """All active nodes have confirmed this round. It begins."""
+    """This round is confirmed, and begins."""
 
     round: int
     store: Store
@@ -383,7 +384,9 @@ Outgoing: TypeAlias = tuple[Hashable, FromCoordinator | Close]
 
 @dataclass(frozen=True)
 class Settings:
-    """The values that all agents of a job agree on. Times are in seconds.
+    """The values that all agents of a job agree on, and `coordinator`.
+
+    Times are in seconds.
 
     Attributes:
         coordinator: This node's rank, for a coordinator here.

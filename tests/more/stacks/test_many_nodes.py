@@ -46,7 +46,7 @@ def agents(workers):
         worker = Worker(node, NODES, node, 0, workers[node], lambda: None)
         stacks = sampling.sample([worker], PATIENCE)
         of = [asdict(stack) for stack in stacks]
-        made[node].send(Reply(question.asks, question.number, of))
+        made[node].send(Reply(question.asker, question.number, of))
 
     def listener(node):
         return Listener(

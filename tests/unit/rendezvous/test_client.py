@@ -360,7 +360,7 @@ class Sampled:
         self.question = question
         if rank not in self.silent:
             assert question.what in (STACKS, HANG)
-            reply = Reply(question.asks, question.number, [f"of {rank}"])
+            reply = Reply(question.asker, question.number, [f"of {rank}"])
             self.made[rank].send(reply)
 
     def ask(self, *answered, what=STACKS):
@@ -400,7 +400,7 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     # Stacks that come too late are not taken for others.
     question = sampled.question
-    sampled[1].send(Reply(question.asks, question.number, ["late"]))
+    sampled[1].send(Reply(question.asker, question.number, ["late"]))
     assert sampled.ask_in_vain(0, 2) == {0: ["of 0"], 2: ["of 2"]}
     sampled.silent.clear()
     assert ask_for_stacks(sampled[0], STACKS, LIMIT) == ANSWERS
@@ -488,7 +488,9 @@ def test_an_agent_that_answers_what_nobody_has_asked(job, raw):
 @pytest.mark.parametrize("number", [None, "x", [], {}])
 def test_an_answer_to_what_cannot_be_asked_is_refused(number):
     with pytest.raises(WireError):
-        wire.decode(FROM_AGENT, {"reply": {"asks": 0, "number": number, "of": []}})
+        wire.decode(
+            FROM_AGENT, {"reply": {"asker": 0, "number": number, "content": []}}
+        )
 
 
 # --- who is gone --------------------------------------------------------------------

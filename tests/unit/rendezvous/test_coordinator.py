@@ -624,6 +624,19 @@ def test_an_agent_that_comes_later_is_asked_too():
     assert job.connect(2) == {2: [welcome()]}
 
 
+def test_an_agent_asks_several_questions_at_once():
+    """The end of one does not end the others."""
+    job = Job(max_restarts=1)
+    job.connect(0)
+    for number in (7, 8, 9):
+        job.send(0, ask(number))
+    job.send(0, QuestionOver(8))
+    assert job.connect(1) == {1: [welcome(), asked_by(0, 7), asked_by(0, 9)]}
+    assert job.lose(1)[0] == [Reply(0, number, None, 1) for number in (7, 9)]
+    job.lose(0)
+    assert job.request("again", request_of(0, agent="second")) == {"again": [welcome()]}
+
+
 @pytest.mark.parametrize("failures", [0, 1, 2])
 def test_stacks_may_be_asked_for_at_any_time(failures):
     """While it waits, while it restarts, and when it has failed."""
@@ -635,17 +648,17 @@ def test_stacks_may_be_asked_for_at_any_time(failures):
     assert job.send(0, Reply(2, 7, []))[2][0].number == 7
 
 
-@pytest.mark.parametrize("asks", [3, -1, 10**19])
-def test_a_reply_for_nobody(asks):
+@pytest.mark.parametrize("asker", [3, -1, 10**19])
+def test_a_reply_for_nobody(asker):
     job = Job().all_at_work()
-    assert job.send(2, Reply(asks, 7, SAMPLES)) == {}
+    assert job.send(2, Reply(asker, 7, SAMPLES)) == {}
     assert job.rounds.failure is None
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"asks": wrong} for wrong in (None, True, "", "0", [], {}, [0], 0.0)),
+        *({"asker": wrong} for wrong in (None, True, "", "0", [], {}, [0], 0.0)),
         *({"number": wrong} for wrong in (None, True, "7", [], {}, [7], 7.0)),
     ],
     ids=str,
@@ -671,7 +684,7 @@ json_values = st.recursive(
 def test_whatever_is_asked_or_replied(message, value, data):
     job = Job().all_at_work()
     ((name, sent),) = wire.encode(message, FROM_AGENT).items()
-    changes = {data.draw(st.sampled_from([*sent])): value, "of": value}
+    changes = {data.draw(st.sampled_from([*sent])): value, "content": value}
     with suppress(WireError):
         job.send_line(1, {name: sent | changes})
     assert job.is_running
@@ -1409,6 +1422,19 @@ def test_a_restart_has_all_the_time_of_a_start():
     assert job.rounds.failure is None
     job.wait(1, 0, 1, 2)
     assert job.rounds.failure == Failure(Kind.MISSING, (2,), code=100)
+
+
+def test_the_workers_store_has_all_the_time_of_a_start():
+    """The last node may join late, and node 0 open the store in the next second."""
+    job = Job(join_timeout=100).all_there()
+    job.confirms = False
+    job.join(0)
+    job.wait(99, 0, 1, 2)
+    job.join(1, 2)
+    assert sorted(job.wait(99, 0, 1, 2)) == [10, 40, 70]
+    assert job.rounds.failure is None
+    job.wait(1, 0, 1, 2)
+    assert job.rounds.failure == Failure(Kind.MISSING, (0,), code=100)
 
 
 def test_nodes_at_work_are_reported_without_a_timeout():
