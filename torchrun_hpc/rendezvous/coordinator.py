@@ -111,7 +111,8 @@ class Coordinator:
         if self.rounds.has_quorum or self.rounds.has_ended:
             return None
         addresses = {**self._member.addresses, **self.roster.addresses}
-        absent = {*addresses} if ask_all else self.rounds.absent
+        has_begun = self.rounds.began >= 0
+        absent = {*addresses} if ask_all else self.roster.absent(has_begun=has_begun)
         absent -= self.members.agents.keys()
         return {node: addresses[node] for node in absent if node in addresses}
 

@@ -104,11 +104,6 @@ class Rounds:
         self._failed_in: Phase | None = None
 
     @property
-    def absent(self) -> set[int]:
-        """Nodes that have been here, or in a round, and are not any more."""
-        return self.roster.absent(has_begun=self.began >= 0)
-
-    @property
     def has_ended(self) -> bool:
         """Whether the job has ended."""
         return self.phase in _ENDS
