@@ -61,11 +61,11 @@ def test_another_program_on_the_first_port(job, case, capfd):
 def not_found(job, client):
     """Look for the coordinator until the time is over; return what was found."""
     connected = started(client.connect)
-    address = client._search._address
-    ports = {*address.ports, *address.notice_ports}
-    until(lambda: client._search._found.keys() >= ports)
+    looking = client._search
+    ports = {*looking._address.ports, *looking._address.notice_ports}
+    until(lambda: looking._found.keys() >= ports and not looking._attempts)
     assert not connected.done()
-    job.clock.passes_until(connected.done, address.timeout)
+    job.clock.passes_until(connected.done, looking._address.timeout)
     with pytest.raises(CoordinatorNotFoundError) as caught:
         connected.result()
     return str(caught.value)
