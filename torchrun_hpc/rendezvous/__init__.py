@@ -14,5 +14,5 @@ without clock or network. Its parts are `rounds`, `roster` (the nodes), `record`
 next one, or become it. `key` proves that both ends belong to the job.
 
 `connection` opens and closes all of these, in the thread of a `loop`. `handler` is for
-PyTorch's agent. Only it imports torch.
+PyTorch's agent. Only it imports torch. `errors` are what ends a search or a round.
 """

@@ -26,10 +26,9 @@ from torchrun_hpc.rendezvous.errors import (
     RefusedError,
     RoundOverError,
 )
-from torchrun_hpc.rendezvous.loop import Lease, Silence, now
+from torchrun_hpc.rendezvous.loop import TICK, Lease, Silence, now
 from torchrun_hpc.rendezvous.messages import News, Suspended
 from torchrun_hpc.rendezvous.protocol import (
-    SUSPENDED,
     Answer,
     Ask,
     Bye,
@@ -68,12 +67,11 @@ if TYPE_CHECKING:
         Store,
         StoreRequest,
     )
-    from torchrun_hpc.rendezvous.search import Channel, Find
+    from torchrun_hpc.rendezvous.search import Answered, Channel, Find
 
 _log = logging.getLogger(__name__)
 
 # Seconds.
-_TICK = 1.0
 _REPORT_TIMEOUT = 6.0  # for the coordinator's node to report them
 _LEAVE_TIMEOUT = 1.0
 _DECIDED_TIMEOUT = 3.0  # for the coordinator to decide the first failure
@@ -444,11 +442,22 @@ class Client:
                 return
             self._change(lambda state: replace(state, is_over=True, prepared=None))
             try:
-                channel, answer = await peers.find_again(has_ended=channel.at_end)
+                channel, answer = await self._find_again(peers, channel)
             except CoordinatorNotFoundError:
                 last = self.member.record.term[1]
                 self._lose(Failure(Kind.COORDINATOR, (last,)))
                 return
+
+    async def _find_again(self, peers: Peers, lost: Channel) -> Answered:
+        """Find the next coordinator; meanwhile the workers end, perhaps suspended."""
+        finding = asyncio.create_task(peers.find_again(has_ended=lost.at_end))
+        try:
+            while not finding.done():
+                await asyncio.wait([finding], timeout=TICK)
+                self._check_lease()
+            return finding.result()
+        finally:
+            finding.cancel()
 
     async def _follow(self, channel: Channel, answer: Welcome | Ended) -> None:
         self._channel = channel
@@ -463,7 +472,7 @@ class Client:
         try:
             while not channel.closed.is_set():
                 done, tasks = await asyncio.wait(
-                    tasks, timeout=_TICK, return_when=asyncio.FIRST_COMPLETED
+                    tasks, timeout=TICK, return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in done:
                     task.result()  # or its fault
@@ -482,15 +491,14 @@ class Client:
 
     def _check_lease(self) -> bool:
         """Leave the coordinator if the lease is over; return whether it is."""
-        late = self._lease.end()
-        if late is None or self._channel is None:
-            return False
-        self._channel.on_message = None
-        self._channel.abort()
-        if late > SUSPENDED:  # noticed late: this process was suspended
+        is_over = self._lease.is_over()
+        if is_over and self._channel is not None:
+            self._channel.on_message = None
+            self._channel.abort()
+        if seconds := self._lease.overslept():
             self._loop.call_apart(self._listener.end_workers)
-            self.tell(Suspended(int(late + self._lease.length)))
-        return True
+            self.tell(Suspended(seconds))
+        return is_over
 
     def _lose(self, failure: Failure) -> None:
         if not (self.state.has_finished or self.state.is_leaving):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous.messages import CoordinatorAnswers, CoordinatorSilent
-from torchrun_hpc.rendezvous.protocol import JOIN_REQUEST_LIMIT
+from torchrun_hpc.rendezvous.protocol import JOIN_REQUEST_LIMIT, SUSPENDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _END_TIMEOUT = 0.5
 
 SILENCE_REPORT = 30  # seconds until a silent agent or coordinator is reported
+TICK = 1.0  # seconds between two looks at the time
 
 
 def now() -> float:
@@ -186,6 +187,7 @@ class Lease:
     def __init__(self, length: float) -> None:
         self.length = length
         self._since = math.inf
+        self._checked = -math.inf
 
     def begin(self) -> None:
         """Begin: a coordinator has just accepted this member."""
@@ -195,10 +197,16 @@ class Lease:
         """Count from when this member sent an answer that has arrived."""
         self._since = max(self._since, min(sent, now()))
 
-    def end(self) -> float | None:
-        """End it if its time is up; return for how many seconds it has been."""
-        late = now() - self._since - self.length
-        if late < 0:
-            return None
-        self._since = math.inf
-        return late
+    def is_over(self) -> bool:
+        """Return whether its time is up."""
+        return now() - self._since >= self.length
+
+    def overslept(self) -> int:
+        """Return the seconds since the last sign of life if this process was suspended.
+
+        It was if nobody has called this for a while after the end of the lease.
+        """
+        before, self._checked = self._checked, now()
+        due = max(self._since + self.length, before + TICK)
+        is_late = self._checked - due > SUSPENDED
+        return int(self._checked - self._since) if is_late else 0

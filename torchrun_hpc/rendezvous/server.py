@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.host.network import bound_socket
 from torchrun_hpc.rendezvous.key import NOWHERE
-from torchrun_hpc.rendezvous.loop import End, now
+from torchrun_hpc.rendezvous.loop import TICK, End, now
 from torchrun_hpc.rendezvous.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 BACKLOG = 65535
 
 # Seconds.
-_TICK = 1.0
 _END_TIMEOUT = 0.5  # to send the rest
 _SIGNAL_TIMEOUT = 0.5  # the main thread acts on a signal only after a wait
 _JOIN_REQUEST_TIMEOUT = 30.0
@@ -182,7 +181,7 @@ class Server:
             self._loop.call_aside(lambda: self._on_problem(reason))
 
     def _tick(self) -> None:
-        self._next_second = self._events.call_later(_TICK, self._tick)
+        self._next_second = self._events.call_later(TICK, self._tick)
         # asyncio's server writes a traceback for each connection without a free file.
         if self._listening is not None:
             self._events.add_reader(self._listening, self._accept, self._listening)

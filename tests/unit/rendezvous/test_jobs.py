@@ -17,6 +17,8 @@ from schedules import (
     heal,
     kill,
     play,
+    resume,
+    suspend,
 )
 from virtual import Network
 
@@ -56,6 +58,24 @@ def test_one_that_was_cut_off_is_a_spare_later(network, lost):
     assert job.world() == replaced(lost)
     kill(job, 3, 0, 0)
     assert at_rest(job) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("is_host", [True, False])
+@pytest.mark.parametrize("wait", [0, 0.6])
+def test_one_that_is_suspended_while_its_workers_end(network, wait, is_host):
+    """Its lease is over by then: they must not run on later."""
+    job = at_work(network, 4, 1)
+    job.delays = 1
+    cut(job, 1, 0, 0.5)
+    while not job.agents[1].client.state.is_over:
+        network.run(0.1)
+    network.run(wait)
+    suspend(job, 1, 0, 0 if is_host else 1)
+    network.run(3 * LEASE)
+    assert max(job.worlds) == 1  # without it
+    resume(job, 1, 0, 0)
+    network.run(LEASE)
+    assert job.world() == (0, 3, 2)
 
 
 @pytest.mark.parametrize("lost", [(0, 1), (1, 2), (0, 2)])

@@ -288,7 +288,24 @@ def test_after_the_end_of_its_lease(accepted, clock, events, what_comes_first, l
     assert accepted._channel.aborted
     assert accepted.sent == []
     assert accepted.state.go is None
-    assert not accepted._check_lease()  # once
+    assert accepted._check_lease()
+    settle(accepted)
+    assert len(events) == is_suspended  # once
+
+
+def test_a_suspension_after_the_end_of_its_lease(accepted, clock, events):
+    """Its workers may be ending then."""
+    clock.now += SILENCE
+    for seconds in (0, 1, SUSPENDED, SUSPENDED + 1):
+        clock.now += seconds
+        assert accepted._check_lease()
+    settle(accepted)
+    assert events == accepted.killed == []
+    clock.now += SUSPENDED + 1.1
+    assert accepted._check_lease()
+    until(lambda: accepted.killed)
+    settle(accepted)
+    assert events == [Suspended(int(clock.now - 1000))]
 
 
 def test_nothing_counts_that_arrives_together_behind_the_end(accepted, clock):
