@@ -164,6 +164,14 @@ def test_a_member_that_is_out_does_not_take_over():
     assert asked(member, dict.fromkeys((0, 2, 3), GONE)) == [0, 2, 3]
 
 
+@pytest.mark.parametrize("excluded", [{}, {2: "why"}])
+def test_a_coordinator_asks_itself_first(excluded):
+    """It has only lost the connection to itself: others may follow it."""
+    member = make_member(2, excluded=excluded)
+    member.coordinates = True
+    assert asked(member, dict.fromkeys((0, 1, 3), ALONE)) == [2]
+
+
 def test_it_begins_anew():
     member = make_member(2)
     assert asked(member, {0: GONE, 1: ALONE}) == [0, 1]
@@ -370,10 +378,3 @@ def test_it_takes_note_of_what_has_changed(changes, is_used):
     record = replace(RECORD, **changes)
     member.informed(as_sent(record, FROM_COORDINATOR))
     assert member.record == (record if is_used else RECORD)
-
-
-def test_a_coordinator_asks_itself_first():
-    """It has lost its own connection only, and others may follow it."""
-    member = member_of(2, RECORD)
-    member.coordinates = True
-    assert asked(member, {0: THIRD}) == [2]
