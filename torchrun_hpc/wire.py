@@ -231,7 +231,8 @@ def _union(_: Any, *kinds: Any) -> _Form:
     if len(by_tag) < len(kinds):
         raise TypeError("two classes with the same name")
 
-    def read(data: Any) -> Any:  # a process needs few of the forms
+    # A process needs few of the forms, so each is made when the first value comes.
+    def read(data: Any) -> Any:
         ((tag, value),) = _object(data).items()
         return _form(by_tag[tag]).read(value)
 

@@ -99,12 +99,12 @@ def request_of(rank, **changes):
 
 def as_sent(message, kind):
     """Return a message as it arrives on the other side; see that it is the same."""
-    data = json.loads(json.dumps(wire.encode(message, kind)))
+    line = wire.to_line(wire.encode(message, kind))
     try:
-        arrived = wire.decode(kind, data)
+        arrived = wire.decode(kind, wire.from_json(line))
     except WireError as error:  # which would only end a connection
         raise AssertionError(message) from error
-    assert arrived == message
+    assert repr(arrived) == repr(message)  # text, because NaN is not itself
     return arrived
 
 

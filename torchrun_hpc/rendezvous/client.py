@@ -449,7 +449,7 @@ class Client:
                 return
 
     async def _find_again(self, peers: Peers, lost: Channel) -> Answered:
-        """Find the next coordinator; meanwhile the workers end, perhaps suspended."""
+        """Find the next coordinator, and watch the lease: old workers may still run."""
         finding = asyncio.create_task(peers.find_again(has_ended=lost.at_end))
         try:
             while not finding.done():

@@ -325,8 +325,8 @@ class Coordinator:
             rounds.ended(rank, self.roster.record.round)
 
     def _remove(self, rank: int) -> None:
-        for each in [each for each in self._questions if each[0] == rank]:
-            del self._questions[each]
+        questions = self._questions.items()
+        self._questions = {key: each for key, each in questions if key[0] != rank}
         self.rounds.removed(rank, self.members.remove(rank))
 
     def _silent(self, rank: int) -> None:

@@ -202,9 +202,9 @@ class Lease:
         return now() - self._since >= self.length
 
     def overslept(self) -> int:
-        """Return the seconds since the last sign of life if this process was suspended.
+        """Return the seconds since the coordinator was heard, after a suspension, or 0.
 
-        It was if nobody has called this for a while after the end of the lease.
+        Nobody calls this in a suspended process, which counts after the lease's end.
         """
         before, self._checked = self._checked, now()
         due = max(self._since + self.length, before + TICK)

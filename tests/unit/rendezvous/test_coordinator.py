@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from loopback import request_of, worker_failure
+from loopback import as_sent, request_of, worker_failure
 
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
@@ -101,14 +101,6 @@ def last_words(value, rank):
 KILLED = worker_failure(5, code=-9)
 
 
-def as_sent(kind, message):
-    """Return a message as it arrives on the other side."""
-    line = wire.to_line(wire.encode(message, kind))
-    arrived = wire.decode(kind, wire.from_json(line))
-    assert repr(arrived) == repr(message)  # text, because NaN is not itself
-    return arrived
-
-
 def member_of(rank, settings):
     """Return what a node knows of a job that has not begun."""
     nodes, spares = settings.nodes, settings.spares * settings.has_spares
@@ -173,7 +165,7 @@ class Job:
                 if isinstance(message, Close):
                     sent[connection].append("close")
                     continue
-                arrived = as_sent(FROM_COORDINATOR, message)
+                arrived = as_sent(message, FROM_COORDINATOR)
                 if isinstance(arrived, Restart):
                     self.news.append((connection, arrived))
                 elif isinstance(arrived, Prepare | Record):
@@ -200,7 +192,7 @@ class Job:
                     self.receive(connection, confirm)
 
     def receive(self, connection, message):
-        self.coordinator.receive(connection, as_sent(FROM_AGENT, message))
+        self.coordinator.receive(connection, as_sent(message, FROM_AGENT))
 
     def send(self, connection, message):
         self.receive(connection, message)
@@ -1643,7 +1635,7 @@ class AnyCoordinator(RuleBasedStateMachine):
         self.coordinator.outbox.clear()
         for connection, message in outbox:
             if not isinstance(message, Close):
-                arrived = as_sent(FROM_COORDINATOR, message)
+                arrived = as_sent(message, FROM_COORDINATOR)
                 if connection in self.open:
                     self.arrived(connection, arrived)
         if any(isinstance(message, Go) for _, message in outbox):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loopback import as_sent
 
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous import key_value_store
@@ -22,18 +23,10 @@ from torchrun_hpc.rendezvous.protocol import (
 from torchrun_hpc.wire import WireError
 
 
-def as_sent(kind, message):
-    """Return a message as it arrives on the other side."""
-    line = wire.to_line(wire.encode(message, kind))
-    arrived = wire.decode(kind, wire.from_json(line))
-    assert arrived == message
-    return arrived
-
-
 def ask(store, connection, question):
     """Ask a store; return what is answered, by connection."""
-    answers = store.ask(connection, as_sent(FROM_AGENT, question))
-    return [(each, as_sent(FROM_COORDINATOR, message)) for each, message in answers]
+    answers = store.ask(connection, as_sent(question, FROM_AGENT))
+    return [(each, as_sent(message, FROM_COORDINATOR)) for each, message in answers]
 
 
 def answer(store, kind, *values):

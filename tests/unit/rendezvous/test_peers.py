@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from loopback import (
     HERE,
     WELCOME,
     Raw,
+    as_sent,
     failure_of,
     key_of,
     line,
@@ -72,16 +72,9 @@ CONFIRM = Confirm((0, 0), 0)
 SILENCE = 40
 
 
-def as_sent(message, kind=FROM_COORDINATOR):
-    """Return a message as it arrives."""
-    arrived = wire.decode(kind, json.loads(json.dumps(wire.encode(message, kind))))
-    assert arrived == message
-    return arrived
-
-
 def hear(client, *messages):
     for message in messages:
-        client._handle(as_sent(message))
+        client._handle(as_sent(message, FROM_COORDINATOR))
 
 
 class Aborted:

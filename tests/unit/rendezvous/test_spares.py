@@ -1369,7 +1369,8 @@ def test_the_coordinator_says_what_it_heard_last():
     job = Job()
     job.come(0)
     for said in (0.0, 5.5, 7, 9.5):
-        job.receive(0, Heartbeat(said))
+        heartbeat = wire.decode(FROM_AGENT, {"heartbeat": {"seconds": said}})
+        job.coordinator.receive(0, heartbeat)
         job.coordinator.outbox.clear()
         for _ in range(HEARTBEAT_INTERVAL):
             job.coordinator.tick()
