@@ -16,8 +16,9 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import environment
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
-from torchrun_hpc.launching import abort, environment, signals, version
+from torchrun_hpc.launching import abort, signals, version
 from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start

@@ -15,8 +15,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import wire
-from torchrun_hpc.launching import direct, environment, read_ahead, signals, starters
+from torchrun_hpc import environment, wire
+from torchrun_hpc.launching import direct, read_ahead, signals, starters
 from torchrun_hpc.launching.abort import LaunchState, faults_reported
 from torchrun_hpc.launching.inputs import inputs_of
 from torchrun_hpc.launching.start import start
@@ -33,7 +33,7 @@ from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.torch_compat.death_signals import interrupt_kills
-from torchrun_hpc.worker import SplitOff, keep
+from torchrun_hpc.worker import SplitOff, imports, keep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
         serve = split.serve
         keep(split.__traceback__)  # it refers to the agent's objects, such as processes
         read_ahead.end()  # only its end of the pipe: the launcher still uses it
+        signals.uninstall()
     else:
         return
     serve()  # outside, so that a worker's exception has no other as its context
@@ -134,7 +135,7 @@ def parse(argv: Sequence[str], seen: Preflight, known: LaunchState) -> CommandLi
     if line.problem:
         check_started_right(seen)  # more helpful than a wrong word, and without torch
     starters.prepare_to_debug(seen, line.options)
-    starters.import_torch()
+    imports.import_torch()
     from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
 
     args = torchrun_parser.parse(argv, seen.environ)

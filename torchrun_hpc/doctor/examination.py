@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import environment
 from torchrun_hpc.doctor import place, summary
 from torchrun_hpc.doctor.conductor import Conductor
 from torchrun_hpc.doctor.member import Member
@@ -14,7 +15,6 @@ from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Kind
-from torchrun_hpc.launching import environment
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.client import Listener

@@ -28,11 +28,11 @@ from torchrun_hpc.errors import on_one_line
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.host.network import join_endpoint
-from torchrun_hpc.launching import starters
 from torchrun_hpc.planning.endpoints import port_of
 from torchrun_hpc.reporting.console import PREFIX
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.schedulers.job import Job, Task
+from torchrun_hpc.worker import imports
 from torchrun_hpc.worker.parent import end_with_parent
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def main() -> None:
     if given["imports_torch"]:  # now or a moment later
         start = time.perf_counter()
         with contextlib.suppress(Exception):  # the launcher reports it
-            starters.import_torch()
+            imports.import_torch()
             line = wire.to_line({"import_s": time.perf_counter() - start})
             Path(process.environment()[RESULTS]).write_bytes(line)
     launcher.main(job=given["job"] and wire.decode(Job, given["job"]))

@@ -29,7 +29,6 @@ from torchrun_hpc.options.values import NONE, SCHEDULER
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.planning.preload import not_used
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
     CoordinatorMissingError,
@@ -41,7 +40,7 @@ from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.reporting.start_line import joined_line
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.torch_compat import capabilities, cpp_log
+from torchrun_hpc.torch_compat import capabilities
 from torchrun_hpc.torch_compat.death_signals import DeathSignals, interrupt_kills
 from torchrun_hpc.torch_compat.patches import (
     forward_signals,
@@ -50,6 +49,7 @@ from torchrun_hpc.torch_compat.patches import (
 )
 from torchrun_hpc.torch_compat.patches.hooks import Hooks
 from torchrun_hpc.worker.affinity import chosen_by_import
+from torchrun_hpc.worker.renewal import read_log_level
 
 if TYPE_CHECKING:
     import argparse
@@ -135,7 +135,7 @@ class AgentStarter(Starter):
             by_exec = replace(workers.preload, problem=problem)
             plan = replace(plan, workers=replace(workers, preload=by_exec))
         if CPP_LOG_LEVEL in plan.environment:
-            cpp_log.read_level()  # of this process, which has imported torch
+            read_log_level()  # of this process, which has imported torch
         is_launch = not plan.asked.hpc_dry_run
         try:
             meets = self._rendezvous(plan) if is_launch else contextlib.nullcontext()
@@ -236,7 +236,7 @@ class AgentStarter(Starter):
         if preload and preload != planned and not preload.is_default:
             # A site's option concerns each of its jobs: one node reports it.
             is_explicit = "hpc_preload" in plan.asked
-            message = not_used(preload, preload.problem)
+            message = preload.not_used(preload.problem)
             (own if is_explicit else shared).append(message)
         return own, shared
 

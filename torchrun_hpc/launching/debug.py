@@ -10,8 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import programs
-from torchrun_hpc.launching import environment
+from torchrun_hpc import environment, programs
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import process

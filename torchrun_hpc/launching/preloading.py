@@ -16,13 +16,12 @@ import sys
 from multiprocessing.connection import wait  # select(2) is limited to 1024 files
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import waiting
+from torchrun_hpc import environment, waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host.procfs import open_files
-from torchrun_hpc.launching import environment, signals
 from torchrun_hpc.options.values import NONE
-from torchrun_hpc.planning.preload import FAULT_HANDLER, READ_AT_START, TORCH, not_used
-from torchrun_hpc.planning.workers import Preload
+from torchrun_hpc.planning.preload import READ_AT_START, TORCH
+from torchrun_hpc.planning.workers import FAULT_HANDLER, Preload
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.setting import Setting
@@ -133,7 +132,7 @@ class Preloaded:
         if self._connection is not None:
             self.end()
             problem = "the fork server has ended, perhaps killed"
-            console.write(not_used(self._preload, problem), "warning")
+            console.write(self._preload.not_used(problem), "warning")
 
 
 def _check_interpreter(command: Sequence[str]) -> None:
@@ -173,7 +172,6 @@ def _split_off(server: ForkServer) -> tuple[socket.socket, int]:
         raise ForkError(f"the fork failed: {error.strerror}") from None
     if pid == 0:
         ours.close()
-        signals.uninstall()
         streams.forget_at_exit()
         raise SplitOff(lambda: server.serve(theirs, agent))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -6,10 +6,11 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchrun_hpc import environment
 from torchrun_hpc.errors import LaunchError, Message, to_copy
 from torchrun_hpc.host.network import is_number, join_endpoint, port_problem
-from torchrun_hpc.launching import environment
 from torchrun_hpc.planning.endpoints import MASTER_PORT
+from torchrun_hpc.planning.messages import AGENT_STORE
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.reporter import is_reporter
@@ -79,12 +80,19 @@ def start(plan: LaunchPlan, starter: Starter) -> None:
     Raise `SystemExit` after a dry run, or if the job has failed.
     """
     check_port(plan)
-    environment.write(plan)
+    write_environment(plan)
     with starter.ready(plan) as final:
         if plan.asked.hpc_dry_run:
             sys.exit(_dry_run(final, starter))
         _announce(final, *starter.findings(final))
         starter.run(final)
+
+
+def write_environment(plan: LaunchPlan) -> None:
+    """Set a plan's variables for torch and for the workers."""
+    if plan.mode.is_direct:
+        environment.remove(AGENT_STORE)
+    environment.update(plan.environment)
 
 
 def check_port(plan: LaunchPlan) -> None:

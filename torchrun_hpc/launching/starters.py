@@ -6,13 +6,12 @@ import gc
 import sys
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host.resolver import ResolverCheck
 from torchrun_hpc.launching import debug
 from torchrun_hpc.launching.direct import DirectStarter
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
-from torchrun_hpc.worker import affinity
+from torchrun_hpc.worker import imports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.preflight import Preflight
-
-NO_TORCH = "torch cannot be imported"
 
 
 def starter_of(
@@ -41,7 +38,7 @@ def starter_of(
     gc.disable()
     try:
         preloaded = _preloaded(inputs) if is_launch else None
-        import_torch()
+        imports.import_torch()
         from torchrun_hpc.launching.agent import AgentStarter  # noqa: PLC0415
         from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
 
@@ -86,23 +83,7 @@ def count_workers(options: Options) -> int:
     """Return how many workers ``--nproc-per-node`` means on this node."""
     if isinstance(options.nproc_per_node, int):
         return options.nproc_per_node
-    import_torch()  # to count
+    imports.import_torch()  # to count
     from torchrun_hpc.options import validation  # noqa: PLC0415
 
     return validation.number_of_workers(options, options.nproc_per_node)
-
-
-def import_torch() -> None:
-    """Import torch, which takes a second or more, and check its release."""
-    try:
-        with affinity.restored_after_import():
-            import torch  # noqa: F401, PLC0415
-    except Exception as error:  # noqa: BLE001 - a library of its own may be missing
-        raise LaunchError(
-            "HPC018",
-            f"{NO_TORCH} by {sys.executable}: {error}. Load the module "
-            "or activate the environment that has torch",
-        ) from None
-    from torchrun_hpc.torch_compat import capabilities  # noqa: PLC0415
-
-    capabilities.check_release()

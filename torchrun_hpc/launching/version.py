@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from torchrun_hpc import __version__
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching import obstacles, starters
+from torchrun_hpc.launching import obstacles
 from torchrun_hpc.options import arguments
 from torchrun_hpc.options.values import NONE
 from torchrun_hpc.planning.preload import DEFAULT, modules_of
@@ -39,7 +39,7 @@ def _print(options: Options) -> None:
     python = platform.python_version()
     console.output(f"torchrun_hpc {__version__}, {torch}, Python {python}\n")
     if options.hpc_debug:
-        starters.import_torch()
+        imports.import_torch()
         from torchrun_hpc.reporting import tables  # noqa: PLC0415
         from torchrun_hpc.torch_compat.patches import registry  # noqa: PLC0415
 

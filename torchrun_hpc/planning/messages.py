@@ -24,6 +24,9 @@ DIRECT_MODE = "in direct mode, where each task is a worker"
 # Variables that an agent, or direct mode, sets for a worker.
 RUN_ID, RANK = "TORCHELASTIC_RUN_ID", "RANK"
 
+# Tells workers that the agent hosts the store (torch/distributed/rendezvous.py).
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+
 
 def title(inputs: Inputs, nodes: int) -> str:
     """Return the scheduler and the launch, for the start line."""

@@ -20,13 +20,12 @@ from torchrun_hpc.planning import (
     network_env,
     one_node,
     ownership,
-    preload,
     resources,
     several_nodes,
     spares,
 )
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.planning.workers import Workers
+from torchrun_hpc.planning.workers import FAULT_HANDLER, Workers
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -96,8 +95,8 @@ def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
     if meeting.backend == C10D:
         environment |= network_env.of_release(inputs)
     # An empty value is the user's. Python reads it as off.
-    if not (inputs.mode.is_direct or preload.FAULT_HANDLER in inputs.environ):
-        environment[preload.FAULT_HANDLER] = Setting("1", "for the report of a crash")
+    if not (inputs.mode.is_direct or FAULT_HANDLER in inputs.environ):
+        environment[FAULT_HANDLER] = Setting("1", "for the report of a crash")
     environment |= network_env.of_resolver(inputs)
     if asked.hpc_debug:
         environment |= network_env.debugging(inputs.environ)
@@ -142,7 +141,7 @@ def _messages(inputs: Inputs, meeting: Meeting, own: Workers) -> Messages:
         advice=(
             *meeting.advice,
             *of_node,
-            *preload.advice(inputs),
+            *_not_preloaded(inputs),
             *binding.advice(inputs, own.binding),
         ),
         warnings=meeting.warnings,
@@ -161,6 +160,14 @@ def _unused(inputs: Inputs, meeting: Meeting) -> tuple[Message, ...]:
         where = "on workers that are not watched"
         found += messages.unused(inputs, where, ("hpc_stall_report",))
     return found
+
+
+def _not_preloaded(inputs: Inputs) -> tuple[Message, ...]:
+    """Return why the workers are not forks, if the user has set the option."""
+    preload = inputs.preload
+    if preload is None or preload.is_default or "hpc_preload" not in inputs.options:
+        return ()
+    return (preload.not_used(preload.problem),) if preload.problem else ()
 
 
 def _left_out(inputs: Inputs) -> tuple[Message, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import binding, network_env, resources
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.workers import Preload
@@ -18,9 +17,6 @@ DEFAULT = ("auto",)  # torch, if nothing speaks against it
 TORCH = "torch"
 
 PYTHON_EXEC = "PYTHON_EXEC"  # torchrun's: another interpreter for the workers
-
-# Lets Python write the frames of a crashing process. Forks do it by themselves.
-FAULT_HANDLER = "PYTHONFAULTHANDLER"
 
 # Python and the system's loader of libraries read these when a program starts.
 READ_AT_START = ("PYTHON", "LD_")
@@ -68,18 +64,3 @@ def _problem(inputs: Inputs) -> str:
     if options.script.startswith("-"):
         return f"{options.script} is an option of Python, or standard input"
     return ""
-
-
-def advice(inputs: Inputs) -> tuple[Message, ...]:
-    """Return why the workers are not forks, if the user has set the option."""
-    preload = inputs.preload
-    if preload is None or preload.is_default or "hpc_preload" not in inputs.options:
-        return ()
-    return (not_used(preload, preload.problem),) if preload.problem else ()
-
-
-def not_used(preload: Preload, reason: str) -> Message:
-    """Return why the workers are started by exec."""
-    option = "preloading" if preload.is_default else preload.setting
-    text = f"{option} is not used, so each worker imports by itself: {reason}"
-    return Message("HPC169", text)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torchrun_hpc.errors import Message
 from torchrun_hpc.names import ranges
 from torchrun_hpc.setting import Setting
+
+# Lets Python write the frames of a crashing process. Forks do it by themselves.
+FAULT_HANDLER = "PYTHONFAULTHANDLER"
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,12 @@ class Preload:
     def is_default(self) -> bool:
         """Whether neither the user nor the site has named modules."""
         return self.setting.source == "default"
+
+    def not_used(self, reason: str) -> Message:
+        """Return why the workers are started by exec."""
+        option = "preloading" if self.is_default else self.setting
+        text = f"{option} is not used, so each worker imports by itself: {reason}"
+        return Message("HPC169", text)
 
     def __str__(self) -> str:
         """Write the modules, or ``none`` and the reason."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torchrun_hpc import files
-from torchrun_hpc.errors import count
+from torchrun_hpc.errors import LaunchError, count
 from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
 from torchrun_hpc.worker import affinity
@@ -29,6 +29,8 @@ _OF_A_WORKER |= {"MASTER_ADDR", "MASTER_PORT"}
 _NO_DEVICE = re.compile(
     "/dev/(null|zero|full|u?random|tty|console|pts/|shm/)|(?!/dev/)"
 )
+
+NO_TORCH = "torch cannot be imported"
 
 _MODULES = (".py", ".pyc", ".so")
 
@@ -46,6 +48,22 @@ class _WatchedEnvironment(type(environment())):  # type: ignore[misc]
         if key in _OF_A_WORKER:
             self.read.add(key)
         return str(super().__getitem__(key))
+
+
+def import_torch() -> None:
+    """Import torch, which takes a second or more, and check its release."""
+    try:
+        with affinity.restored_after_import():
+            import torch  # noqa: F401, PLC0415
+    except Exception as error:  # noqa: BLE001 - a library of its own may be missing
+        raise LaunchError(
+            "HPC018",
+            f"{NO_TORCH} by {sys.executable}: {error}. Load the module "
+            "or activate the environment that has torch",
+        ) from None
+    from torchrun_hpc.torch_compat import capabilities  # noqa: PLC0415
+
+    capabilities.check_release()
 
 
 def import_all(names: Iterable[str]) -> None:

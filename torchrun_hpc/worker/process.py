@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.host import procfs
-from torchrun_hpc.planning.preload import FAULT_HANDLER
+from torchrun_hpc.planning.workers import FAULT_HANDLER
 from torchrun_hpc.worker.affinity import set_cpus
 
 if TYPE_CHECKING:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import Message
@@ -21,6 +24,8 @@ _LOGS = "TORCH_LOGS"
 
 # The launcher can set these for the workers after the import: torch reads them again.
 READ_AGAIN = (OMP, CPP_LOG_LEVEL)
+
+_INIT_LOGGING = "_ZN3c1011initLoggingEv"  # c10::initLogging(), c10/util/Logging.h
 
 # NumPy and its OpenBLAS read variables that begin so.
 _OF_NUMPY = ("GOTO_", "NPY_", "NUMPY_", "OMP_", "OPENBLAS_")
@@ -59,6 +64,13 @@ class Renewal:
             console.write(Message("HPC249", text), "warning")
 
 
+def read_log_level() -> None:
+    """Let torch's C++ code read ``TORCH_CPP_LOG_LEVEL`` again, to print less."""
+    library = Path(sys.modules["torch"].__file__ or "").parent / "lib" / "libc10.so"
+    with contextlib.suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL(str(library)), _INIT_LOGGING)()
+
+
 def _is_read_again(torch: Any, name: str) -> bool:
     """Let torch read a variable again; return whether it could."""
     try:
@@ -69,9 +81,7 @@ def _is_read_again(torch: Any, name: str) -> bool:
         elif name in (_LOGS, "TORCH_LOGS_OUT"):
             torch._logging._internal._init_logs()  # noqa: SLF001
         elif name == CPP_LOG_LEVEL:
-            from torchrun_hpc.torch_compat import cpp_log  # noqa: PLC0415 - needs torch
-
-            cpp_log.read_level()
+            read_log_level()
         elif name == "TORCH_DISTRIBUTED_DEBUG":
             torch.distributed.set_debug_level_from_env()
         elif name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):

@@ -9,10 +9,10 @@ from side_by_side import run
 
 STORES = """
 import os, sys, torch
-from torchrun_hpc.torch_compat import cpp_log
+from torchrun_hpc.worker import renewal
 for level in sys.argv[1:]:
     os.environ["TORCH_CPP_LOG_LEVEL"] = level
-    cpp_log.read_level()
+    renewal.read_log_level()
     print(level, file=sys.stderr, flush=True)
     torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 """

@@ -10,14 +10,14 @@ from plans import BLOCK, job_at, planned_at, worker_environment
 
 from torchrun_hpc import main
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching import environment, start
+from torchrun_hpc.launching import start
 from torchrun_hpc.preflight import Preflight
 
 
 def test_the_environment_is_written(monkeypatch):
     environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "RANK": "99", "HOME": "/root"}
     monkeypatch.setattr("os.environ", environ)
-    environment.write(planned_at(BLOCK, 5))
+    start.write_environment(planned_at(BLOCK, 5))
     assert environ == worker_environment(5, BLOCK) | {"HOME": "/root"}
 
 

@@ -6,7 +6,7 @@ import pytest
 from nodes import juelich
 from plans import planned, refused
 
-from torchrun_hpc.planning.preload import FAULT_HANDLER
+from torchrun_hpc.planning.workers import FAULT_HANDLER
 from torchrun_hpc.reporting.reporter import is_reporter
 
 # --- several nodes without a scheduler ----------------------------------------------

@@ -12,7 +12,7 @@ from plans import make_plan
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.planning import network_env
-from torchrun_hpc.planning.preload import FAULT_HANDLER
+from torchrun_hpc.planning.workers import FAULT_HANDLER
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites import Site

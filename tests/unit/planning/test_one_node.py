@@ -10,7 +10,7 @@ from plans import ONE_NODE_JOBS, PORT, conf_of, planned, refused, values
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import endpoints
-from torchrun_hpc.planning.preload import FAULT_HANDLER
+from torchrun_hpc.planning.workers import FAULT_HANDLER
 from torchrun_hpc.reporting.reporter import is_reporter
 from torchrun_hpc.schedulers.job import Task
 

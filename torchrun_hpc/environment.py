@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.setting import Setting
 
-# Tells workers that the agent hosts the store (torch/distributed/rendezvous.py).
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
-
-def write(plan: LaunchPlan) -> None:
-    """Set a plan's variables for torch and for the workers."""
-    if plan.mode.is_direct:
-        os.environ.pop(AGENT_STORE, None)
-    update(plan.environment)
+def remove(name: str) -> None:
+    """Remove a variable, if it is set."""
+    os.environ.pop(name, None)
 
 
 def update(settings: Mapping[str, Setting]) -> None:
