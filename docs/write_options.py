@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from torchrun_hpc.options import arguments, torchrun_parser
+from torchrun_hpc.options import command_line, torchrun_parser
 
 FILE = Path(__file__).with_name("options.md")
 
@@ -112,8 +112,10 @@ def _spelling(action: argparse.Action) -> str:
 
 def _variable(action: argparse.Action) -> str:
     dest = action.dest
-    has_none = dest in {"help", argparse.SUPPRESS} or dest in arguments.WITHOUT_VARIABLE
-    return "" if has_none else f"`{arguments.variable_of(dest)}`"
+    has_none = (
+        dest in {"help", argparse.SUPPRESS} or dest in command_line.WITHOUT_VARIABLE
+    )
+    return "" if has_none else f"`{command_line.variable_of(dest)}`"
 
 
 def _row(action: argparse.Action) -> str:

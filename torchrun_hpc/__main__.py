@@ -10,7 +10,7 @@ def run() -> None:
     is_handled = signal.getsignal(signal.SIGINT) == signal.default_int_handler
     if is_handled:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from torchrun_hpc.launching import read_ahead  # noqa: PLC0415 - slow to import
+    from torchrun_hpc.preload import read_ahead  # noqa: PLC0415 - slow to import
     from torchrun_hpc.reporting import streams  # noqa: PLC0415
 
     streams.open_closed()  # the next opened file gets their numbers

@@ -17,30 +17,29 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import environment
+from torchrun_hpc.agent import abort, output, signals
+from torchrun_hpc.agent.abort import LaunchState
+from torchrun_hpc.agent.inputs import inputs_of
+from torchrun_hpc.agent.start import start
+from torchrun_hpc.agent.starters import prepare_agent
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
-from torchrun_hpc.launching import abort, signals, version
-from torchrun_hpc.launching.abort import LaunchState
-from torchrun_hpc.launching.inputs import inputs_of
-from torchrun_hpc.launching.start import start
-from torchrun_hpc.launching.starters import prepare_agent
 from torchrun_hpc.options import values
-from torchrun_hpc.options.arguments import VersionWanted, variable_of
-from torchrun_hpc.options.command_line import CommandLine
+from torchrun_hpc.options.command_line import CommandLine, VersionWanted, variable_of
 from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.planning.mode import choose_mode
 from torchrun_hpc.planning.plan import meet
 from torchrun_hpc.preflight import preflight
+from torchrun_hpc.preload.affinity import restored_after_import
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
-from torchrun_hpc.worker.affinity import restored_after_import
 
 with restored_after_import():
     from torch.distributed import run as torch_run
 
-    from torchrun_hpc.launching.agent import AgentStarter
+    from torchrun_hpc.agent.elastic import AgentStarter
+    from torchrun_hpc.agent.patches import registry
+    from torchrun_hpc.host import capabilities
     from torchrun_hpc.options import torchrun_parser
-    from torchrun_hpc.torch_compat import capabilities
-    from torchrun_hpc.torch_compat.patches import registry
 
 if TYPE_CHECKING:
     import argparse
@@ -81,7 +80,7 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
         try:
             parsed = torchrun_parser.parse(argv, environ)
         except VersionWanted:
-            version.show(Options())
+            output.show_version(Options())
         options = torchrun_parser.explicit(parsed, argv, environ)
     setattr(parsed, _OPTIONS, options)
     return parsed

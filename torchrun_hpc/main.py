@@ -16,11 +16,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import environment, wire
-from torchrun_hpc.launching import direct, read_ahead, signals, starters
-from torchrun_hpc.launching.abort import LaunchState, faults_reported
-from torchrun_hpc.launching.inputs import inputs_of
-from torchrun_hpc.launching.start import start
-from torchrun_hpc.options import arguments, command_line
+from torchrun_hpc.agent import direct, signals, starters
+from torchrun_hpc.agent.abort import LaunchState, faults_reported
+from torchrun_hpc.agent.death_signals import interrupt_kills
+from torchrun_hpc.agent.inputs import inputs_of
+from torchrun_hpc.agent.start import start
+from torchrun_hpc.options import command_line
 from torchrun_hpc.options.options import read
 from torchrun_hpc.options.values import NONE
 from torchrun_hpc.planning.mode import (
@@ -30,22 +31,21 @@ from torchrun_hpc.planning.mode import (
 )
 from torchrun_hpc.planning.plan import meet
 from torchrun_hpc.preflight import preflight
+from torchrun_hpc.preload import SplitOff, imports, keep, read_ahead
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
-from torchrun_hpc.torch_compat.death_signals import interrupt_kills
-from torchrun_hpc.worker import SplitOff, imports, keep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torchrun_hpc.launching.start import Starter
+    from torchrun_hpc.agent.start import Starter
     from torchrun_hpc.options.command_line import CommandLine
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
 
 # Libraries take longest. Torch's also imports numpy's, which no bytecode shows.
-_READ_FIRST = ("torch._C", "numpy._core.umath", "torchrun_hpc.launching.agent")
+_READ_FIRST = ("torch._C", "numpy._core.umath", "torchrun_hpc.agent.elastic")
 
 
 def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
@@ -127,9 +127,9 @@ def parse(argv: Sequence[str], seen: Preflight, known: LaunchState) -> CommandLi
         may_be_direct = False  # the next word may be the unknown option's value
     is_clear = not (line.unknown or line.problem)
     if line.wants_version:
-        from torchrun_hpc.launching import version  # noqa: PLC0415 - rarely needed
+        from torchrun_hpc.agent import output  # noqa: PLC0415 - rarely needed
 
-        version.show(line.options)
+        output.show_version(line.options)
     if not line.wants_help and (may_be_direct or is_clear):
         return line
     if line.problem:
@@ -167,7 +167,7 @@ def set_up_worker(seen: Preflight) -> Mapping[str, str]:
     """Set the environment of this worker, and return it."""
     job = seen.job or direct.local_job(seen.hostname)
     seen = replace(seen, job=job)
-    options = arguments.of_setup(seen.environ)
+    options = command_line.of_setup(seen.environ)
     if options.problem is not None:
         raise options.problem
     inputs = inputs_of(direct_mode(job), seen, options)

@@ -35,7 +35,7 @@ after = names()
 changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
 expected = {("torch.distributed.run", name) for name in ("run", "parse_args")}
 expected.add((dynamic_rendezvous.__name__, "pickle"))
-from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.host import capabilities
 if capabilities.SHARED_STORE.present:
     expected.add(("DynamicRendezvousHandler", "next_rendezvous"))
 assert changed == expected, changed
@@ -69,7 +69,7 @@ def test_a_program_launches_twice(folder, tmp_path):
     assert lines[1::2] == result.own_lines
     assert lines[1].partition(" at ")[0] == lines[3].partition(" at ")[0]
     # Here, so that not all workers of pytest import torch.
-    from torchrun_hpc.torch_compat import capabilities  # noqa: PLC0415
+    from torchrun_hpc.host import capabilities  # noqa: PLC0415
 
     found = reports(tmp_path)
     assert [worker["environ"]["RANK"] for worker in found] == ["0", "0", "1", "1"]

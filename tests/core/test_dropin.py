@@ -131,7 +131,7 @@ def test_the_table_has_the_options_of_this_torch():
     """It stands for torch's parser when torch is not imported."""
     from parsers import ACTIONS, FROM_ENVIRON  # noqa: PLC0415
 
-    from torchrun_hpc.options import arguments as options  # noqa: PLC0415
+    from torchrun_hpc.options import command_line as options  # noqa: PLC0415
 
     for action in ACTIONS:
         kind = options.TORCHRUN[action.dest]

@@ -10,7 +10,7 @@ import re
 from commands import JUELICH, lines
 from pages import block
 
-from torchrun_hpc.planning.endpoints import port_of
+from torchrun_hpc.planning.head_node import port_of
 
 
 def test_table(juelich):

@@ -12,7 +12,7 @@ SCRIPT = """
 import os, sys
 if "RANK" in os.environ:
     assert "torch" not in sys.modules
-    assert "torchrun_hpc.worker" in sys.modules
+    assert "torchrun_hpc.preload" in sys.modules
 import torch
 sys.stdout.write(torch.__config__.parallel_info())
 """

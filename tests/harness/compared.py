@@ -55,7 +55,7 @@ def reachable():
     return True
 
 agent = psutil.Process(os.getppid())
-if "torchrun_hpc.worker" in sys.modules:
+if "torchrun_hpc.preload" in sys.modules:
     agent = agent.parent()  # of the fork server
 listening = [
     c.laddr.ip for c in agent.net_connections("tcp") if c.status == "LISTEN"
@@ -286,7 +286,7 @@ def more(line: Line) -> set[str]:
 
 def is_kept(worker: dict[str, Any]) -> bool:
     """Say whether an agent keeps the workers' store; or worker 0 is to open it."""
-    from torchrun_hpc.torch_compat import capabilities  # noqa: PLC0415
+    from torchrun_hpc.host import capabilities  # noqa: PLC0415
 
     agents = worker["environ"]["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     return capabilities.SHARED_STORE.present or agents
@@ -323,7 +323,7 @@ def _assert_same_environment(
 
 
 def _assert_reachable(which: str, line: Line, ours: list[dict[str, Any]]) -> None:
-    from torchrun_hpc.torch_compat import capabilities  # noqa: PLC0415
+    from torchrun_hpc.host import capabilities  # noqa: PLC0415
 
     for worker in ours:
         assert (worker["reachable"] is True) is is_kept(worker), (which, worker)

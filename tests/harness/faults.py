@@ -19,7 +19,7 @@ from commands import JUELICH
 from jobs import NEVER, STARTING, Job, ended
 from waiting import NEVER_S, PATIENCE
 
-from torchrun_hpc.planning import endpoints
+from torchrun_hpc.planning import head_node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -291,7 +291,7 @@ def port_taken(job: Job) -> Seconds:
     first = 'until test -e "$0/go.$SLURM_NODEID"; do sleep 0.05; done'
     job.start(BRIEF, words="saves", first=first, attempt=None)
     job.wait(job.launch_id)
-    ports, _ = endpoints.ports_of(job.launch_id())
+    ports, _ = head_node.ports_of(job.launch_id())
     with STARTING:
         _occupy(job, ports[0])
         for node in 1, 2:

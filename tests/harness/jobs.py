@@ -16,7 +16,7 @@ import psutil
 from commands import FORMS, HPC, JUELICH, ONE_TASK, SCRIPTS, own_lines
 from waiting import NEVER_S, START, until
 
-from torchrun_hpc.planning import endpoints
+from torchrun_hpc.planning import head_node
 from torchrun_hpc.reporting.console import PREFIX
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Job:
             node: The one.
             by: The node of the coordinator.
         """
-        port = endpoints.port_of(self.launch_id())
+        port = head_node.port_of(self.launch_id())
         address = self.address(by)
         answered = f"ss -Htin state established dst {address} and dport = :{port}"
         return "bytes_received:" in self.run(node, answered)

@@ -12,7 +12,7 @@ from torch.distributed.argparse_util import check_env, env
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options import torchrun_parser
-from torchrun_hpc.options.arguments import NO_SCRIPT
+from torchrun_hpc.options.command_line import NO_SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

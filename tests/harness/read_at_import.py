@@ -5,7 +5,7 @@
 A process imports torch. A class of ``os.environ`` records what Python code reads, and
 ``getenv.c`` what libraries read by getenv(3). Neither sees a library that reads
 ``environ`` itself. The program prints the names that are not in
-``torchrun_hpc/worker/read_at_import.txt``, each with its reader. ``--write`` adds them
+``torchrun_hpc/preload/read_at_import.txt``, each with its reader. ``--write`` adds them
 to that file: to the first section if Python code reads them, to the third one if a
 library of CUDA does, otherwise to the second one.
 """
@@ -86,7 +86,7 @@ def read() -> dict[str, str]:
 
 def missing() -> dict[str, str]:
     """Return the names that are not in the file, each with a file that reads it."""
-    from torchrun_hpc.worker.read_at_import import is_read  # noqa: PLC0415
+    from torchrun_hpc.preload.plan import is_read  # noqa: PLC0415
 
     return {name: reader for name, reader in read().items() if not is_read(name)}
 

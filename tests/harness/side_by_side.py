@@ -332,8 +332,8 @@ def _main() -> None:
     from torch.distributed import run as stock  # noqa: PLC0415
 
     from torchrun_hpc import main  # noqa: PLC0415
+    from torchrun_hpc.agent.patches import registry  # noqa: F401, PLC0415
     from torchrun_hpc.options import torchrun_parser  # noqa: F401, PLC0415
-    from torchrun_hpc.torch_compat.patches import registry  # noqa: F401, PLC0415
 
     # Forks that do not touch these objects need not copy them.
     gc.collect()

@@ -37,7 +37,7 @@ TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "shtab")
 
 DROPIN = "tests/more/dropin"
 IN_PROCESS = (
-    *("tests/more/torch_compat", f"{DROPIN}/test_describe.py"),
+    *("tests/more/agent/patches", f"{DROPIN}/test_describe.py"),
     *(f"{DROPIN}/test_rendezvous_handler.py", f"{DROPIN}/test_binding.py"),
     *(f"{DROPIN}/test_options.py", f"{DROPIN}/test_read_at_import.py"),
     "tests/core/test_binding.py",

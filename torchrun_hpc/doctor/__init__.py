@@ -67,9 +67,9 @@ def examine(
         NotMetError: This node did not meet the other nodes. The exception's ``report``
             is about this node only.
     """
+    from torchrun_hpc.agent.abort import LaunchState  # noqa: PLC0415
     from torchrun_hpc.doctor import examination, place  # noqa: PLC0415
-    from torchrun_hpc.launching.abort import LaunchState  # noqa: PLC0415
-    from torchrun_hpc.options.arguments import wrong_line  # noqa: PLC0415
+    from torchrun_hpc.options.command_line import wrong_line  # noqa: PLC0415
 
     try:
         if isinstance(argv, str):

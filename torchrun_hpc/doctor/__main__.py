@@ -10,6 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from torchrun_hpc import files, wire
+from torchrun_hpc.agent.abort import WRONG_USE, LaunchState, faults_reported
+from torchrun_hpc.agent.start import INTERRUPTED
 from torchrun_hpc.doctor import comparison, results
 from torchrun_hpc.doctor.examination import examine
 from torchrun_hpc.doctor.output import STDOUT, Output
@@ -17,10 +19,8 @@ from torchrun_hpc.doctor.place import COMMAND, SHORTEST, TIMEOUT, Wishes
 from torchrun_hpc.doctor.results import NotMetError
 from torchrun_hpc.doctor.text import finding_lines
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.launching.abort import WRONG_USE, LaunchState, faults_reported
-from torchrun_hpc.launching.start import INTERRUPTED
 from torchrun_hpc.options import command_line
-from torchrun_hpc.options.arguments import wrong_line
+from torchrun_hpc.options.command_line import wrong_line
 from torchrun_hpc.reporting import console
 from torchrun_hpc.wire import WireError
 

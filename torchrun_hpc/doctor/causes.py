@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.agent.abort import WRONG_USE
 from torchrun_hpc.failures.failure import ending
-from torchrun_hpc.launching.abort import WRONG_USE
 from torchrun_hpc.names import host, ranges
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torchrun_hpc.doctor.results import EXCLUDE, Finding
 from torchrun_hpc.doctor.units import size
 from torchrun_hpc.errors import count
 from torchrun_hpc.names import fold_ranks, listed, numbers_in, ranges
-from torchrun_hpc.planning.endpoints import PORTS
+from torchrun_hpc.planning.head_node import PORTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

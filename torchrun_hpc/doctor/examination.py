@@ -27,9 +27,9 @@ from torchrun_hpc.schedulers import pmi
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torchrun_hpc.agent.abort import LaunchState
     from torchrun_hpc.doctor.place import Place, Wishes
     from torchrun_hpc.doctor.results import Report
-    from torchrun_hpc.launching.abort import LaunchState
     from torchrun_hpc.rendezvous.messages import News
     from torchrun_hpc.rendezvous.protocol import Settings
 

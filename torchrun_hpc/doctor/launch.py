@@ -28,12 +28,12 @@ from torchrun_hpc.errors import on_one_line
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.host.network import join_endpoint
-from torchrun_hpc.planning.endpoints import port_of
+from torchrun_hpc.planning.head_node import port_of
+from torchrun_hpc.preload import imports
+from torchrun_hpc.preload.affinity import end_with_parent
 from torchrun_hpc.reporting.console import PREFIX
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.schedulers.job import Job, Task
-from torchrun_hpc.worker import imports
-from torchrun_hpc.worker.parent import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

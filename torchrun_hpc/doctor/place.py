@@ -6,13 +6,13 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.agent import abort
+from torchrun_hpc.agent.inputs import inputs_of, workers_here
+from torchrun_hpc.agent.start import check_port
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import network
-from torchrun_hpc.launching import abort
-from torchrun_hpc.launching.inputs import inputs_of, workers_here
-from torchrun_hpc.launching.start import check_port
 from torchrun_hpc.options import command_line
-from torchrun_hpc.options.arguments import (
+from torchrun_hpc.options.command_line import (
     OURS,
     TORCHRUN,
     names_of,
@@ -20,7 +20,7 @@ from torchrun_hpc.options.arguments import (
     wrong_line,
 )
 from torchrun_hpc.options.values import SCHEDULER
-from torchrun_hpc.planning.endpoints import ports_of
+from torchrun_hpc.planning.head_node import ports_of
 from torchrun_hpc.planning.meeting import Spares
 from torchrun_hpc.planning.mode import Mode, choose_mode
 from torchrun_hpc.planning.plan import make_plan, meet
@@ -29,7 +29,7 @@ from torchrun_hpc.schedulers.job import Task
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.launching.abort import LaunchState
+    from torchrun_hpc.agent.abort import LaunchState
     from torchrun_hpc.options.command_line import CommandLine
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.meeting import Meeting

@@ -13,7 +13,7 @@ from torchrun_hpc.doctor.results import SCHEMA, Finding, Report, printable, wors
 from torchrun_hpc.errors import on_one_line
 from torchrun_hpc.host import network
 from torchrun_hpc.names import fold_ranks, host, ranges
-from torchrun_hpc.worker.imports import NO_TORCH
+from torchrun_hpc.preload.imports import NO_TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

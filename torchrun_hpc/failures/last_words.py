@@ -17,7 +17,7 @@ from torchrun_hpc.failures.failure import signal_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LAUNCHER = "/torchrun_hpc/worker/"  # in a fork's frames, below its script
+LAUNCHER = "/torchrun_hpc/preload/"  # in a fork's frames, below its script
 KEPT = 64 * 1024  # bytes kept of a worker's stderr
 SENT = 8 * 1024  # bytes of last words that leave the node
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.failures import report
-from torchrun_hpc.failures.collection import Collection
+from torchrun_hpc.failures.failure import Collection
 from torchrun_hpc.reporting import console
-from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.reporting.console import is_reporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,20 +6,14 @@ import time
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message, count
-from torchrun_hpc.failures.failure import (
-    Failure,
-    Kind,
-    WorkerPart,
-    ending,
-    signal_name,
-)
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart, ending, signal_name
 from torchrun_hpc.names import nodes, ranges, rank_list
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from torchrun_hpc.failures.collection import Summary
+    from torchrun_hpc.failures.failure import Summary
     from torchrun_hpc.planning.meeting import Meeting
 
     # For a hang, returns who did not come, and lines about it. Otherwise, returns the

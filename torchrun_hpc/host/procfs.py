@@ -1,4 +1,4 @@
-"""Processes and this machine, from Linux's ``/proc``: see proc(5)."""
+"""Processes, this machine and its mounts, from Linux's ``/proc``: see proc(5)."""
 
 from __future__ import annotations
 
@@ -108,3 +108,28 @@ def may_be_renamed() -> bool:
         return Path("/proc/self/ns/uts").stat().st_ino != _MACHINES_UTS
     except OSError:
         return True
+
+
+# --- mounts ---------------------------------------------------------------------------
+
+# Types of shared file systems; FUSE types are without "fuse.".
+SHARED = {
+    *("beegfs", "beegfs_nodev", "ceph", "ceph-fuse", "cvfs", "dvs", "fhgfs", "gpfs"),
+    *("glusterfs", "juicefs", "lustre", "nfs", "nfs4", "panfs", "pvfs2", "quobyte"),
+    "wekafs",
+}
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """Return the type of an absolute path's file system, or ``unknown``.
+
+    ``mounts`` is the text of ``/proc/self/mountinfo``. The path has no links.
+    """
+    nearest, kind = "", "unknown"
+    for line in mounts.splitlines():
+        mount, _, source = line.partition(" - ")
+        folder = mount.split(" ")[4].replace(r"\040", " ")
+        # A later mount of the same folder hides earlier ones.
+        if path.is_relative_to(folder) and len(folder) >= len(nearest):
+            nearest, kind = folder, source.split(" ")[0]
+    return kind

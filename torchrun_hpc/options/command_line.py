@@ -7,26 +7,19 @@ from __future__ import annotations
 
 import argparse
 import functools
-from dataclasses import dataclass, field
+import os
+import re
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.options.arguments import (
-    SCRIPT,
-    SCRIPT_ARGS,
-    TORCHRUN,
-    VersionWanted,
-    add_option,
-    by_variable,
-    of_setup,
-    with_ours,
-    wrong_line,
-)
+from torchrun_hpc.errors import LaunchError, near
 from torchrun_hpc.options.options import Options, read
+from torchrun_hpc.options.values import DRY_RUN, dry_run
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
 
 # Words before the script. Trying more would take seconds on a wrong line with
 # thousands of arguments, and no right line has as many.
@@ -155,3 +148,222 @@ def _torchruns(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     rest = group.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
     script.required = rest.required = False
     return parser
+
+
+# --- the options for argparse: torchrun's, and our group ------------------------------
+
+# All options of torchrun 2.0 to 2.15 (torch/distributed/run.py) by their names in the
+# parsed arguments, with the type of their values. A bool is a flag, without a value.
+TORCHRUN: dict[str, type] = {
+    **dict.fromkeys(("nnodes", "nproc_per_node", "role"), str),
+    **dict.fromkeys(("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"), str),
+    **dict.fromkeys(("standalone", "module", "no_python", "run_path"), bool),
+    **dict.fromkeys(("max_restarts", "node_rank", "master_port"), int),
+    "monitor_interval": float,
+    "start_method": str,
+    **dict.fromkeys(("master_addr", "local_addr", "log_dir", "redirects", "tee"), str),
+    **dict.fromkeys(("local_ranks_filter", "logs_specs"), str),  # since 2.3
+    "event_log_handler": str,  # since 2.8
+    "numa_binding": str,  # since 2.9
+    "virtual_local_rank": bool,  # since 2.10, as the next three
+    "signals_to_handle": str,
+    **dict.fromkeys(("duplicate_stdout_filters", "duplicate_stderr_filters"), str),
+    "shutdown_timeout": int,  # since 2.12
+    "log_line_prefix_template": str,  # since 2.14
+    "print_completion": str,  # since 2.14
+}
+_SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
+SCRIPT, SCRIPT_ARGS = "training_script", "training_script_args"
+WITHOUT_VARIABLE = (
+    *("logs_specs", "numa_binding", "print_completion", "version", SCRIPT, SCRIPT_ARGS),
+)
+
+# Options whose variables count in a script that calls setup_environment().
+_OF_SETUP = ("hpc_site", "hpc_omp_threads", "hpc_bind", "hpc_auth", "hpc_key_file")
+
+_OURS = tuple(each for each in fields(Options) if "about" in each.metadata)
+OURS = (*(each.name for each in _OURS), "hpc_dry_run")
+
+USAGE = "torchrun_hpc [options] script.py [arguments]"
+NO_SCRIPT = f"no script given. Usage: {USAGE}"
+_ALL_OPTIONS = "--help lists all options"
+EXAMPLES = """torchrun for HPC clusters. Start it once per node.
+
+examples:
+  srun --ntasks-per-node=1 python -m torchrun_hpc --nproc_per_node=gpu train.py
+  mpiexec -ppn 1 python -m torchrun_hpc --nproc_per_node=gpu train.py
+  python -m torchrun_hpc --hpc-dry-run --nproc_per_node=2 train.py
+
+tools:
+  python -m torchrun_hpc.doctor   find slow nodes and links of an allocation
+  python -m torchrun_hpc.stacks   show what the workers of a running job are doing
+  python -m torchrun_hpc.sites    list the known computing centres
+  python -m torchrun_hpc.explain  explain a message: explain HPC125"""
+
+# Bytes of --rdzv-id. Torch adds nine and names a folder, whose name can have 255.
+LONGEST_ID = 246
+
+
+def names_of(dest: str) -> tuple[str, ...]:
+    """Return the spellings of an option: short, with dashes, with underscores."""
+    short = (_SHORT[dest],) if dest in _SHORT else ()
+    return (*short, *dict.fromkeys((f"--{dest.replace('_', '-')}", f"--{dest}")))
+
+
+def variable_of(dest: str) -> str:
+    """Return the variable of an option, by torchrun's rule."""
+    return f"PET_{dest.upper()}"
+
+
+def by_variable(
+    values: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Setting]:
+    """Return the options set by variables, without those of ours that are off."""
+    return {
+        dest: Setting(value, variable_of(dest))
+        for dest, value in values.items()
+        if environ.get(variable_of(dest))
+        and dest not in WITHOUT_VARIABLE
+        and (value or dest not in OURS)
+    }
+
+
+def of_setup(environ: Mapping[str, str]) -> Options:
+    """Return the options of a script that calls ``setup_environment()``."""
+    values = {dest: environ.get(variable_of(dest)) for dest in _OF_SETUP}
+    return read(by_variable(values, environ))
+
+
+def add_option(
+    group: Any, dest: str, kind: Any, environ: Mapping[str, str], **about: Any
+) -> None:
+    """Add an option (``bool``: a flag), whose variable, if any, gives the default.
+
+    Raises:
+        ValueError: The variable of a flag is not a number.
+    """
+    text = None if dest in WITHOUT_VARIABLE else environ.get(variable_of(dest)) or None
+    value: dict[str, Any] = {"type": kind, "default": text}
+    if kind is bool:
+        value = {"action": "store_true", "default": bool(int(text or 0))}
+    group.add_argument(*names_of(dest), **value, **about)
+
+
+def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    """Add our group to a parser."""
+    group = parser.add_argument_group("options for clusters")
+    for each in _OURS:
+        about = each.metadata["about"]
+        kind = str if "metavar" in about else bool
+        add_option(group, each.name, kind, environ, **about)
+    text = environ.get(variable_of("hpc_dry_run"), "")
+    names = names_of("hpc_dry_run")
+    for form, about in DRY_RUN.items():
+        group.add_argument(
+            *(names if form == "table" else ()),
+            *(f"{name}={form}" for name in names),
+            dest="hpc_dry_run",
+            action="store_const",
+            const=form,
+            default={"": None, "0": None, "1": "table"}.get(text, text),
+            help=about,
+        )
+    group.add_argument(
+        "--version",
+        action=_WantVersion,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="Print the versions of torchrun_hpc, torch and Python, and end. With "
+        "--hpc-debug, also list each change inside PyTorch, and whether it fits.",
+    )
+
+
+def torch_version() -> str:
+    """Return the version of the installed torch, without its import; empty if none."""
+    from importlib import metadata  # noqa: PLC0415 - slow to import
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+class VersionWanted(Exception):  # noqa: N818 - ends no launch
+    """A request for the versions."""
+
+
+class _WantVersion(argparse.Action):
+    """Raises `VersionWanted`, whatever is wrong with the other words."""
+
+    def __call__(self, *_: Any) -> NoReturn:
+        raise VersionWanted
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the examples as they are, and breaks no option at a hyphen."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap  # noqa: PLC0415 - slow to import
+
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+def with_ours(
+    make: Callable[[], argparse.ArgumentParser], environ: Mapping[str, str]
+) -> argparse.ArgumentParser:
+    """Return torchrun's parser with our options added, and first."""
+    try:
+        parser = make()
+        add_ours(parser, environ)
+    except ValueError as error:
+        raise wrong_variable(error, environ) from None
+    groups = parser._action_groups  # noqa: SLF001 - argparse has no other way
+    groups.insert(0, groups.pop())
+    # Without our options, --h is an abbreviation of --help.
+    group = parser.add_argument_group()
+    group.add_argument("--h", action="help", help=argparse.SUPPRESS)
+    parser.prog, parser.usage, parser.description = "torchrun_hpc", USAGE, EXAMPLES
+    parser.formatter_class = _Formatter
+    parser.error = functools.partial(_refuse, parser)  # type: ignore[method-assign]
+    return parser
+
+
+def names_folder(run_id: str) -> bool:
+    """Return whether an id can be the name of torch's folder for logs."""
+    return "/" not in run_id and len(os.fsencode(run_id)) <= LONGEST_ID
+
+
+def wrong_line(message: str) -> LaunchError:
+    """Return the refusal of a command line."""
+    return LaunchError("HPC010", message, everywhere=True)
+
+
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    unknown = message.partition("unrecognized arguments: ")[2].split()
+    if unknown:
+        known = parser._option_string_actions  # noqa: SLF001 - the names of all options
+        message = unknown_option(unknown[0], known)
+    elif message.startswith("the following arguments are required: "):
+        message = f"{NO_SCRIPT}. {_ALL_OPTIONS}"
+    elif match := re.match(r"argument --hpc-dry-run\b.* '(.*)'$", message):
+        dry_run(Setting(match[1], "--hpc-dry-run"))
+    else:
+        message += f". {_ALL_OPTIONS}"
+    raise wrong_line(message)
+
+
+def unknown_option(word: str, known: Iterable[str]) -> str:
+    """Return the message for an unknown option."""
+    name = word.partition("=")[0]
+    return f"unknown option {name}. {near(name, known) or _ALL_OPTIONS}"
+
+
+def wrong_variable(error: ValueError, environ: Mapping[str, str]) -> LaunchError:
+    """Return the refusal of the variable of a flag."""
+    flags = ", ".join(f"{k}={v}" for k, v in environ.items() if k.startswith("PET_"))
+    return LaunchError(
+        "HPC011",
+        f"the PET_* variable of a flag is not a number ({error}): {flags}. Set a flag "
+        "such as PET_STANDALONE to 1 or 0",
+        everywhere=True,
+    )

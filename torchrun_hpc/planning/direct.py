@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.values import DIRECT
-from torchrun_hpc.planning import (
-    endpoints,
-    local_endpoint,
-    messages,
-    network_env,
-    ownership,
-)
-from torchrun_hpc.planning.endpoints import LOOPBACK, MASTER_ADDR, MASTER_PORT
-from torchrun_hpc.planning.meeting import Meeting
+from torchrun_hpc.planning import head_node, messages, network_env
+from torchrun_hpc.planning.head_node import LOOPBACK, MASTER_ADDR, MASTER_PORT
+from torchrun_hpc.planning.meeting import Meeting, key_file
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -31,9 +25,9 @@ _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 def meet_on_one_node(inputs: Inputs) -> Meeting:
     """Return where the tasks of a step on one node meet."""
     job = inputs.the_job
-    port = inputs.free_port or endpoints.port_of(job.launch_id)
+    port = inputs.free_port or head_node.port_of(job.launch_id)
     source = "alone" if inputs.free_port else "one node"
-    exported, notes = endpoints.exported_endpoint(inputs, job)
+    exported, notes = head_node.exported_endpoint(inputs, job)
     host, port, _ = exported or (LOOPBACK, port, None)
     where = Meeting(
         DIRECT, endpoint=join_endpoint(host, port), connect_host=host, ports=(port,)
@@ -45,20 +39,20 @@ def meet_on_several(inputs: Inputs) -> Meeting:
     """Return where the tasks of a step on several nodes meet."""
     job = inputs.the_job
     node_rank, index = messages.place_of(job)
-    exported, notes = endpoints.exported_endpoint(inputs, job)
-    endpoint = endpoints.endpoint_of(inputs, job, exported)
-    endpoints.check_first_is_known(job, endpoint, f"export {MASTER_ADDR}=")
-    here = local_endpoint.local_endpoint(inputs, job, index, endpoint)
+    exported, notes = head_node.exported_endpoint(inputs, job)
+    endpoint = head_node.endpoint_of(inputs, job, exported)
+    head_node.check_first_is_known(job, endpoint, f"export {MASTER_ADDR}=")
+    here = head_node.local_endpoint(inputs, job, index, endpoint)
     if not here.connect_host:
-        raise local_endpoint.unreachable(inputs, job, endpoint, here)
+        raise head_node.unreachable(inputs, job, endpoint, here)
     if job.task.rank == 0 and messages.is_foreign(inputs, here.connect_host):
         but = "The other tasks would look for rank 0 there. To correct this"
         fault = messages.foreign(inputs, here.host, but)
         raise LaunchError(fault.code, fault.text)
-    name = endpoints.hosts_of(job)[node_rank]
+    name = head_node.hosts_of(job)[node_rank]
     where = Meeting(
         DIRECT,
-        key=ownership.key_file(inputs),
+        key=key_file(inputs),
         site=inputs.site_setting,
         endpoint=str(here),
         connect_host=here.connect_host,
@@ -69,7 +63,7 @@ def meet_on_several(inputs: Inputs) -> Meeting:
         # All tasks of a node find the same problem. Its first one reports it.
         warnings=() if job.task.local_rank else messages.warnings(inputs, here, name),
     )
-    source = local_endpoint.source_of(inputs, job, endpoint, here)
+    source = head_node.source_of(inputs, job, endpoint, here)
     return _completed(inputs, job, where, source)
 
 
@@ -78,7 +72,7 @@ def _completed(inputs: Inputs, job: Job, where: Meeting, source: str) -> Meeting
         raise problem
     node_rank, _ = messages.place_of(job)
     environment = {**where.environment, **_agents_variables(inputs, job, where, source)}
-    hosts, is_first = endpoints.hosts_of(job), job.task.rank == 0
+    hosts, is_first = head_node.hosts_of(job), job.task.rank == 0
     # A free port was chosen a moment ago, so it needs no check.
     listens = is_first and not inputs.free_port
     return replace(

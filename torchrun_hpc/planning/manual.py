@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.values import C10D, STATIC
-from torchrun_hpc.planning import endpoints, messages, network_env, ownership
-from torchrun_hpc.planning.endpoints import C10D_PORT, LOOPBACK, STATIC_PORT
-from torchrun_hpc.planning.meeting import Meeting
+from torchrun_hpc.planning import head_node, messages, network_env
+from torchrun_hpc.planning.head_node import C10D_PORT, LOOPBACK, STATIC_PORT
+from torchrun_hpc.planning.meeting import Meeting, key_file
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ def meet(inputs: Inputs) -> Meeting:
             "pass on every node: --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT",
         )
     port = C10D_PORT if options.backend == C10D else STATIC_PORT
-    host, port, setting = endpoints.explicit_endpoint(options, LOOPBACK, port)
+    host, port, setting = head_node.explicit_endpoint(options, LOOPBACK, port)
     own, is_host, derived = None, True, {}
     if setting is not None:
-        endpoints.check_resolves(inputs, host, setting)
+        head_node.check_resolves(inputs, host, setting)
         own = inputs.network.address_near(host)
         is_host = inputs.network.local_address(host) is not None
         if options.backend == C10D:
@@ -51,13 +51,13 @@ def meet(inputs: Inputs) -> Meeting:
         report_rank=options.node_rank if options.is_static else int(not is_host),
         fewest=options.nnodes.low,
         may_grow=True,
-        key=ownership.key_file(inputs),
+        key=key_file(inputs),
         endpoint=join_endpoint(host, port) if setting else options.rdzv_endpoint,
         connect_host=host if setting else "",
         ports=(port,) if setting else (),
         local_address=None if own is None else str(own),
         listen=(str(listen), port) if listen else None,
-        may_join=endpoints.may_join(inputs),
+        may_join=head_node.may_join(inputs),
         interface=network_env.interface_name(inputs.environ, environment),
         options=derived,
         environment=environment,

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message
-from torchrun_hpc.options.values import C10D, SCHEDULER, STATIC
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.options.values import C10D, NONE, REQUIRE, SCHEDULER, STATIC
 from torchrun_hpc.schedulers.job import Launcher
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from torchrun_hpc.options.options import Options
+    from torchrun_hpc.planning.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -129,3 +130,31 @@ class Meeting:
         is_known = self.nodes > 1 and bool(self.hosts)
         can_meet = self.backend in {C10D, STATIC} and not options.rdzv_conf.uses_file
         return self.is_ours or (bool(options.hpc_dry_run) and is_known and can_meet)
+
+
+# --- the proof of ownership -----------------------------------------------------------
+
+
+def key_file(inputs: Inputs) -> KeyFile:
+    """Return the file of the user's key, by default in the XDG configuration folder.
+
+    The XDG Base Directory Specification ignores relative paths.
+    """
+    options, folder = inputs.options, inputs.environ.get("XDG_CONFIG_HOME", "")
+    if options.hpc_auth == NONE:
+        return KeyFile()
+    default = f"{folder if folder.startswith('/') else '~/.config'}/torchrun_hpc/key"
+    required = str(options["hpc_auth"]) if options.hpc_auth == REQUIRE else ""
+    path = options.hpc_key_file
+    source = str(options["hpc_key_file"]) if path else ""
+    return KeyFile(path or default, source, required, not options.hpc_dry_run)
+
+
+def check_key(inputs: Inputs, meeting: Meeting) -> None:
+    """Check that a required proof is possible."""
+    options = inputs.options
+    if options.hpc_auth == REQUIRE and not meeting.has_coordinator:
+        how = "direct mode" if inputs.mode.is_direct else meeting.backend
+        text = f"{options['hpc_auth']}, but {how} cannot check a key. Start one task "
+        text += "per node in a job, without --rdzv-backend, or pass --hpc-auth=auto"
+        raise LaunchError("HPC239", text, everywhere=True)

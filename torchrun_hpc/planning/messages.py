@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count, to_copy
-from torchrun_hpc.options.arguments import variable_of
+from torchrun_hpc.options.command_line import variable_of
 from torchrun_hpc.options.values import NONE, REQUIRE, SCHEDULER
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.schedulers.job import LaunchContext, Launcher
@@ -13,8 +13,8 @@ from torchrun_hpc.schedulers.job import LaunchContext, Launcher
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torchrun_hpc.planning.head_node import LocalEndpoint
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.local_endpoint import LocalEndpoint
     from torchrun_hpc.schedulers.job import Job
 
 NO_SCHEDULER = "no scheduler"

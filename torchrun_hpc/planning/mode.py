@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, count, to_copy
 from torchrun_hpc.names import fold
-from torchrun_hpc.options.arguments import NO_SCRIPT, OURS, wrong_line
+from torchrun_hpc.options.command_line import NO_SCRIPT, OURS, wrong_line
 from torchrun_hpc.schedulers.job import LaunchContext
 
 if TYPE_CHECKING:

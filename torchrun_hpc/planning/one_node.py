@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.options.arguments import names_folder
+from torchrun_hpc.options.command_line import names_folder
 from torchrun_hpc.options.values import C10D, STATIC
-from torchrun_hpc.planning import endpoints, local_endpoint, messages, several_nodes
-from torchrun_hpc.planning.endpoints import C10D_PORT, LOOPBACK, STATIC_PORT
+from torchrun_hpc.planning import head_node, messages, several_nodes
+from torchrun_hpc.planning.head_node import C10D_PORT, LOOPBACK, STATIC_PORT
 from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.setting import Setting
 
@@ -44,7 +44,7 @@ def meet(inputs: Inputs) -> Meeting:
     # Torch would publish getfqdn(), which does not always resolve: pytorch#174513.
     address = LOOPBACK
     if options.local_addr:
-        address = str(local_endpoint.explicit_local_address(inputs))
+        address = str(head_node.explicit_local_address(inputs))
     else:
         derived["local_addr"] = Setting(LOOPBACK, _RULE)
     if "nnodes" not in options or options.nnodes.high > 1:
@@ -123,10 +123,10 @@ def _c10d_options(inputs: Inputs, *, is_host: bool) -> dict[str, Setting]:
 def _listens(inputs: Inputs) -> tuple[str, int] | None:
     options = inputs.options
     port = STATIC_PORT if options.is_static else C10D_PORT
-    host, port, setting = endpoints.explicit_endpoint(options, LOOPBACK, port)
+    host, port, setting = head_node.explicit_endpoint(options, LOOPBACK, port)
     if not options.is_static and not options.is_c10d:
         return None
-    endpoints.check_resolves(inputs, host, setting)
+    head_node.check_resolves(inputs, host, setting)
     if options.rdzv_conf.is_host is False:
         return None
     own = inputs.network.local_address(host)

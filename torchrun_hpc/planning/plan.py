@@ -19,11 +19,10 @@ from torchrun_hpc.planning import (
     messages,
     network_env,
     one_node,
-    ownership,
     resources,
     several_nodes,
-    spares,
 )
+from torchrun_hpc.planning.meeting import Meeting, check_key
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.workers import FAULT_HANDLER, Workers
 from torchrun_hpc.setting import Setting
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.meeting import Meeting
 
 _OF_AGENT = ("hpc_stall_report", "hpc_outcome", "hpc_without_patches", "hpc_rendezvous")
 
@@ -79,9 +77,9 @@ def meet(inputs: Inputs) -> Meeting:
     """Decide where the nodes meet, without torch."""
     network_env.check_gloo(inputs.environ, inputs.network)
     several_nodes.check_rendezvous(inputs)
-    spares.check(inputs)
+    several_nodes.check_spares(inputs)
     meeting = _MEETINGS[inputs.mode](inputs)
-    ownership.check(inputs, meeting)
+    check_key(inputs, meeting)
     return meeting
 
 

@@ -1,4 +1,4 @@
-"""The meeting of several nodes of a step, with an agent on each."""
+"""The meeting of several nodes of a step, with an agent on each, and its spares."""
 
 from __future__ import annotations
 
@@ -11,24 +11,17 @@ from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.options import EQUAL, OF_STATIC
 from torchrun_hpc.options.values import C10D, SCHEDULER, STATIC
-from torchrun_hpc.planning import (
-    endpoints,
-    local_endpoint,
-    messages,
-    network_env,
-    ownership,
-    resources,
-    spares,
-)
-from torchrun_hpc.planning.meeting import Meeting
+from torchrun_hpc.planning import head_node, messages, network_env, resources
+from torchrun_hpc.planning.meeting import Meeting, Spares, key_file
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.preflight import JOIN_TIMEOUT
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.endpoints import Endpoint
+    from torchrun_hpc.planning.head_node import Endpoint, LocalEndpoint
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.planning.local_endpoint import LocalEndpoint
     from torchrun_hpc.schedulers.job import Job
+
 
 # Seconds. Torch's 60 is too short for a busy file system on hundreds of nodes.
 READ_TIMEOUT = 600
@@ -41,7 +34,7 @@ def meet(inputs: Inputs) -> Meeting:
     job, options = inputs.the_job, inputs.options
     is_possible = meets_by_ours(inputs) and not inputs.lacks("watch_workers")
     if options.hpc_spares and not is_possible:
-        raise spares.not_possible(inputs)
+        raise spares_not_possible(inputs)
     _check_nnodes(inputs, job)
     problem = messages.nested(inputs.environ, job.launch_id)
     has_endpoint = {"rdzv_endpoint", "master_addr", "master_port"} & {*options.given}
@@ -54,9 +47,9 @@ def meet_anyway(inputs: Inputs) -> Meeting:
     """Return where the nodes of a step meet, even if they cannot start."""
     job, options = inputs.the_job, inputs.options
     node_rank, index = messages.place_of(job)
-    endpoint = endpoints.endpoint_of(inputs, job)
+    endpoint = head_node.endpoint_of(inputs, job)
     if options.is_static:
-        endpoints.check_first_is_known(job, endpoint, "--master_addr=")
+        head_node.check_first_is_known(job, endpoint, "--master_addr=")
         _check_static(inputs, job, node_rank, endpoint)
     here = _local_endpoint(inputs, job, index, endpoint)
     meets_here = options.is_static or options.is_c10d
@@ -68,10 +61,10 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         address = inputs.network.own_address(here.connect_host)
     by_ours = meets_by_ours(inputs)
     # Our rendezvous tries other ports unless the user chose one.
-    ports, notice_ports = endpoints.ports_of(job.launch_id)
+    ports, notice_ports = head_node.ports_of(job.launch_id)
     tries_others = by_ours and here.port == ports[0]
     environment = network_env.network(inputs, here.local_address)
-    hosts = endpoints.hosts_of(job)
+    hosts = head_node.hosts_of(job)
     interface = inputs.network.owner(here.local_address)
     return Meeting(
         backend=SCHEDULER if by_ours else options.backend,
@@ -86,8 +79,8 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         fewest=options.nnodes.low if "nnodes" in options else 0,
         may_grow=_may_grow(inputs, job),
         silence_timeout=options.rdzv_conf.silence_timeout,
-        spares=spares.plan(inputs),
-        key=ownership.key_file(inputs),
+        spares=spares_of(inputs),
+        key=key_file(inputs),
         site=inputs.site_setting,
         compared=_compared(inputs, job),
         endpoint=str(here) if meets_here else options.rdzv_endpoint,
@@ -98,15 +91,15 @@ def meet_anyway(inputs: Inputs) -> Meeting:
         is_coordinator=meets_here and is_host,
         local_address=None if here.local_address is None else str(here.local_address),
         listen=(str(address), here.port) if address else None,
-        may_join=_may_grow(inputs, job) and endpoints.may_join(inputs),
+        may_join=_may_grow(inputs, job) and head_node.may_join(inputs),
         interface=network_env.interface_name(inputs.environ, environment),
         options=_options(inputs, job, endpoint, here),
         environment=environment,
         notes=_notes(inputs, endpoint, here) + messages.interactive_note(inputs),
-        advice=spares.advice(inputs) + network_env.advice(inputs),
+        advice=advice_on_spares(inputs) + network_env.advice(inputs),
         warnings=messages.warnings(inputs, here, hosts[node_rank]),
         hint=_hint(inputs, job),
-        network_hint=endpoints.network_hint(job, interface),
+        network_hint=head_node.network_hint(job, interface),
     )
 
 
@@ -149,13 +142,13 @@ def _local_endpoint(
     inputs: Inputs, job: Job, index: int, endpoint: Endpoint
 ) -> LocalEndpoint:
     options = inputs.options
-    here = local_endpoint.local_endpoint(inputs, job, index, endpoint)
+    here = head_node.local_endpoint(inputs, job, index, endpoint)
     if _may_grow(inputs, job) and len(job.nodes) == 1 and endpoint.node is None:
         # The endpoint belongs to another launch, unless this node has its address.
         is_host = inputs.network.own_address(here.host) is not None
         here = replace(here, is_host=is_host)
     if (options.is_static or options.is_c10d) and not here.connect_host:
-        raise local_endpoint.unreachable(inputs, job, endpoint, here)
+        raise head_node.unreachable(inputs, job, endpoint, here)
     if options.is_static and here.is_host != (job.node_rank == 0):
         source = endpoint.setting or endpoint.plain
         raise _not_on_node_0(job, f"{source} is not an address of node 0")
@@ -163,7 +156,7 @@ def _local_endpoint(
 
 
 def _not_on_node_0(job: Job, fault: str, *, everywhere: bool = False) -> LaunchError:
-    first = endpoints.hosts_of(job)[0] if job.is_ranked or not job.node_rank else ""
+    first = head_node.hosts_of(job)[0] if job.is_ranked or not job.node_rank else ""
     return LaunchError(
         "HPC069",
         f"{fault}, but the static rendezvous is on node 0{', ' * bool(first)}{first}. "
@@ -195,7 +188,7 @@ def _options(
     options["node_rank"] = Setting(node_rank, source)
     if asked.is_static or asked.is_c10d:
         where = join_endpoint(here.connect_host, here.port)
-        source = local_endpoint.source_of(inputs, job, endpoint, here)
+        source = head_node.source_of(inputs, job, endpoint, here)
         options["rdzv_endpoint"] = Setting(where, source)
     if asked.is_c10d:
         source = "defaults"
@@ -309,3 +302,70 @@ def _hint(inputs: Inputs, job: Job) -> str:
     if inputs.options.is_static and "node_rank" in inputs.options:
         return f"is {inputs.options['node_rank']} set on every node?"
     return ""
+
+
+# --- spares ---------------------------------------------------------------------------
+
+_OF_SPARES = ("hpc_spare_after", "hpc_health_check", "hpc_health_check_timeout")
+
+
+def check_spares(inputs: Inputs) -> None:
+    """Check that the options fit this job."""
+    options, wait = inputs.options, inputs.options.hpc_spares
+    others = [options[name] for name in _OF_SPARES if name in options]
+    if not wait and others:
+        raise LaunchError(
+            "HPC203",
+            f"{others[0]} needs spare nodes. Set --hpc-spares=NUMBER, or remove this "
+            "option",
+            everywhere=True,
+        )
+    if not wait:
+        return
+    if inputs.mode is not Mode.SEVERAL_NODES:
+        raise spares_not_possible(inputs)
+    nodes = len(inputs.the_job.nodes)
+    if wait >= nodes - wait:
+        raise LaunchError(
+            "HPC202",
+            f"{options['hpc_spares']} of {count(nodes, 'node')}: fewer nodes must wait "
+            f"than train. Set {(nodes - 1) // 2} at most, or start on "
+            f"{count(2 * wait + 1, 'node')} or more",
+            everywhere=True,
+        )
+
+
+def spares_of(inputs: Inputs) -> Spares:
+    """Return how the job survives lost nodes."""
+    options = inputs.options
+    if not options.hpc_spares:
+        return Spares()
+    return Spares(
+        number=options.hpc_spares,
+        after=options.hpc_spare_after,
+        health_check=options.hpc_health_check,
+        health_check_timeout=max(1, options.hpc_health_check_timeout),
+        exclude=inputs.the_job.launcher.exclude,
+    )
+
+
+def advice_on_spares(inputs: Inputs) -> tuple[Message, ...]:
+    """Return advice if no restart is allowed: each replacement needs one."""
+    if not inputs.options.hpc_spares or inputs.options.max_restarts:
+        return ()
+    text = (
+        f"{inputs.options['hpc_spares']}, but no restart is allowed, so the job ends "
+        "with the first lost node. Set --max-restarts=20"
+    )
+    return (Message("HPC216", text),)
+
+
+def spares_not_possible(inputs: Inputs) -> LaunchError:
+    """Return the error that spares are impossible."""
+    return LaunchError(
+        "HPC201",
+        f"{inputs.options['hpc_spares']} needs several nodes, a fixed number of them, "
+        "one agent on each, and the scheduler rendezvous (docs/internals.md). Remove "
+        "this option, or the one that conflicts with it",
+        everywhere=True,
+    )

@@ -56,7 +56,7 @@ from torchrun_hpc.rendezvous.record import Record
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torchrun_hpc.failures.collection import Summary
+    from torchrun_hpc.failures.failure import Summary
     from torchrun_hpc.rendezvous.loop import Loop
     from torchrun_hpc.rendezvous.member import Member
     from torchrun_hpc.rendezvous.peers import Peers

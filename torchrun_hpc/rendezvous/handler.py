@@ -22,6 +22,7 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind, ending
 from torchrun_hpc.failures.worker import end_of, exit_code_of
+from torchrun_hpc.host import capabilities
 from torchrun_hpc.names import placed
 from torchrun_hpc.preflight import JOIN_TIMEOUT
 from torchrun_hpc.rendezvous import connection, messages
@@ -36,14 +37,13 @@ from torchrun_hpc.rendezvous.messages import Replaced, Restart
 from torchrun_hpc.rendezvous.protocol import Add, Check, Ended, Get, Set, Unhealthy
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.reporting import console
-from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
-from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.reporting.console import is_reporter, reports_wait_for
 from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torchrun_hpc.failures.collection import Summary
+    from torchrun_hpc.failures.failure import Summary
     from torchrun_hpc.failures.report import Explain
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.meeting import Meeting

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import files, waiting, wire
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.host import mounts, procfs
+from torchrun_hpc.host import procfs
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
@@ -248,8 +248,8 @@ def _read(path: Path) -> bytes:
 def _make(path: Path, wanted: KeyFile) -> bytes:
     """Make a key, or return nothing. Raise `FileExistsError` if another node has."""
     folder = Path(os.path.realpath(path.parent))
-    kind = mounts.file_system(folder, procfs.read("/proc/self/mountinfo") or "")
-    if not wanted.source and kind.removeprefix("fuse.") not in mounts.SHARED:
+    kind = procfs.file_system(folder, procfs.read("/proc/self/mountinfo") or "")
+    if not wanted.source and kind.removeprefix("fuse.") not in procfs.SHARED:
         raise OSError(f"nodes do not share its file system ({kind})")
     if not wanted.may_make:
         return b""

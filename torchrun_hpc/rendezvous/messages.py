@@ -14,7 +14,7 @@ from torchrun_hpc.host.network import join_endpoint, path_problem
 from torchrun_hpc.names import host, nodes
 from torchrun_hpc.planning.messages import RUN_ID, nested
 from torchrun_hpc.rendezvous.errors import NOBODY, Refused
-from torchrun_hpc.reporting.reporter import reports_wait_for
+from torchrun_hpc.reporting.console import reports_wait_for
 from torchrun_hpc.wire import AnyText, printable
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from enum import Enum
 from typing import Annotated, Any, TypeAlias, cast
 
 from torchrun_hpc import wire
-from torchrun_hpc.failures.collection import Summary
-from torchrun_hpc.failures.failure import Failure
+from torchrun_hpc.failures.failure import Failure, Summary
 from torchrun_hpc.rendezvous.errors import Refused
 from torchrun_hpc.rendezvous.messages import NewsOfCoordinator
 from torchrun_hpc.rendezvous.record import Address, Age, Record, Term

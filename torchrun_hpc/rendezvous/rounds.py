@@ -7,8 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import waiting
-from torchrun_hpc.failures.collection import Collection
-from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.failures.failure import Collection, Failure, Kind
 from torchrun_hpc.names import ranks_by
 from torchrun_hpc.rendezvous import record as records
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore

@@ -1,7 +1,8 @@
-"""Messages on stderr, and output on stdout of commands without a script."""
+"""Messages on stderr, who writes them, and output on stdout without a script."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ from torchrun_hpc.reporting import streams
 from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
+
 
 PREFIX = "torchrun_hpc: "
 DETAIL = f"{PREFIX}    "  # before a line that belongs to the previous one
@@ -58,3 +60,19 @@ def output(text: str) -> None:
             text = f"cannot print to standard output: {error.strerror}"
             text += ". Print to another place: > FILE"
             raise LaunchError("HPC101", text) from None
+
+
+# --- the reporter ---------------------------------------------------------------------
+
+
+def is_reporter(rank: int, absent: Collection[int] = ()) -> bool:
+    """Return whether a node or task reports for all; ``absent`` is who cannot."""
+    return rank == next(r for r in itertools.count() if r not in absent)
+
+
+def reports_wait_for(rank: int, node: int | None) -> bool:
+    """Return whether this node reports its wait for another node.
+
+    If not all nodes know it (``None``), the first two report.
+    """
+    return rank in (0, 1) if node is None else is_reporter(rank, {node})

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import flux, hydra, jsrun, lsf, openmpi, pals, pbs, slurm
+from torchrun_hpc.schedulers.detector import whole_number
 from torchrun_hpc.schedulers.evidence import without_leftovers
 from torchrun_hpc.schedulers.job import Promise
 from torchrun_hpc.schedulers.launched_job import NO_SCHEDULER, launched_job
 from torchrun_hpc.schedulers.process import WeighedProcess
-from torchrun_hpc.schedulers.variables import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torchrun_hpc.schedulers.allocation import Allocation
-    from torchrun_hpc.schedulers.detector import Detector
+    from torchrun_hpc.schedulers.detector import Allocation, Detector
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
 

@@ -1,17 +1,20 @@
-"""The description of a launcher or scheduler."""
+"""A launcher or scheduler: how it is recognised, and what it supplies."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task, node_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from torchrun_hpc.schedulers.allocation import Allocation
-    from torchrun_hpc.schedulers.job import Job, Launcher, Promise
+    from torchrun_hpc.schedulers.job import Promise
     from torchrun_hpc.schedulers.process import Process
-    from torchrun_hpc.schedulers.task_layout import TaskLayout
+
 
 _SHOWN = 40  # characters of a value that a message quotes
 
@@ -68,3 +71,219 @@ class Detector:
         """Write its name and its first set variable."""
         name = next(filter(environ.get, self.markers))
         return f"{self.name} ({name}={environ[name][:_SHOWN]!r})"
+
+
+# --- its variables --------------------------------------------------------------------
+
+_SHOWN_VALUE = 200  # characters of a variable that a message quotes
+
+
+def whole_number(text: str) -> int | None:
+    """Read a number of at most nine digits; return ``None`` for another text."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
+
+
+class Variables:
+    """The variables of one launcher or scheduler; an empty one counts as unset."""
+
+    def __init__(self, environ: Mapping[str, str], source: str, family: str) -> None:
+        self.environ = environ
+        self._source = source
+        self._family = family
+
+    def first(self, *names: str) -> str:
+        """Return the value of the first set variable, or an empty text."""
+        return next(filter(None, map(self.environ.get, names)), "")
+
+    def name(self, *names: str) -> str:
+        """Return the name of the first set variable; it is an error if none is set."""
+        name = next(filter(self.environ.get, names), "")
+        if name:
+            return name
+        raise LaunchError(
+            "HPC020",
+            f"{names[0]} is not set, but other variables show that {self._source} "
+            "started this process. A container or a wrapper has removed it, or the "
+            "others come from another job. "
+            f"Pass all {self._family} variables on, or unset them. "
+            "For one node, pass --standalone",
+            everywhere=True,
+        )
+
+    def shown(self, *names: str) -> str:
+        """Write name and value of the first set variable, for a message."""
+        name = next(filter(self.environ.get, names), names[0])
+        value = self.first(name)
+        short = value if len(value) <= _SHOWN_VALUE else f"{value[:_SHOWN_VALUE]}..."
+        return f"{name}={short!r}"
+
+    def integer(self, *names: str) -> int:
+        """Return the first set variable as a whole number; refuse another text."""
+        name = self.name(*names)
+        number = whole_number(self.environ[name])
+        if number is None:
+            raise self.damaged(name, "is not a whole number")
+        return number
+
+    def damaged(self, name: str, problem: str) -> LaunchError:
+        """Return the error about a changed variable."""
+        text = f"{self.shown(name)} {problem}. Find what has changed it"
+        return LaunchError("HPC021", text, everywhere=True)
+
+    def integer_or_zero(self, *names: str) -> int:
+        """Return the value of the first set variable as a number; 0 if none is set."""
+        return self.integer(*names) if self.first(*names) else 0
+
+
+# --- what a scheduler supplies --------------------------------------------------------
+
+_HOST = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+
+# A host can have one line per slot.
+_MOST_LINES = 2**20
+
+_SHOWN_LINE = 40  # characters of a line that a message quotes
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes of a job, whoever starts the tasks there.
+
+    ``provenance`` has the variables of ``nodes`` and ``launch_id``. ``host_file`` is
+    for a launcher that does not ask this scheduler.
+    """
+
+    scheduler: str
+    launch_id: str  # number, array element and restart of the job
+    nodes: tuple[str, ...]  # in the order of the launchers; empty if unknown
+    provenance: Mapping[str, str]
+    host_file: str = ""
+
+    def job_of_script(self, hostname: str, launcher: Launcher) -> Job:
+        """Describe the job of a script that only the scheduler started.
+
+        This machine may be outside the job's nodes.
+        """
+        if not self.nodes:
+            raise LaunchError(
+                "HPC035",
+                f"{self.provenance['nodes']} names the nodes of {self.scheduler} job "
+                f"{self.launch_id} and cannot be read here. In a container, mount the "
+                "file's folder and pass the variables on. Or start this with mpirun or "
+                "mpiexec. For one node, pass --standalone",
+            )
+        rank = node_index(hostname, self.nodes)
+        context = LaunchContext.BATCH_SCRIPT
+        if rank is None and len(self.nodes) > 1:
+            context = LaunchContext.ALLOCATION_SHELL
+        return Job(
+            scheduler=self.scheduler,
+            launch_id=self.launch_id,
+            context=context,
+            launcher=launcher,
+            nodes=self.nodes,
+            node_rank=rank,
+            task=Task(),
+            allocated_nodes=len(self.nodes),
+            provenance=self.provenance,
+            host_file=self.host_file if launcher.host_file_option else "",
+        )
+
+
+def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list[str]:
+    """Read hosts, one per line; blank lines and comments (``# ...``) are skipped.
+
+    With ``counts``, a number of slots can follow the name.
+    """
+    hosts: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        host, *others = line.partition("#")[0].split() or [""]
+        if not host:
+            continue
+        is_known = not others or (counts and len(others) == 1 and others[0].isdecimal())
+        if not (is_known and _HOST.fullmatch(host)) or len(hosts) == _MOST_LINES:
+            shown = line if len(line) <= _SHOWN_LINE else f"{line[:_SHOWN_LINE]}..."
+            raise LaunchError(
+                "HPC140",
+                f"{source} does not list the job's hosts: entry {number} is "
+                f"{shown!a}, which is not a host name. The scheduler writes one per "
+                f"line, and {_MOST_LINES:,} at most. Unset the variable, or pass "
+                "--standalone for one node",
+                everywhere=True,
+            )
+        hosts.append(host)
+    return hosts
+
+
+# --- what a launcher supplies ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskLayout:
+    """The launcher's placement of the tasks; fields that it does not set are ``None``.
+
+    Attributes:
+        provenance: The variable of ``tasks``, ``task``, and other fields. Without an
+            entry, ``local_rank`` and ``local_size`` have that of ``tasks``.
+        head_candidates: Place of node 0 if probable: a name, or addresses of one
+            machine.
+        nodelist_is_shared: Whether all nodes have the scheduler's variables. If not,
+            values that must be equal on all nodes do not depend on them.
+    """
+
+    task: Task
+    provenance: Mapping[str, str]
+    nodes: int | None = None
+    most_nodes: int | None = None
+    node_rank: int | None = None
+    nodes_before: int | None = None  # maximum number of nodes before this one
+    instance: str = ""  # unique name of this launch in its job
+    head_candidates: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # for each node, if the tasks have exchanged them
+    pmi_is_open: bool = False  # ``head_candidates`` came from rank 0 by PMI
+    nodelist_is_shared: bool = True
+
+
+def read_layout(
+    variables: Variables, names: Sequence[str], sources: Mapping[str, str], **known: Any
+) -> TaskLayout:
+    """Return the layout in the launcher's variables.
+
+    ``names`` are the variables of rank, size, local rank, and local sizes, of which the
+    first set one counts. ``sources`` is the provenance of ``known``.
+    """
+    rank, size, local_rank, *local_size = names
+    read = variables.integer
+    provenance = {"tasks": size, "task": rank, "local_rank": local_rank}
+    provenance["local_size"] = variables.name(*local_size)
+    task = Task(read(rank), read(size), read(local_rank), read(*local_size))
+    return TaskLayout(task, {**provenance, **sources}, **known)
+
+
+def with_exchanged(layout: TaskLayout, process: Process) -> TaskLayout:
+    """Add the facts that tasks exchange by PMI; they replace the variables."""
+    exchanged = process.exchange(process.environ)
+    if exchanged is None:
+        return layout
+    changes: dict[str, Any] = {}
+    provenance = {**layout.provenance, "head": "PMI"}
+    if not layout.instance:
+        changes["instance"] = exchanged.instance
+        provenance["launch_id"] = "PMI"
+    task, nodes = layout.task, exchanged.node_of_rank
+    if task.rank < len(nodes):
+        node = nodes[task.rank]
+        local_size = nodes.count(node)
+        if local_size != task.local_size:  # one host, counted as several nodes
+            local_rank = nodes[: task.rank].count(node)
+            task = replace(task, local_rank=local_rank, local_size=local_size)
+        changes["task"], changes["hosts"] = task, exchanged.hosts
+        changes["nodes"], changes["node_rank"] = len(set(nodes)), node
+        provenance |= dict.fromkeys(("node_rank", "local_rank", "local_size"), "PMI")
+    return replace(
+        layout,
+        head_candidates=(exchanged.first_host,),
+        pmi_is_open=True,
+        provenance=provenance,
+        **changes,
+    )

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.schedulers.detector import Detector
+from torchrun_hpc.schedulers.detector import (
+    Detector,
+    TaskLayout,
+    Variables,
+    with_exchanged,
+)
 from torchrun_hpc.schedulers.job import Launcher, Task
-from torchrun_hpc.schedulers.task_layout import TaskLayout, with_exchanged
-from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process

@@ -10,14 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.schedulers import pmi
-from torchrun_hpc.schedulers.detector import Detector
+from torchrun_hpc.schedulers.detector import (
+    Detector,
+    Variables,
+    read_layout,
+    with_exchanged,
+)
 from torchrun_hpc.schedulers.job import Launcher
-from torchrun_hpc.schedulers.task_layout import read_layout, with_exchanged
-from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
+    from torchrun_hpc.schedulers.detector import TaskLayout
     from torchrun_hpc.schedulers.process import Process
-    from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 # srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE too, but not these.
 LOCAL_RANK = "MPI_LOCALRANKID"

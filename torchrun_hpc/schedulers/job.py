@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -204,3 +205,8 @@ def same_host(one: str, other: str) -> bool:
 def node_index(host: str, nodes: Sequence[str]) -> int | None:
     """Return the index of a host in a list of nodes; ``None`` if it is not in it."""
     return next((i for i, node in enumerate(nodes) if same_host(node, host)), None)
+
+
+def as_identifier(text: str) -> str:
+    """Replace characters that are not allowed in a launch id, or a value of PMI."""
+    return re.sub("[^A-Za-z0-9._-]", "-", text)

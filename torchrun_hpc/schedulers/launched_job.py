@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, to_copy
 from torchrun_hpc.schedulers import job
-from torchrun_hpc.schedulers.allocation import Allocation, as_identifier
+from torchrun_hpc.schedulers.detector import Allocation
+from torchrun_hpc.schedulers.job import as_identifier
 from torchrun_hpc.schedulers.pmi import MOST_TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.schedulers.detector import Detector
+    from torchrun_hpc.schedulers.detector import Detector, TaskLayout
     from torchrun_hpc.schedulers.process import Process
-    from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 # Without a scheduler, only the user knows the host file.
 NO_SCHEDULER = Allocation("", "", (), {}, host_file="HOSTFILE")

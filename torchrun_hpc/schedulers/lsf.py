@@ -8,10 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.schedulers import jsrun
-from torchrun_hpc.schedulers.allocation import Allocation, as_identifier, hosts_in
-from torchrun_hpc.schedulers.detector import Detector
+from torchrun_hpc.schedulers.detector import (
+    Allocation,
+    Detector,
+    Variables,
+    hosts_in,
+)
+from torchrun_hpc.schedulers.job import as_identifier
 from torchrun_hpc.schedulers.openmpi import MPIRUN
-from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.job import Job

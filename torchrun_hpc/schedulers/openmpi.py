@@ -10,14 +10,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.schedulers.detector import Detector
+from torchrun_hpc.schedulers.detector import Detector, Variables, read_layout
 from torchrun_hpc.schedulers.job import Launcher
-from torchrun_hpc.schedulers.task_layout import read_layout
-from torchrun_hpc.schedulers.variables import Variables
 
 if TYPE_CHECKING:
+    from torchrun_hpc.schedulers.detector import TaskLayout
     from torchrun_hpc.schedulers.process import Process
-    from torchrun_hpc.schedulers.task_layout import TaskLayout
 
 RANK = "OMPI_COMM_WORLD_RANK"
 SIZE = "OMPI_COMM_WORLD_SIZE"

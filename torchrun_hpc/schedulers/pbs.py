@@ -11,12 +11,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, to_copy
-from torchrun_hpc.schedulers.allocation import Allocation, as_identifier, hosts_in
-from torchrun_hpc.schedulers.detector import Detector
-from torchrun_hpc.schedulers.job import BY_NAME, LaunchContext, Launcher, Promise, Task
+from torchrun_hpc.schedulers.detector import (
+    Allocation,
+    Detector,
+    Variables,
+    hosts_in,
+)
+from torchrun_hpc.schedulers.job import (
+    BY_NAME,
+    LaunchContext,
+    Launcher,
+    Promise,
+    Task,
+    as_identifier,
+)
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pals import MPIEXEC
-from torchrun_hpc.schedulers.variables import Variables
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:

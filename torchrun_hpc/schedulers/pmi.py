@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import programs, waiting
-from torchrun_hpc.schedulers.allocation import as_identifier
+from torchrun_hpc.schedulers.job import as_identifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

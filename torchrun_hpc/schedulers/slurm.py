@@ -12,10 +12,20 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.schedulers import hostlist
-from torchrun_hpc.schedulers.allocation import Allocation, as_identifier
-from torchrun_hpc.schedulers.detector import Detector
-from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Promise, Task
-from torchrun_hpc.schedulers.variables import Variables, whole_number
+from torchrun_hpc.schedulers.detector import (
+    Allocation,
+    Detector,
+    Variables,
+    whole_number,
+)
+from torchrun_hpc.schedulers.job import (
+    Job,
+    LaunchContext,
+    Launcher,
+    Promise,
+    Task,
+    as_identifier,
+)
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.options.values import NONE
-from torchrun_hpc.sites.reading import REMEDY, read
-from torchrun_hpc.sites.site import Marker, Site
+from torchrun_hpc.sites.site import REMEDY, Marker, Site, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

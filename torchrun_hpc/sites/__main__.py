@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import files, sites
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host.network import this_node
-from torchrun_hpc.options.arguments import of_setup
+from torchrun_hpc.options.command_line import of_setup
 from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.values import BIND_NONE
 from torchrun_hpc.planning import network_env
@@ -20,7 +20,7 @@ from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites import profile
-from torchrun_hpc.sites.reading import read
+from torchrun_hpc.sites.site import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

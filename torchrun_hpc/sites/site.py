@@ -1,15 +1,24 @@
-"""A computing centre's system, or a cloud's, and its markers."""
+"""A computing centre's system, or a cloud's: its markers, and its file."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import files
+from torchrun_hpc.errors import LaunchError, choices
+from torchrun_hpc.options.values import AUTH, BINDINGS, NONE, is_module
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    # Takes a key, for messages, and its value; returns the checked value.
+    Reader = Callable[[str, Any], Any]
+    # The keys of a table: whether each is required, and the reader of its value.
+    Keys = Mapping[str, tuple[bool, Reader]]
 
 
 @dataclass(frozen=True)
@@ -74,3 +83,207 @@ class Site:
         if not self.pattern:
             return host
         return re.sub(self.pattern, self.replacement, host, count=1)
+
+
+# --- site files -----------------------------------------------------------------------
+
+REMEDY = f"or pass --hpc-site={NONE}"
+
+_LARGEST = 20_000  # bytes
+
+# Options whose defaults a site can set.
+_OPTIONS = ("preload", "bind", "auth", "key_file")
+
+_NAME_FORM = re.compile(rf"(?!{NONE}$)[a-z0-9][a-z0-9_-]*")
+_VARIABLE_FORM = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+# Only a launch or the user sets these.
+_DECIDED = re.compile("(PET|MASTER|TORCHELASTIC|OMP_NUM)_.*|(LOCAL_)?(RANK|WORLD_SIZE)")
+
+# Gloo compares whole names: no prefix, no ^, no =, no blanks.
+_GLOO = "GLOO_SOCKET_IFNAME"
+_GLOO_FORM = re.compile(r"[^\s,^=]+(,[^\s,^=]+)*")
+
+
+def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
+    """Read the sites of a file, in its order.
+
+    If all nodes find the same file (``everywhere``), one of them reports a wrong file.
+    """
+    try:
+        data = files.read(path, _LARGEST)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        text = f"{path} cannot be read: {reason}. Correct that, {REMEDY}"
+        raise LaunchError("HPC041", text) from None  # others may be able to
+    try:
+        return _sites(str(path), _parsed(path, data))
+    except LaunchError as fault:
+        fault.everywhere = everywhere
+        raise
+
+
+def _parsed(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        return files.from_toml(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise _wrong(str(path), f"this is not TOML: {error}") from None
+
+
+def _sites(file: str, table: dict[str, Any]) -> tuple[Site, ...]:
+    systems = {k: (True, _site) for k, v in table.items() if isinstance(v, dict)}
+    if not systems:
+        raise _wrong(file, "no system is described: begin its table with [NAME]")
+    found = _table({**systems, "centre": (True, _WORDS)}, file, table, ", ")
+    centre = found.pop("centre")
+    for name in found:
+        _NAME(f"{file}, {name}", name)
+    return tuple(Site(k, centre=centre, file=file, **v) for k, v in found.items())
+
+
+def _site(key: str, table: Any) -> dict[str, Any]:
+    site = _table(_SITE, key, table)
+    markers, rule = site.pop("recognise", ()), site.pop("hosts", {})
+    profile = site.pop("profile", {})
+    options = {f"hpc_{name}": site.pop(name) for name in _OPTIONS if name in site}
+    if any(marker.file for marker in markers) and (rule or options):
+        text = "nodes can differ in a file, so a marker file allows no hosts, "
+        raise _wrong(key, f"{text}{', '.join(_OPTIONS)}. Use another marker")
+    return {"markers": markers, "options": options, **rule, **profile, **site}
+
+
+def _marker(key: str, table: Any) -> Marker:
+    marker = _table(_MARKER, key, table)
+    if {key for key, value in marker.items() if value} not in _MARKERS:
+        text = "give variable and values, variable and pattern, host, or file"
+        raise _wrong(key, text)
+    return Marker(**{"pattern" if k == "host" else k: v for k, v in marker.items()})
+
+
+def _rule(key: str, table: Any) -> dict[str, Any]:
+    rule = _table(_HOSTS, key, table)
+    pattern, replacement, examples = (rule[name] for name in _HOSTS)
+    _pattern(f"{key}.replacement", pattern, replacement)
+    if not examples:
+        raise _wrong(f"{key}.examples", "give at least one: NODE = its fast name")
+    for name, fast in examples.items():
+        for each in (name, fast):
+            if (made := re.sub(pattern, replacement, each, count=1)) != fast:
+                text = f"the rule turns {each!r} into {made!r}, not {fast!r}"
+                raise _wrong(f"{key}.examples", text)
+    return rule
+
+
+def _variables(key: str, table: Any) -> dict[str, str]:
+    variables = _each(_named, _VALUE, key, table)
+    if _GLOO in variables:
+        _GLOO_VALUE(f"{key}.{_GLOO}", variables[_GLOO])
+    return variables
+
+
+def _profile(key: str, table: Any) -> dict[str, Any]:
+    profile = _table(_PROFILE, key, table)
+    return {"profile": profile["file"], "profile_names": profile["names"]}
+
+
+def _named(key: str, value: Any) -> str:
+    name = _VARIABLE(key, value)
+    if _DECIDED.fullmatch(name):
+        raise _wrong(key, f"only torchrun or the user sets {name}")
+    return name
+
+
+def _modules(key: str, value: Any) -> str:
+    return ",".join(_list(_MODULE, key, value))
+
+
+def _table(keys: Keys, key: str, table: Any, dot: str = ".") -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise _wrong(key, f"this is a table, with {', '.join(keys)}")
+    for name in [*table, *keys]:
+        if name not in keys:
+            text = f"there is no such key. {choices(name, keys)}"
+            raise _wrong(f"{key}{dot}{name}", text)
+        if keys[name][0] and name not in table:
+            raise _wrong(f"{key}{dot}{name}", "this is missing")
+    return {k: keys[k][1](f"{key}{dot}{k}", v) for k, v in table.items()}
+
+
+def _each(name: Reader, value: Reader, key: str, table: Any) -> dict[str, Any]:
+    """Read a table with free keys, such as names of variables."""
+    if not isinstance(table, dict):
+        raise _wrong(key, "this is a table: NAME = VALUE")
+    return {name(f"{key}.{k}", k): value(f"{key}.{k}", v) for k, v in table.items()}
+
+
+def _list(entry: Reader, key: str, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise _wrong(key, "this is not a list: put it into brackets")
+    return tuple(entry(key, each) for each in value)
+
+
+def _text(is_right: Callable[[str], object], wrong: str, key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong(key, "this is not text: put it into quotes")
+    if not is_right(value):
+        raise _wrong(key, f"{value!r} {wrong}")
+    return value
+
+
+def _pattern(key: str, value: Any, replacement: str = "") -> str:
+    pattern = _WORDS(key, value)
+    try:
+        # The replacement is parsed even if nothing matches.
+        re.compile(pattern).sub(replacement, "")
+    except (re.error, IndexError, OverflowError, RecursionError) as error:
+        text = f"{replacement or pattern!r} does not work: {error}"
+        raise _wrong(key, text) from None
+    return pattern
+
+
+def _wrong(key: str, text: str) -> LaunchError:
+    return LaunchError("HPC043", f"{key}: {text}. Correct it, {REMEDY}")
+
+
+# Readers of texts, each with the problem of a wrong text.
+_WORDS = partial(_text, bool, "is empty")
+_NAME = partial(_text, _NAME_FORM.fullmatch, "is not a name: a-z, 0-9, -, _; not none")
+_VARIABLE = partial(_text, _VARIABLE_FORM.fullmatch, "is not a variable: A-Z, 0-9, _")
+_FILE = partial(_text, lambda v: v.startswith("/"), "is not a path: /path/to/file")
+_KEY = partial(_text, lambda v: v.startswith(("/", "~/")), "is not a path: ~/FILE")
+_VALUE = partial(_text, lambda v: v and v.isprintable(), "is empty or unprintable")
+_GLOO_VALUE = partial(_text, _GLOO_FORM.fullmatch, "is not exact names, as in ib0,ib1")
+_MODULE = partial(_text, is_module, "is not the name of a module")
+_BINDING = partial(_text, BINDINGS.__contains__, f"is not one of {', '.join(BINDINGS)}")
+_AUTH = partial(_text, AUTH.__contains__, f"is not one of {', '.join(AUTH)}")
+
+# The tables.
+_SITE: Keys = {
+    "title": (True, _WORDS),
+    "source": (True, _WORDS),
+    "recognise": (False, partial(_list, _marker)),
+    "hosts": (False, _rule),
+    "variables": (False, _variables),
+    "profile": (False, _profile),
+    "preload": (False, _modules),
+    "bind": (False, _BINDING),
+    "auth": (False, _AUTH),
+    "key_file": (False, _KEY),
+}
+_HOSTS: Keys = {
+    "pattern": (True, _pattern),
+    "replacement": (True, partial(_text, lambda _: True, "")),
+    "examples": (True, partial(_each, _WORDS, _WORDS)),
+}
+_PROFILE: Keys = {
+    "file": (True, _FILE),
+    "names": (True, partial(_list, _named)),
+}
+_MARKER: Keys = {
+    "variable": (False, _VARIABLE),
+    "values": (False, partial(_list, _WORDS)),
+    "pattern": (False, _pattern),
+    "host": (False, _pattern),
+    "file": (False, _FILE),
+}
+_MARKERS = ({"variable", "values"}, {"variable", "pattern"}, {"host"}, {"file"})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc.errors import Message, to_copy
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console
-from torchrun_hpc.stacks import collectives, service, tree
+from torchrun_hpc.stacks import collectives, service
 from torchrun_hpc.stacks.sampling import received
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _lines(answer: Mapping[str, Any], *, with_collectives: bool) -> list[str]:
     hosts = hosts if len(hosts) > 1 else {}
     stacks = received(answer["workers"])
     lines = [f"launch {answer['launch']}"] if answer["launch"] else []
-    lines += tree.render(stacks, hosts)
+    lines += collectives.render(stacks, hosts)
     if with_collectives and stacks:
         is_known = any(group.calls for stack in stacks for group in stack.groups)
         equal = _EQUAL if is_known else _UNKNOWN

@@ -5,13 +5,19 @@ For gloo, an entry's state remains ``scheduled``, so only sequence numbers count
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from torchrun_hpc import wire
+from torchrun_hpc import files, programs, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torchrun_hpc.failures.worker import Worker
+
 
 _CALLS = 3  # the latest ones of a group
 _GROUPS = 8  # of a worker, with the latest calls
@@ -113,3 +119,40 @@ def _call(entry: Mapping[str, Any]) -> Call:
         for kind, size in pairs
     ]
     return Call(entry["collective_seq_id"], operation, ", ".join(shapes))
+
+
+# --- the flight recorder's dump -------------------------------------------------------
+
+_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_NAME = "torch/comm_lib_trace_rank_"  # in the folder for caches
+
+_LARGEST = 2**24  # bytes; 2,000 entries with frames have some megabytes
+
+# A file may have any content, or be of another release. No signal's exception is here.
+_FAULTS = (AttributeError, LookupError, OSError, TypeError, ValueError)
+
+
+def groups_in_dump(worker: Worker, environ: Mapping[str, str]) -> tuple[Group, ...]:
+    """Return the groups in the dump that a worker has written, if there is one."""
+    for prefix in _prefixes(environ):
+        path = Path(f"{prefix}{worker.rank}")
+        with contextlib.suppress(*_FAULTS):
+            about = path.lstat()
+            if about.st_uid == os.getuid() and about.st_mtime >= worker.started:
+                entries = _entries(files.read(path, _LARGEST, os.O_NOFOLLOW))
+                latest = groups_of({"entries": entries}, {})
+                return wire.decode(tuple[Group, ...], [*map(wire.encode, latest)])
+    return ()
+
+
+def _prefixes(environ: Mapping[str, str]) -> Iterator[str]:
+    yield from filter(None, map(environ.get, _PREFIXES))
+    cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '/tmp')}/.cache"  # noqa: S108
+    yield f"{cache}/{_NAME}"
+
+
+def _entries(data: bytes) -> Any:
+    """Return the latest entries; no dump can need much memory or time here."""
+    pipes = {"stdin": programs.PIPE, "stdout": programs.PIPE}
+    with programs.start("read_dump", **pipes) as program:
+        return wire.from_json(program.communicate(data)[0])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import names, waiting, wire
-from torchrun_hpc.stacks import collectives, sampling, tree
+from torchrun_hpc.stacks import collectives, sampling
 from torchrun_hpc.stacks.service import Service
 from torchrun_hpc.stacks.stall import STACKS, StallReport, limit_of
 
@@ -153,7 +153,9 @@ class Inspection:
             lines.append(
                 f"no answer from {names.nodes(missing, self._meeting().hosts)}"
             )
-        return failure, [*lines, *tree.summary(stacks, self._hosts, _PLACES)][:_LINES]
+        return failure, [*lines, *collectives.summary(stacks, self._hosts, _PLACES)][
+            :_LINES
+        ]
 
     def _collect(
         self, what: str = STACKS, timeout: float = _TIMEOUT

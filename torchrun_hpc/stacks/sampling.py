@@ -22,7 +22,7 @@ from torchrun_hpc.failures.failure import ending
 from torchrun_hpc.failures.last_words import LAUNCHER
 from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
-from torchrun_hpc.stacks import dumps
+from torchrun_hpc.stacks import calls
 from torchrun_hpc.stacks.calls import (
     ALL,
     FRAMES,
@@ -120,7 +120,7 @@ def sample(
             others.append(worker)
     read = _by_py_spy(others, end) if timeout else map(_silent, others)
     for worker, stack in zip(others, read, strict=True):
-        groups = dumps.groups(worker, environment()) if with_calls else ()
+        groups = calls.groups_in_dump(worker, environment()) if with_calls else ()
         found.append(replace(stack, groups=groups))
     return found
 
@@ -138,7 +138,7 @@ def ended(worker: Worker, failure: Failure | None) -> WorkerStack:
     record = _told(worker) or Record()
     frames = record.frames or tuple(_of_traceback(part.lines if part else ()))
     how = f"{_IT}{ending(failure.code)}" if failure else ENDED
-    groups = record.groups or dumps.groups(worker, environment())
+    groups = record.groups or calls.groups_in_dump(worker, environment())
     problem = "" if frames else how
     return WorkerStack(worker.rank, worker.node, frames, problem, groups=groups)
 

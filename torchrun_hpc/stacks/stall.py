@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.reporting import console
-from torchrun_hpc.stacks import collectives, tree
+from torchrun_hpc.stacks import collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +99,7 @@ class StallReport:
             return []
 
     def _give_up(self, stacks: Sequence[WorkerStack]) -> None:
-        why = "; ".join(tree.render(stacks, self._hosts()))
+        why = "; ".join(collectives.render(stacks, self._hosts()))
         text = f"--hpc-stall-report cannot report a stall: {why}"
         console.write(Message("HPC175", text), "warning")
 
@@ -108,7 +108,7 @@ class StallReport:
             f"the stacks of {count(len(stacks), 'worker')} have not changed for "
             f"{self._seconds:.0f} s (--hpc-stall-report). The job continues:"
         )
-        lines = tree.render(stacks, self._hosts())[:_LINES]
+        lines = collectives.render(stacks, self._hosts())[:_LINES]
         lines += collectives.compare(stacks, self._hosts())
         console.write(Message("HPC171", text), "warning", [f"    {s}" for s in lines])
 

@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 
-from torchrun_hpc.planning.endpoints import ports_of
+from torchrun_hpc.planning.head_node import ports_of
 
 held = []
 launch_id = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from torchrun_hpc import wire
-from torchrun_hpc.planning.endpoints import ports_of
+from torchrun_hpc.planning.head_node import ports_of
 from torchrun_hpc.rendezvous.protocol import FROM_COORDINATOR, Welcome
 
 FOLDER, ADDRESS = Path(sys.argv[1]), sys.argv[2]

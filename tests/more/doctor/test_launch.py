@@ -13,9 +13,9 @@ from jobs import ended
 from programs import ROOT
 from waiting import NEVER_S, PATIENCE, until
 
+from torchrun_hpc.agent.abort import LaunchState
 from torchrun_hpc.doctor import causes, launch, place
 from torchrun_hpc.doctor.launch import Launch, Part
-from torchrun_hpc.launching.abort import LaunchState
 from torchrun_hpc.preflight import preflight
 
 TWO = ("--nproc_per_node=2",)
@@ -130,7 +130,7 @@ def test_a_launcher_that_does_not_end(start, workers, monkeypatch):
 ALONE = """\
 import sys
 from torchrun_hpc.doctor import launch, place
-from torchrun_hpc.launching.abort import LaunchState
+from torchrun_hpc.agent.abort import LaunchState
 from torchrun_hpc.preflight import preflight
 launch.SCRIPT = "of_the_test"
 here = place.find(preflight(""), sys.argv[1:], LaunchState())

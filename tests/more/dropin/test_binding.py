@@ -34,10 +34,10 @@ def test_too_few_cpus_are_shared(tmp_path: Path) -> None:
 
 FORK = """
 import os, sys
-from torchrun_hpc.launching.preloading import Preloaded
+from torchrun_hpc.preload.starter import Preloaded
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.worker import SplitOff
+from torchrun_hpc.preload import SplitOff
 
 variables = {"OMP_NUM_THREADS": "1"}
 preloaded = Preloaded(Preload(("torch",), Setting("torch", "--hpc-preload"), variables))

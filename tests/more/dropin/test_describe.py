@@ -26,14 +26,13 @@ from torch.distributed.launcher import api
 
 import torchrun_hpc
 from torchrun_hpc import main
-from torchrun_hpc.host import network
-from torchrun_hpc.launching.abort import LaunchState
+from torchrun_hpc.agent.abort import LaunchState
+from torchrun_hpc.agent.patches import registry
+from torchrun_hpc.host import capabilities, network
+from torchrun_hpc.host.capabilities import Capability
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.reporting import description
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.capabilities import Capability
-from torchrun_hpc.torch_compat.patches import registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ import pytest
 from programs import ROOT, load
 from side_by_side import OURS, STOCK, clean_environ, run
 
+from torchrun_hpc.host import capabilities
 from torchrun_hpc.reporting import description
-from torchrun_hpc.torch_compat import capabilities
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -33,7 +33,7 @@ from ports import own_port
 from side_by_side import COMMANDS, OURS, STOCK, bare, clean_environ, end_group, run
 from waiting import PATIENCE, START
 
-from torchrun_hpc.torch_compat import capabilities
+from torchrun_hpc.host import capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,13 +36,13 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from waiting import START
 
 from torchrun_hpc import main
+from torchrun_hpc.agent import signals
+from torchrun_hpc.agent.patches import replacing
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.launching import signals
-from torchrun_hpc.options import arguments, command_line, torchrun_parser, validation
+from torchrun_hpc.options import command_line, torchrun_parser
 from torchrun_hpc.options.options import READERS, Options, read
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.torch_compat.patches import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ def as_new() -> Iterator[None]:
 
 # Those of newer releases than the installed one.
 NEWER = {
-    name for dest in arguments.TORCHRUN for name in arguments.names_of(dest)
+    name for dest in command_line.TORCHRUN for name in command_line.names_of(dest)
 } - KNOWN
 
 
@@ -634,7 +634,7 @@ def _on_this_torch(argv: list[str], code: str, expected: str) -> tuple[str, str]
     # A value that we read ourselves is refused before torch is imported, unless it is
     # of another type.
     readers = () if code == "HPC010" else READERS
-    read = {name for dest in readers for name in arguments.names_of(dest)}
+    read = {name for dest in readers for name in command_line.names_of(dest)}
     names = {word.partition("=")[0] for word in argv if word.startswith("--")}
     newer = names & NEWER - read
     return ("HPC010", min(newer)) if newer else (code, expected)
@@ -677,7 +677,7 @@ def test_whose_fault_a_number_of_workers_is(
         monkeypatch.setattr(torch.version, name, version, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(LaunchError) as refused:
-        validation.number_of_workers(Options(), value)
+        torchrun_parser.number_of_workers(Options(), value)
     fault = refused.value
     assert (fault.code, fault.everywhere) == ("HPC012", is_everywhere)
 

@@ -39,9 +39,13 @@ from torch.distributed.elastic.rendezvous import (
 from waiting import PATIENCE, until
 
 from torchrun_hpc import wire
+from torchrun_hpc.agent import end
+from torchrun_hpc.agent.death_signals import DeathSignals
+from torchrun_hpc.agent.patches import agent, replacing
+from torchrun_hpc.agent.patches.hooks import Hooks
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
-from torchrun_hpc.launching import exit_status
+from torchrun_hpc.host import capabilities
 from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.planning.meeting import KeyFile
@@ -63,10 +67,6 @@ from torchrun_hpc.rendezvous.protocol import (
     Reply,
 )
 from torchrun_hpc.reporting import console
-from torchrun_hpc.torch_compat import capabilities
-from torchrun_hpc.torch_compat.death_signals import DeathSignals
-from torchrun_hpc.torch_compat.patches import agent, replacing
-from torchrun_hpc.torch_compat.patches.hooks import Hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -884,7 +884,7 @@ def test_an_end(
         ends = pytest.raises(SystemExit if ending == 1 else ending)
     with (
         ends as caught,
-        exit_status.together(job.plan(0), handler, DeathSignals(), is_command=True),
+        end.together(job.plan(0), handler, DeathSignals(), is_command=True),
     ):
         if raised is not None:
             raise raised
@@ -907,9 +907,7 @@ def test_the_last_line_is_one_nodes_and_says_why(job: Job, at_exit: list[Any]) -
         handler = Recording(job.plan(rank), failure)
         with (
             pytest.raises(SystemExit) as caught,
-            exit_status.together(
-                job.plan(rank), handler, DeathSignals(), is_command=True
-            ),
+            end.together(job.plan(rank), handler, DeathSignals(), is_command=True),
         ):
             pass  # its own workers have done well
         assert isinstance(caught.value.__cause__, RendezvousError)
@@ -940,9 +938,7 @@ def test_a_failure_that_node_0_does_not_report(
     handler = made[1]
     with (
         pytest.raises(ChildFailedError),
-        exit_status.together(
-            job.plan(1), handler, DeathSignals(), is_command=is_command
-        ),
+        end.together(job.plan(1), handler, DeathSignals(), is_command=is_command),
     ):
         raise _child_failed()
     goes_on.set()
@@ -960,7 +956,7 @@ def test_signals_before_there_are_workers(job: Job) -> None:
     plan = replace(job.plan(1), asked=Options(signals_to_handle=names))
 
     def launch() -> None:
-        with exit_status.together(plan, handler, DeathSignals(), is_command=True):
+        with end.together(plan, handler, DeathSignals(), is_command=True):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(PATIENCE)
 
@@ -999,9 +995,7 @@ def test_a_launch_from_a_thread_leaves_signals_alone(job: Job) -> None:
 
     def launch() -> None:
         plan = job.plan(0)
-        with exit_status.together(
-            plan, Recording(plan), DeathSignals(), is_command=True
-        ):
+        with end.together(plan, Recording(plan), DeathSignals(), is_command=True):
             pass
 
     thread = threading.Thread(target=launch)

@@ -195,7 +195,7 @@ def test_each_reaches_every_worker_once(launch: Callable[..., Launch]) -> None:
 EARLY = """
 import os, signal
 from torchrun_hpc import main
-from torchrun_hpc.launching import signals
+from torchrun_hpc.agent import signals
 
 install = signals.install
 signals.install = lambda: install() or os.kill(os.getpid(), signal.SIGUSR1)

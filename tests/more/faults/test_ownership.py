@@ -9,7 +9,7 @@ import pytest
 from commands import HOSTS, HPC, LINE, SCRIPTS, launch, read_workers, refused
 from steps import Step
 
-from torchrun_hpc.host.mounts import file_system
+from torchrun_hpc.host.procfs import file_system
 
 STEADY = str(SCRIPTS / "steady.py")
 MOUNTS = Path("/proc/self/mountinfo")

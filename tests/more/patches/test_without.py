@@ -1,4 +1,4 @@
-"""Several nodes without ours of the agent; see more/torch_compat for the others."""
+"""Several nodes without ours of the agent; see more/agent/patches for the others."""
 
 from __future__ import annotations
 

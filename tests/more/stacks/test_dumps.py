@@ -17,7 +17,7 @@ from inspected import entry, worker
 from waiting import PATIENCE
 
 from torchrun_hpc import wire
-from torchrun_hpc.stacks import dumps
+from torchrun_hpc.stacks import calls
 from torchrun_hpc.stacks.calls import Call, Group
 
 DUMP = """
@@ -60,28 +60,28 @@ def written(tmp_path):
 @pytest.mark.parametrize("variable", PREFIXES)
 def test_where_they_are(written, variable):
     environ = written(variable)
-    (group,) = dumps.groups(RANK_5, environ)
+    (group,) = calls.groups_in_dump(RANK_5, environ)
     assert (group.name, group.calls) == ("0", CALLS)
-    assert dumps.groups(replace(RANK_5, rank=4), environ) == ()
+    assert calls.groups_in_dump(replace(RANK_5, rank=4), environ) == ()
 
 
 def test_an_old_one_belongs_to_another_job_or_attempt(written, tmp_path):
     environ = written()
     later = replace(RANK_5, started=(tmp_path / "named_5").stat().st_mtime + 1)
-    assert dumps.groups(later, environ) == ()
+    assert calls.groups_in_dump(later, environ) == ()
 
 
 def test_another_users_is_not_read(written, monkeypatch):
     environ = written()
-    monkeypatch.setattr(dumps.os, "getuid", lambda: os.geteuid() + 1)
-    assert dumps.groups(RANK_5, environ) == ()
+    monkeypatch.setattr(calls.os, "getuid", lambda: os.geteuid() + 1)
+    assert calls.groups_in_dump(RANK_5, environ) == ()
 
 
 def test_links_are_not_followed(written, tmp_path):
     environ = written()
     (tmp_path / "named_5").rename(tmp_path / "elsewhere")
     (tmp_path / "named_5").symlink_to(tmp_path / "elsewhere")
-    assert dumps.groups(RANK_5, environ) == ()
+    assert calls.groups_in_dump(RANK_5, environ) == ()
 
 
 class Hostile:
@@ -143,7 +143,7 @@ def test_any_content(written, case, capfd):
     """No memory and no time beyond the limits, whatever a file has."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     own = time.thread_time()
-    assert dumps.groups(RANK_5, written(content=CONTENTS[case])) == ()
+    assert calls.groups_in_dump(RANK_5, written(content=CONTENTS[case])) == ()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4
     assert after.ru_maxrss < 2**20  # KiB, of the largest child
@@ -168,7 +168,7 @@ def test_any_value_and_any_byte(written, data):
     else:
         start, end = (data.draw(st.integers(0, len(VALID))) for _ in range(2))
         content = VALID[:start] + data.draw(st.binary(max_size=9)) + VALID[end:]
-    for group in dumps.groups(RANK_5, written(content=content)):
+    for group in calls.groups_in_dump(RANK_5, written(content=content)):
         assert wire.decode(Group, wire.encode(group)) == group
 
 
@@ -183,6 +183,6 @@ def test_the_dump_of_this_torch(written):
     )
     if not done.stdout:
         pytest.skip("this torch has no dump for gloo")
-    (group,) = dumps.groups(RANK_5, written(content=done.stdout))
-    calls = [(call.number, str(call)) for call in group.calls]
-    assert calls == [(n, "all_reduce (float32[4,2])") for n in (2498, 2499, 2500)]
+    (group,) = calls.groups_in_dump(RANK_5, written(content=done.stdout))
+    dumped = [(call.number, str(call)) for call in group.calls]
+    assert dumped == [(n, "all_reduce (float32[4,2])") for n in (2498, 2499, 2500)]

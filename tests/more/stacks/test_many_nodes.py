@@ -12,11 +12,11 @@ import pytest
 from loopback import Job, take_part, together
 from waiting import PATIENCE
 
+from torchrun_hpc.agent.elastic import ask_for_stacks
 from torchrun_hpc.failures.worker import Worker
-from torchrun_hpc.launching.observer import ask_for_stacks
 from torchrun_hpc.rendezvous.client import Listener
 from torchrun_hpc.rendezvous.protocol import Reply
-from torchrun_hpc.stacks import sampling, tree
+from torchrun_hpc.stacks import collectives, sampling
 from torchrun_hpc.stacks.sampling import received
 from torchrun_hpc.stacks.stall import STACKS
 
@@ -75,7 +75,7 @@ def test_all_answer(agents, processes):
         assert sorted(answers) == [*range(NODES)]
         stacks = [s for node in answers for s in received(answers[node])]
         hosts = {node: f"n{node}" for node in range(NODES)}
-        lines = tree.render(sorted(stacks, key=lambda stack: stack.rank), hosts)
+        lines = collectives.render(sorted(stacks, key=lambda stack: stack.rank), hosts)
         assert lines == [
             "64 ranks: <module> <string>:5",
             "  63 of 64 ranks (0-36,38-63): reduce <string>:2",

@@ -16,7 +16,7 @@ from torchrun_hpc.doctor import collectives, launch
 from torchrun_hpc.doctor.launch import SCRIPT, Launch, Part
 from torchrun_hpc.doctor.place import Place
 from torchrun_hpc.options.options import read
-from torchrun_hpc.planning.endpoints import port_of
+from torchrun_hpc.planning.head_node import port_of
 from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import Job, Task

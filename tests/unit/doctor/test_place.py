@@ -11,7 +11,7 @@ from plans import planned, planned_at, refused
 from torchrun_hpc.doctor import place
 from torchrun_hpc.options.options import read
 from torchrun_hpc.options.values import SCHEDULER
-from torchrun_hpc.planning.endpoints import ports_of
+from torchrun_hpc.planning.head_node import ports_of
 from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import Task

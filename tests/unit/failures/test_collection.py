@@ -13,7 +13,7 @@ from loopback import worker_failure
 from plans import planned
 
 from torchrun_hpc.failures import report
-from torchrun_hpc.failures.collection import Collection, ending
+from torchrun_hpc.failures.failure import Collection, ending
 
 
 def failure(rank, cause="ValueError: bad", code=1):

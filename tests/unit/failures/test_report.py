@@ -13,8 +13,7 @@ from raised import CAUSE
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures import report
-from torchrun_hpc.failures.collection import Summary
-from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
+from torchrun_hpc.failures.failure import Failure, Kind, Summary, WorkerPart
 
 MEETING = planned().meeting
 LINES = ("Traceback (most recent call last):", CAUSE)

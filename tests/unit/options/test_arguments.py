@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_hpc.options import arguments as options
+from torchrun_hpc.options import command_line as options
 
 
 @pytest.mark.parametrize(

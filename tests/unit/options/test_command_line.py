@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_hpc.options import arguments, command_line
+from torchrun_hpc.options import command_line
 from torchrun_hpc.options.options import Options
 
 # --- what is set --------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_problem(argv, environ, code):
     assert (problem.code, problem.everywhere) == (code, True)
 
 
-NAMES = [name for dest in arguments.TORCHRUN for name in arguments.names_of(dest)]
+NAMES = [name for dest in command_line.TORCHRUN for name in command_line.names_of(dest)]
 WORDS = st.one_of(
     st.text(max_size=5),
     st.sampled_from([*NAMES, "--hpc", "--hpc-site", "-h", "--", "-", "-1", "main.py"]),
@@ -133,7 +133,7 @@ WORDS = st.one_of(
     ),
 )
 VARIABLES = st.sampled_from(
-    [arguments.variable_of(dest) for dest in arguments.TORCHRUN]
+    [command_line.variable_of(dest) for dest in command_line.TORCHRUN]
 )
 
 
@@ -143,7 +143,7 @@ def test_no_command_line_is_too_wrong(argv, environ):
     if found.problem or found.wants_help:
         assert found.options == Options()
         assert found.unknown == ()
-    assert found.options.given.keys() <= {*arguments.TORCHRUN, "hpc_site"}
+    assert found.options.given.keys() <= {*command_line.TORCHRUN, "hpc_site"}
     _, *rest = found.options.words or [""]
     assert argv[len(argv) - len(rest) :] == rest
 

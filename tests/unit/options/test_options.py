@@ -10,7 +10,7 @@ from plans import make_plan
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options import rdzv_conf, values
-from torchrun_hpc.options.arguments import OURS, TORCHRUN
+from torchrun_hpc.options.command_line import OURS, TORCHRUN
 from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.setting import Setting
 

@@ -9,7 +9,7 @@ from nodes import juelich, make_network, step
 from plans import ALIASES, ENDPOINTS, PORT, conf_of, planned, refused
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.planning import endpoints
+from torchrun_hpc.planning import head_node
 
 # --- typed endpoints ----------------------------------------------------------------
 
@@ -43,7 +43,7 @@ def test_typed_endpoint(endpoint):
     assert {m.meeting.coordinator for m in plan} <= {None, expected.host}
     assert {m.meeting.connect_host for m in plan} == {host}
     # Who types a port means that one.
-    ports = endpoints.ports_of("19.0")[0] if int(port) == PORT else (int(port),)
+    ports = head_node.ports_of("19.0")[0] if int(port) == PORT else (int(port),)
     assert {m.meeting.ports for m in plan} == {ports}
     notes = {m.messages.notes for m in plan}
     assert len(notes) == 1
@@ -174,16 +174,16 @@ def test_file_store_has_a_path_for_an_endpoint(rank):
     ],
 )
 def test_port_is_stable(launch_id, port):
-    assert endpoints.port_of(launch_id) == port
+    assert head_node.port_of(launch_id) == port
 
 
 @given(st.text("0123456789._-r", min_size=1))
 def test_port_is_in_range(launch_id):
-    assert 20000 <= endpoints.port_of(launch_id) <= 28999
+    assert 20000 <= head_node.port_of(launch_id) <= 28999
 
 
 def test_ports_spread():
-    ports = {endpoints.port_of(f"{job}.0") for job in range(1000)}
+    ports = {head_node.port_of(f"{job}.0") for job in range(1000)}
     # 1000 of 9000 drawn at random: 946 different ones are expected.
     assert len(ports) > 900
     assert min(ports) < 20100

@@ -7,7 +7,7 @@ from nodes import juelich
 from plans import planned, refused
 
 from torchrun_hpc.planning.workers import FAULT_HANDLER
-from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.reporting.console import is_reporter
 
 # --- several nodes without a scheduler ----------------------------------------------
 

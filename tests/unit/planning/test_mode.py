@@ -19,7 +19,7 @@ from nodes import (
 from plans import planned, refusal, refused
 
 from torchrun_hpc.options import command_line
-from torchrun_hpc.options.arguments import TORCHRUN, names_of
+from torchrun_hpc.options.command_line import TORCHRUN, names_of
 from torchrun_hpc.planning.mode import Mode, direct_mode_problem
 from torchrun_hpc.schedulers import flux, hydra, openmpi, pals, slurm
 from torchrun_hpc.schedulers.job import LaunchContext, Task

@@ -9,9 +9,9 @@ from nodes import COMMAND, INTERACTIVE, THREE, make_network, step
 from plans import ONE_NODE_JOBS, PORT, conf_of, planned, refused, values
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.planning import endpoints
+from torchrun_hpc.planning import head_node
 from torchrun_hpc.planning.workers import FAULT_HANDLER
-from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.reporting.console import is_reporter
 from torchrun_hpc.schedulers.job import Task
 
 # --- one node -----------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
     plan = planned(job=job, options={"nnodes": "1:2"})
     assert "nnodes" not in plan.options
     assert (plan.meeting.nodes, plan.meeting.may_grow) == (1, True)
-    port = endpoints.port_of(job.launch_id)
+    port = head_node.port_of(job.launch_id)
     rendezvous = plan.meeting
     assert (rendezvous.backend, rendezvous.may_join) == ("c10d", False)
     assert not rendezvous.has_coordinator

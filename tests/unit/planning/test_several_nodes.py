@@ -11,9 +11,9 @@ from nodes import COMMAND, THREE, juelich, step
 from plans import ONE_NODE_JOBS, PORT, planned, refused, values
 
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.planning import endpoints
-from torchrun_hpc.planning.preload import FAULT_HANDLER
-from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
+from torchrun_hpc.planning import head_node
+from torchrun_hpc.planning.workers import FAULT_HANDLER
+from torchrun_hpc.reporting.console import is_reporter, reports_wait_for
 from torchrun_hpc.reporting.start_line import start_line
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 
@@ -358,7 +358,7 @@ def test_nodes_that_the_scheduler_has_numbered_meet_by_their_numbers(rank):
     assert plan.meeting.backend == "scheduler"
     assert (plan.meeting.launch_id, plan.meeting.coordinator) == ("19.0", 0)
     assert plan.meeting.connect_host == "10.20.0.1"
-    assert (plan.meeting.ports, plan.meeting.notice_ports) == endpoints.ports_of("19.0")
+    assert (plan.meeting.ports, plan.meeting.notice_ports) == head_node.ports_of("19.0")
     assert plan.meeting.ports[0] == PORT
     assert plan.meeting.is_coordinator is (rank == 0)
     assert plan.meeting.endpoint == f"jwb0001i:{PORT}"
@@ -417,13 +417,13 @@ def test_kind_of_rendezvous(expected):
     ],
 )
 def test_ports_are_stable(launch_id, ports):
-    assert endpoints.ports_of(launch_id)[0] == ports
+    assert head_node.ports_of(launch_id)[0] == ports
 
 
 @given(st.text("0123456789._-r", min_size=1))
 def test_ports_are_some_and_differ(launch_id):
-    ports, notices = endpoints.ports_of(launch_id)
-    assert ports[0] == endpoints.port_of(launch_id)
+    ports, notices = head_node.ports_of(launch_id)
+    assert ports[0] == head_node.port_of(launch_id)
     assert 5 <= len(ports) == len(set(ports)) <= 8
     assert 1 <= len(notices) <= 4
     assert len({*ports, *notices}) == len(ports) + len(notices)
@@ -433,7 +433,7 @@ def test_ports_are_some_and_differ(launch_id):
 def test_jobs_that_share_their_first_port_do_not_share_the_others():
     by_first = {}
     for job in range(3000):
-        ports, _ = endpoints.ports_of(f"{job}.0")
+        ports, _ = head_node.ports_of(f"{job}.0")
         by_first.setdefault(ports[0], []).append(set(ports[1:]))
     shared = [others for others in by_first.values() if len(others) > 1]
     assert len(shared) > 300

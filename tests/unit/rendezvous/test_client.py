@@ -36,9 +36,8 @@ from plans import make_launch_plan
 from waiting import PATIENCE, until
 
 from torchrun_hpc import wire
-from torchrun_hpc.failures.collection import Summary
-from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.launching.observer import ask_for_stacks
+from torchrun_hpc.agent.elastic import ask_for_stacks
+from torchrun_hpc.failures.failure import Failure, Kind, Summary
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous.client import Listener, State
 from torchrun_hpc.rendezvous.connection import request_of

@@ -14,7 +14,7 @@ from loopback import JOB, request_of
 
 from torchrun_hpc import wire
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.host import mounts
+from torchrun_hpc.host import procfs
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import key as keys
 from torchrun_hpc.rendezvous.key import (
@@ -394,12 +394,12 @@ SHARED = {
 
 @pytest.mark.parametrize("path", SHARED)
 def test_which_file_systems_nodes_share(path):
-    kind = mounts.file_system(keys.Path(path), MOUNTS)
-    assert (kind, kind.removeprefix("fuse.") in mounts.SHARED) == SHARED[path]
+    kind = procfs.file_system(keys.Path(path), MOUNTS)
+    assert (kind, kind.removeprefix("fuse.") in procfs.SHARED) == SHARED[path]
 
 
 def test_a_file_system_that_is_not_known():
-    assert mounts.file_system(keys.Path("/a"), "") == "unknown"
+    assert procfs.file_system(keys.Path("/a"), "") == "unknown"
 
 
 @pytest.mark.usefixtures("shared")
@@ -408,7 +408,7 @@ def test_a_default_key_is_made_where_nodes_share_it(file):
 
 
 def test_a_default_key_is_not_made_elsewhere(file):
-    kind = mounts.file_system(file.resolve(), keys.procfs.read("/proc/self/mountinfo"))
+    kind = procfs.file_system(file.resolve(), keys.procfs.read("/proc/self/mountinfo"))
     name = loaded(file, DEFAULT).name
     assert name == f"none ({file}: nodes do not share its file system ({kind}))"
     write(file)  # but it is read anywhere

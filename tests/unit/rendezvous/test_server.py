@@ -34,7 +34,7 @@ from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.planning.endpoints import ports_of
+from torchrun_hpc.planning.head_node import ports_of
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers

@@ -13,7 +13,7 @@ from plans import make_launch_plan, make_plan
 
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.host.topology import Core, Topology
-from torchrun_hpc.planning.endpoints import port_of
+from torchrun_hpc.planning.head_node import port_of
 from torchrun_hpc.reporting import description, tables
 from torchrun_hpc.schedulers.job import LaunchContext
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
+from torchrun_hpc.reporting.console import is_reporter, reports_wait_for
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from plans import make_launch_plan
 
 from torchrun_hpc import __version__
 from torchrun_hpc.errors import Message
-from torchrun_hpc.planning.endpoints import port_of
+from torchrun_hpc.planning.head_node import port_of
 from torchrun_hpc.reporting.start_line import joined_line, start_line
 from torchrun_hpc.setting import Setting
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.schedulers.allocation import Allocation, as_identifier, hosts_in
-from torchrun_hpc.schedulers.job import LaunchContext, Task
+from torchrun_hpc.schedulers.detector import Allocation, hosts_in
+from torchrun_hpc.schedulers.job import LaunchContext, Task, as_identifier
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.slurm import SRUN
 

@@ -14,7 +14,7 @@ from nodes import RECORDED, changed, detected, outcome, recorded, recordings
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.preflight import of_process
-from torchrun_hpc.reporting.reporter import is_reporter
+from torchrun_hpc.reporting.console import is_reporter
 from torchrun_hpc.schedulers import pbs, slurm
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.pmi import Exchanged

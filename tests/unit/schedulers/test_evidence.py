@@ -11,7 +11,7 @@ from launches import batches, examples, kinds, launch
 from nodes import detected, outcome, reader, recorded
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.launching.inputs import inputs_of
+from torchrun_hpc.agent.inputs import inputs_of
 from torchrun_hpc.options.options import Options
 from torchrun_hpc.planning.mode import direct_mode
 from torchrun_hpc.preflight import of_process, preflight

@@ -9,7 +9,7 @@ from launches import Tasks, assert_refused, launch, with_changes
 from nodes import detected, node_file, reader, recorded
 
 from torchrun_hpc.schedulers import hydra
-from torchrun_hpc.schedulers.allocation import Allocation
+from torchrun_hpc.schedulers.detector import Allocation
 from torchrun_hpc.schedulers.launched_job import launched_job
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process

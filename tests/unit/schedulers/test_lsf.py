@@ -12,7 +12,7 @@ from launches import Batch, launch
 from nodes import changed, detected, outcome, reader
 
 from torchrun_hpc.schedulers import jsrun, openmpi
-from torchrun_hpc.schedulers.allocation import Allocation
+from torchrun_hpc.schedulers.detector import Allocation
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.process import Process
 

@@ -12,7 +12,7 @@ from plans import make_direct_plan, make_plan
 from torchrun_hpc import names, schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.preflight import of_process
-from torchrun_hpc.reporting.reporter import is_reporter, reports_wait_for
+from torchrun_hpc.reporting.console import is_reporter, reports_wait_for
 from torchrun_hpc.schedulers import slurm
 from torchrun_hpc.schedulers.hostlist import expand_hostlist
 from torchrun_hpc.schedulers.job import LaunchContext, Task

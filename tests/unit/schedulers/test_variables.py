@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.schedulers.detector import Variables, read_layout
 from torchrun_hpc.schedulers.job import Task
-from torchrun_hpc.schedulers.task_layout import read_layout
-from torchrun_hpc.schedulers.variables import Variables
 
 ENVIRON = {"A": "", "B": "7", "C": "x", "D": "9" * 300, "E": "0"}
 VARIABLES = Variables(ENVIRON, "Grid Engine", "SGE_*")

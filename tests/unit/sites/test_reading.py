@@ -12,7 +12,7 @@ import pytest
 from torchrun_hpc import sites
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.sites.reading import read
+from torchrun_hpc.sites.site import read
 
 OURS = [site.name for site in sites.load({}, folders=())]
 

@@ -376,7 +376,7 @@ def test_an_ended_fork_has_told_it():
 
 def test_a_dump_of_torch_is_used(monkeypatch):
     monkeypatch.setattr(
-        sampling.dumps, "groups", lambda worker, _: GROUPS * (worker.rank == 5)
+        sampling.calls, "groups_in_dump", lambda worker, _: GROUPS * (worker.rank == 5)
     )
     assert sampling.ended(worker(7), None).groups == GROUPS
     assert sampling.ended(worker(7, 4), None).groups == ()

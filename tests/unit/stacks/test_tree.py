@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_hpc.stacks import tree
+from torchrun_hpc.stacks import collectives
 from torchrun_hpc.stacks.sampling import WorkerStack
 
 HOSTS = {0: "jwb0001", 1: "jwb0002", 2: "jwb0003", 3: "jwb0004"}
@@ -108,8 +108,8 @@ def test_a_tree(name):
     """The order of the answers matters only to groups of the same size."""
     others, *lines = TREES[name]
     found = stacks(others)
-    assert tree.render(found, HOSTS) == lines
-    backward = tree.render(found[::-1], HOSTS)
+    assert collectives.render(found, HOSTS) == lines
+    backward = collectives.render(found[::-1], HOSTS)
     assert backward[0] == lines[0]
     assert sorted(backward) == sorted(lines)
 
@@ -164,7 +164,9 @@ PLACES = {
 @pytest.mark.parametrize("name", PLACES)
 def test_a_place(name):
     frames, place = PLACES[name]
-    assert tree.summary([WorkerStack(0, 0, frames)], {}, 2) == [f"1 rank: {place}"]
+    assert collectives.summary([WorkerStack(0, 0, frames)], {}, 2) == [
+        f"1 rank: {place}"
+    ]
 
 
 def test_places_of_many_ranks():
@@ -172,24 +174,24 @@ def test_places_of_many_ranks():
     frames = {n: f"f a.py:{n}" if n < 40 else "reduce b.py:1" for n in range(50)}
     found = [WorkerStack(n, n // 8, (frame,)) for n, frame in frames.items()]
     found += [WorkerStack(50 + n, 9, problem=f"problem {n}") for n in range(9)]
-    assert [line.partition(":")[2] for line in tree.summary(found, {}, 2)] == [
+    assert [line.partition(":")[2] for line in collectives.summary(found, {}, 2)] == [
         *(" reduce at b.py:1", " f at a.py:0", " at 39 other places"),
         *(" problem 0", " problem 1", " other problems"),
     ]
 
 
 def test_few_ranks():
-    assert tree.render([], HOSTS) == []
-    assert tree.render(stacks(size=1), HOSTS) == ["1 rank: main > step > reduce"]
+    assert collectives.render([], HOSTS) == []
+    assert collectives.render(stacks(size=1), HOSTS) == ["1 rank: main > step > reduce"]
     # Their Python has not begun, or has ended.
     without = stacks({0: (), 1: ()}, size=2)
-    assert tree.render(without, HOSTS) == ["2 ranks: no Python frame"]
+    assert collectives.render(without, HOSTS) == ["2 ranks: no Python frame"]
 
 
 def test_a_node_without_a_name():
     """The name is not known; or no other node has one."""
     for workers, hosts in (2, {}), (2, {1: ""}), (8, {}):
-        lines = tree.render(stacks({3: READ}, workers=workers), hosts)
+        lines = collectives.render(stacks({3: READ}, workers=workers), hosts)
         assert lines[-1] == "* 1 rank (3): load > read"
 
 
@@ -197,7 +199,7 @@ def test_a_node_without_a_name():
 
 
 def test_thousands_of_ranks_are_ranges():
-    lines = tree.render(stacks({1234: READ}, size=4096, workers=8), HOSTS)
+    lines = collectives.render(stacks({1234: READ}, size=4096, workers=8), HOSTS)
     assert lines[1:] == [
         "  4095 of 4096 ranks (0-1233,1235-4095): step > reduce",
         "* 1 rank (1234): load > read",
@@ -215,13 +217,13 @@ def test_a_long_chain_is_cut_in_the_middle():
         100: "f0 > f1 > ... > f95 > f96 > f97 > f98 > f99",
     }.items():
         found = [WorkerStack(0, 0, numbered(count))]
-        assert tree.render(found, HOSTS) == [f"1 rank: {shown}"]
+        assert collectives.render(found, HOSTS) == [f"1 rank: {shown}"]
 
 
 def test_what_is_odd_is_not_in_the_cut():
     usual, odd = numbered(100), (*numbered(50), "odd", *numbered(3))
     found = stacks(dict.fromkeys(range(8), usual) | {3: odd})
-    assert tree.render(found, HOSTS) == [
+    assert collectives.render(found, HOSTS) == [
         "8 ranks: f0 > f1 > ... > f45 > f46 > f47 > f48 > f49",
         "  7 of 8 ranks (0-2,4-7): f50 > f51 > ... > f95 > f96 > f97 > f98 > f99",
         "* 1 rank (3, jwb0002): odd > f0 > f1 > f2",
@@ -230,7 +232,7 @@ def test_what_is_odd_is_not_in_the_cut():
 
 def test_many_places_are_counted():
     everywhere = {rank: ("main", f"f{rank}") for rank in range(4096)}
-    lines = tree.render(stacks(everywhere, size=4096), HOSTS)
+    lines = collectives.render(stacks(everywhere, size=4096), HOSTS)
     assert len(lines) == 12
     assert lines[-2:] == [
         "  1 rank (9): f9",
@@ -240,7 +242,7 @@ def test_many_places_are_counted():
 
 def test_many_problems_are_counted():
     gone = {rank: f"process {rank} is gone" for rank in range(100)}
-    assert tree.render(stacks(gone, size=100), HOSTS)[-2:] == [
+    assert collectives.render(stacks(gone, size=100), HOSTS)[-2:] == [
         "no stack from 1 rank (9): process 9 is gone",
         "no stack from 90 of 100 ranks (10-99): other problems",
     ]
@@ -287,7 +289,7 @@ def of_all(frames):
 @given(of_all(chains), st.permutations(range(3)))
 def test_each_rank_is_in_one_place_and_the_widest_comes_first(found, names):
     hosts = {node: f"n{names[node]}" for node in range(3)}
-    lines = [LINE.fullmatch(line) for line in tree.render(found, hosts)]
+    lines = [LINE.fullmatch(line) for line in collectives.render(found, hosts)]
     assert all(lines)
     named = [rank for line in leaves(lines) for rank in ranks_of(line, len(found))]
     assert sorted(named) == [*range(len(found))]
@@ -305,12 +307,12 @@ def test_each_rank_is_in_one_place_and_the_widest_comes_first(found, names):
 
 @given(of_all(anything))
 def test_any_frame_can_be_written(found):
-    for line in tree.render(found, {0: "a", 1: ""}):
+    for line in collectives.render(found, {0: "a", 1: ""}):
         assert isinstance(line, str)
 
 
 @given(of_all(chains))
 def test_what_most_do_is_never_odd(found):
-    for line in map(LINE.fullmatch, tree.render(found, {})):
+    for line in map(LINE.fullmatch, collectives.render(found, {})):
         is_odd = "*" in line["mark"]
         assert not (is_odd and int(line["size"]) * 2 >= len(found))

@@ -1,0 +1,48 @@
+"""Fixtures of the tests of changes inside torch."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from compared import launcher  # noqa: F401
+from inside_torch import PLACES
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+from torchrun_hpc import waiting
+from torchrun_hpc.agent.patches import replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def torch_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put torch back behind the test."""
+    replacing.restore()
+    for owner, name in PLACES:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    yield
+    replacing.restore()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let agents look at the state more often than once a second."""
+    monkeypatch.setattr(dynamic_rendezvous, "_delay", lambda seconds: time.sleep(0.1))  # noqa: ARG005
+    holder = dynamic_rendezvous._BackendRendezvousStateHolder
+    original = holder.__init__
+    monkeypatch.setattr(
+        holder, "__init__", lambda self, b, s: original(self, b, s, cache_duration=0)
+    )
+
+
+SOON = 0.3
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report a wait within the patience of a test."""
+    monkeypatch.setattr(waiting, "FIRST_REPORT", SOON)
+    monkeypatch.setattr(waiting, "NEXT_REPORT", 60.0)

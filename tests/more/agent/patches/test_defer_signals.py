@@ -1,0 +1,76 @@
+"""A death signal, while torch ends the workers of a job that has failed elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
+from torch.distributed.launcher import api as launcher_api
+
+from torchrun_hpc.agent import death_signals
+from torchrun_hpc.agent.death_signals import DeathSignals
+from torchrun_hpc.agent.patches import defer_signals
+from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.rendezvous.errors import JobFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FAILED = JobFailedError(Failure(Kind.LOST, (1,)))
+STOPPED = SignalException("SIGINT", signal.SIGINT)
+
+
+class TorchsAgent(LocalElasticAgent):
+    """Gets a second signal while it ends its workers."""
+
+    def __init__(self) -> None:
+        self._worker_group: Any = None
+
+    def _shutdown(self, *_args: Any, **_options: Any) -> None:
+        PContext.close(self)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch, torch_again: None) -> Iterator[Any]:  # noqa: ARG001
+    """Send SIGTERM while workers are ended."""
+    monkeypatch.setattr(death_signals, "LIMIT", 0.02)
+    monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
+    monkeypatch.setattr(PContext, "close", lambda _: signal.raise_signal(15))
+    held = DeathSignals()
+    defer_signals.apply(None, SimpleNamespace(death_signals=held))  # type: ignore[arg-type]
+    before = signal.signal(15, defer_signals._torch._terminate_process_handler)
+    yield held
+    held.end()
+    signal.signal(15, before)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("problem", [FAILED, STOPPED])
+def test_the_end_of_a_failed_job_is_not_interrupted(problem: Exception) -> None:
+    """What follows reads the workers' last words."""
+    agent: Any = launcher_api.LocalElasticAgent()  # type: ignore[call-arg]
+    steps = []
+
+    def run() -> None:
+        try:
+            raise problem
+        finally:
+            agent._shutdown()
+            time.sleep(0.1)
+            steps.append("read")
+
+    with pytest.raises(type(problem)):
+        run()
+    assert steps == ["read"]
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_job_that_has_not_failed_ends() -> None:
+    agent: Any = launcher_api.LocalElasticAgent()  # type: ignore[call-arg]
+    with pytest.raises(SignalException):
+        agent._shutdown()

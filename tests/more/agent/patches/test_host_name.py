@@ -1,0 +1,48 @@
+"""The agent asks no name server for the name of its host."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from side_by_side import OURS, STOCK, bare, run
+
+from torchrun_hpc.agent.patches import host_name
+from torchrun_hpc.host import capabilities
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+ASKED = """
+import socket, sys
+real = socket.getfqdn
+def getfqdn(*args):
+    print("asked", file=sys.stderr)
+    return real(*args)
+socket.getfqdn = getfqdn
+from {module} import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(
+    not host_name.IS_FOR.present, reason="this torch needs the name as an address"
+)
+def test_no_name_server_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    asked = {}
+    for which, module in (
+        (OURS, "torchrun_hpc.main"),
+        (STOCK, "torch.distributed.run"),
+    ):
+        program = ASKED.format(module=module)
+        options = ["--nproc-per-node=2", "--local-addr=127.0.0.1", *bare(which)]
+        command = [sys.executable, "-c", program, *options, "train.py"]
+        done = run(command, cwd=tmp_path)
+        assert done.code == 0, done.err
+        asked[which] = done.err.splitlines().count("asked")
+    # Once for an address, which is put right afterwards.
+    assert asked[OURS] == capabilities.ADDRESS_IS_LOST.present
+    assert asked[STOCK] >= 2 + 2  # and once for each worker

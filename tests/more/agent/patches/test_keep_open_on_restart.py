@@ -1,0 +1,27 @@
+"""An agent that stops its workers for a restart keeps the rendezvous open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.launcher import api as launcher_api
+
+from torchrun_hpc.agent.patches import keep_open_on_restart
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_a_restart_leaves_the_rendezvous_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = []
+    monkeypatch.setattr(
+        LocalElasticAgent,
+        "_stop_workers",
+        lambda self, group: stopped.append((self._rdzv_handler, group)),
+    )
+    keep_open_on_restart.apply()
+    agent: Any = object.__new__(launcher_api.LocalElasticAgent)
+    agent._rdzv_handler = "handler"
+    agent._stop_workers("group")
+    assert stopped == [(None, "group")]
+    assert agent._rdzv_handler == "handler"  # the agent closes it at its end

@@ -1,0 +1,69 @@
+"""Torch does not warn of an option that the user has not typed."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed import run as torch_run
+
+from torchrun_hpc.agent.patches import master_addr, replacing
+from torchrun_hpc.host import capabilities
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+
+def _warns(args: Any) -> Any:
+    return getattr(args, "master_addr", None)
+
+
+def _warned(
+    args: argparse.Namespace, caplog: pytest.LogCaptureFixture
+) -> tuple[Any, int]:
+    caplog.clear()
+    config, *_ = torch_run.config_from_args(args)
+    texts = [record.getMessage() for record in caplog.records]
+    return config, len([text for text in texts if "master_addr is only" in text])
+
+
+@pytest.mark.skipif(
+    not capabilities.WARNS_OF_DEFAULT.present,
+    reason="this torch warns of what was typed only",
+)
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_torch_warns_of_nothing_that_was_not_typed(
+    backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = [f"--rdzv-backend={backend}", f"--log-dir={tmp_path}", "train.py"]
+    args = torch_run.parse_args(line)
+    before = dict(vars(args))
+    stock = _warned(args, caplog)
+    master_addr.apply()
+    try:
+        ours = _warned(args, caplog)
+    finally:
+        replacing.restore()
+    assert (stock[1], ours[1]) == (int(backend == "c10d"), 0)
+    assert ours[0].rdzv_endpoint == stock[0].rdzv_endpoint
+    assert vars(args) == before
+
+
+def test_what_is_patched_already_is_patched_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a second launch of one process."""
+    monkeypatch.setattr(torch_run, "config_from_args", _warns)
+    there = replace(capabilities.WARNS_OF_DEFAULT, present=True)
+    monkeypatch.setattr(capabilities, "WARNS_OF_DEFAULT", there)
+    args: Any = types.SimpleNamespace(rdzv_backend="c10d", master_addr="127.0.0.1")
+    assert torch_run.config_from_args(args) == "127.0.0.1"
+    master_addr.apply()
+    try:
+        assert torch_run.config_from_args(args) is None
+        assert not hasattr(capabilities.without_default(args), "master_addr")
+    finally:
+        replacing.restore()

@@ -1,0 +1,58 @@
+"""A worker ends when its agent ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+from inside_torch import make_plan
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
+
+from torchrun_hpc.agent.patches import parent_death_signal, replacing
+
+HOMES = {
+    "by name": {"Popen": subprocess.Popen},
+    "by module": {"subprocess": subprocess},
+}
+
+
+@pytest.mark.usefixtures("torch_again")
+@pytest.mark.parametrize("home", HOMES)
+def test_workers_are_tied_wherever_torch_starts_them(
+    home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older ones ask the module, which all others keep as it is."""
+    module: Any = types.ModuleType("home")
+    vars(module).update(HOMES[home])
+
+    class Handler:
+        def _popen(self, args: Any, env: Any) -> Any:
+            if home == "by name":
+                return module.Popen(args, env=env)
+            return module.subprocess.Popen(args, env=env)
+
+    Handler.__module__ = module.__name__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(multiprocessing_api, "SubprocessHandler", Handler)
+    before, real = dict(vars(module)), subprocess.Popen
+    assert parent_death_signal.fits()
+    parent_death_signal.apply(make_plan())
+    options: list[Any] = []
+    kept = parent_death_signal.end_with_parent
+    monkeypatch.setattr(
+        parent_death_signal,
+        "end_with_parent",
+        lambda pid: options.append(pid) or kept(pid),
+    )
+    child = Handler()._popen([sys.executable, "-S", "-c", ""], dict(os.environ))
+    assert child.wait() == 0
+    assert options == [os.getpid()]
+    assert subprocess.Popen is real
+    if home == "by module":
+        assert module.subprocess.TimeoutExpired is subprocess.TimeoutExpired
+    replacing.restore()
+    assert vars(module) == before

@@ -1,0 +1,413 @@
+"""All differences together: needed, applied, and left out where torch has changed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from inside_torch import (
+    EXPECTED,
+    PLACES,
+    POPEN,
+    Executor,
+    Handler,
+    Multiprocessing,
+    Starting,
+    SubprocessHandler,
+    expected_state,
+    make_plan,
+    patch_all,
+    targets,
+)
+from side_by_side import run
+from torch.distributed import run as torch_run
+from torch.distributed.elastic.agent.server import api as agent_api
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous import (
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+    static_tcp_rendezvous,
+)
+from torch.distributed.elastic.rendezvous import registry as torch_registry
+from torch.distributed.launcher import api as launcher_api
+
+from torchrun_hpc.agent.death_signals import DeathSignals
+from torchrun_hpc.agent.patches import (
+    agent,
+    bind_store,
+    bind_workers,
+    defer_signals,
+    fork_workers,
+    forward_signals,
+    fresh_store,
+    host_exits_last,
+    host_name,
+    keep_open_on_restart,
+    local_addr,
+    master_addr,
+    node_order,
+    parent_death_signal,
+    registry,
+    replacing,
+    report_missing_nodes,
+    state_as_json,
+    watch_workers,
+)
+from torchrun_hpc.agent.patches.hooks import Hooks
+from torchrun_hpc.agent.patches.state_as_json import StateAsJson
+from torchrun_hpc.errors import Message
+from torchrun_hpc.host import capabilities
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_every_target_is_replaced_and_put_back() -> None:
+    before = targets()
+    patch_all()
+    replaced = [(owner, name) for owner, name, _ in replacing._originals]
+    assert [place for place in replaced if place not in PLACES] == []
+    for old, new, place in zip(before, targets(), PLACES, strict=True):
+        assert (old is not new) is EXPECTED[place].present, place
+    replacing.restore()
+    assert targets() == before
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_the_agent_has_all_extensions_and_torchs_name() -> None:
+    """Each is a class of its own; torch's own stays as it is."""
+    own = dict(vars(LocalElasticAgent))
+    patch_all()
+    extended = launcher_api.LocalElasticAgent
+    assert extended.__name__ == "LocalElasticAgent"
+    assert issubclass(extended, agent.JobAgent)
+    names = {kind.__name__ for kind in extended.__mro__}
+    assert {"ForwardingAgent", "WatchingAgent"} <= names
+    assert ("OpenAgent" in names) is keep_open_on_restart.IS_FOR.present
+    changed = {k for k, v in vars(LocalElasticAgent).items() if v is not own.get(k)}
+    assert changed <= {"_get_fq_hostname"}
+    assert agent.fits()  # a second launch in this process
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_a_second_launch_in_one_process() -> None:
+    """Programs that use torchrun_hpc.auto may launch twice; nothing has changed."""
+    patch_all(node_rank=0)
+    patch_all(node_rank=2)
+    assert Handler._node_desc_generator.generate("n").node_rank == 2
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_what_became_of_each() -> None:
+    before = targets()
+    outcomes = registry.examine(registry.PATCHES)
+    assert targets() == before  # none is applied by looking
+    assert outcomes == registry.apply_patches(make_plan())
+    names = sorted(outcome.name for outcome in outcomes)
+    page = (Path(__file__).parents[4] / "docs" / "internals.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| .* \| .* \| .* \|$", page, re.MULTILINE)
+    assert names == sorted(rows)
+    assert registry.left_out(outcomes) == []
+    for outcome in outcomes:
+        assert asdict(registry.described(outcome)) == {
+            "name": outcome.name,
+            "target": outcome.patch.TARGET,
+            "reason": outcome.patch.REASON,
+            "releases": outcome.patch.IS_FOR.releases,
+            "state": expected_state(outcome.patch).value,
+        }
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_what_a_torch_without_its_target_makes_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fault that is not there has been mended; anything else may be elsewhere."""
+    for patch in registry.PATCHES:
+        absent = replace(patch.IS_FOR, releases=">=2.0", present=False)
+        monkeypatch.setattr(patch, "IS_FOR", absent)
+    faults = {
+        outcome.name
+        for outcome in registry.apply_patches(make_plan())
+        if outcome.state is registry.State.NOT_NEEDED
+    }
+    assert faults == {"local_addr", "keep_open_on_restart", "master_addr"}
+
+
+@pytest.mark.usefixtures("torch_again")
+@pytest.mark.parametrize(
+    ("releases", "present", "is_fault", "state"),
+    [
+        ("<2.0", False, False, registry.State.NOT_NEEDED),
+        (">=2.0", False, False, registry.State.DOES_NOT_FIT),
+        (">=2.0", False, True, registry.State.NOT_NEEDED),
+        ("<2.0", True, False, registry.State.APPLIED),  # nobody knows this release
+    ],
+)
+def test_what_a_release_has_and_should_have(
+    releases: str,
+    state: registry.State,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    present: bool,
+    is_fault: bool,
+) -> None:
+    is_for = capabilities.Capability(releases, present, is_fault)
+    monkeypatch.setattr(state_as_json, "IS_FOR", is_for)
+    before = dynamic_rendezvous.pickle
+    first, *others = registry.apply_patches(make_plan())
+    assert (first.name, first.state) == ("state_as_json", state)
+    assert (dynamic_rendezvous.pickle is before) is (not present)
+    codes = [message.code for message in registry.left_out([first])]
+    assert codes == ["HPC080"] * (state is registry.State.DOES_NOT_FIT)
+    for outcome in others:
+        assert outcome.state is expected_state(outcome.patch), outcome.name
+
+
+# --- a torch that has changed ---------------------------------------------------------
+
+
+def _by_address(self: Any) -> None:
+    """Rank as pytorch#191285 proposes: with a key, which asks no participant."""
+    ranked = sorted(self._state.participants, key=lambda node: node.addr)
+    for rank, node in enumerate(ranked):
+        self._state.participants[node] = rank
+
+
+def _no_order(self: Any) -> None:
+    self._state.complete = True
+
+
+def _other(_self: Any, _more: Any) -> None:
+    """Take other arguments, and use nothing of what a patch looks for."""
+
+
+def _answer(self: Any) -> Any:
+    return self._answer
+
+
+def _popen_with_preexec(self: Any, args: Any, env: Any) -> Any:
+    self._stdout, self._stderr = None, None
+    return subprocess.Popen(args, env=env, preexec_fn=None)
+
+
+def _popen_elsewhere(self: Any, args: Any, env: Any) -> Any:
+    return self, args, env
+
+
+def _without_option(args: Any) -> Any:
+    return args
+
+
+Local, Simple = LocalElasticAgent, agent_api.SimpleElasticAgent
+Static = static_tcp_rendezvous.StaticTCPRendezvous
+AGENT = [agent, keep_open_on_restart, forward_signals, watch_workers]
+START_WORKERS = [parent_death_signal, fork_workers, bind_workers, watch_workers]
+
+# What is another one, or gone, and who must notice it.
+CHANGES: list[tuple[Any, str, Any, list[Any]]] = [
+    (dynamic_rendezvous, "pickle", None, [state_as_json]),
+    (Executor, "_mark_rendezvous_complete", _by_address, [node_order]),
+    (Executor, "_mark_rendezvous_complete", _no_order, [node_order]),
+    (Executor, "_mark_rendezvous_complete", None, [node_order]),
+    (Handler, "_node_desc_generator", None, [node_order]),
+    (Handler, "__init__", _other, [fresh_store, local_addr, host_exits_last]),
+    (Handler, "next_rendezvous", _answer, [local_addr]),
+    (Handler, "next_rendezvous", None, [fresh_store, local_addr, report_missing_nodes]),
+    (Static, "next_rendezvous", None, [report_missing_nodes]),
+    (Handler, "shutdown", None, [host_exits_last]),
+    (Static, "shutdown", None, [host_exits_last]),
+    (Static, "__init__", _other, [host_exits_last]),
+    (c10d_rendezvous_backend, "TCPStore", None, [bind_store]),
+    (launcher_api, "LocalElasticAgent", None, AGENT),
+    (launcher_api, "launch_agent", _other, AGENT),
+    (torch_registry, "get_rendezvous_handler", _other, [agent]),
+    (torch_registry, "get_rendezvous_handler", None, [agent]),
+    (Simple, "_rendezvous", _other, [agent]),
+    (Simple, "_rendezvous", None, [agent]),
+    (Simple, "_exit_barrier", _other, [agent]),
+    (Simple, "_exit_barrier", None, [agent]),
+    (Simple, "_invoke_run", None, [agent]),
+    (Simple, "__init__", _other, [agent, watch_workers]),  # it counts the restarts
+    (Local, "__init__", _other, [keep_open_on_restart, forward_signals, watch_workers]),
+    (Local, "_monitor_workers", _other, [agent, forward_signals, watch_workers]),
+    (Local, "_monitor_workers", None, [agent, forward_signals, watch_workers]),
+    (Local, "_shutdown", None, [agent, defer_signals, watch_workers]),
+    (Local, "_start_workers", _other, [defer_signals, watch_workers]),
+    (Local, "_start_workers", None, [defer_signals, watch_workers]),
+    (Local, "_stop_workers", None, [keep_open_on_restart]),
+    (Multiprocessing.MultiprocessContext, "pids", None, [forward_signals]),
+    (Multiprocessing.SubprocessContext, "pids", None, [forward_signals]),
+    (Multiprocessing.PContext, "__init__", _other, [watch_workers]),
+    (Multiprocessing.PContext, "close", _other, [defer_signals]),
+    (Multiprocessing.PContext, "close", None, [defer_signals]),
+    (Multiprocessing.PContext, "start", _other, [defer_signals]),
+    (Multiprocessing, "_terminate_process_handler", None, [defer_signals]),
+    (Multiprocessing, "SubprocessHandler", None, START_WORKERS),
+    (SubprocessHandler, "_popen", _other, START_WORKERS),
+    (SubprocessHandler, "_popen", None, START_WORKERS),
+    (SubprocessHandler, "_popen", _popen_with_preexec, [parent_death_signal]),
+    (
+        *(SubprocessHandler, "_popen", _popen_elsewhere),
+        [parent_death_signal, fork_workers, watch_workers],
+    ),
+    (Starting, POPEN, None, [parent_death_signal]),
+    (agent_api, "_get_fq_hostname", _other, [host_name]),
+    (agent_api, "_get_fq_hostname", None, [host_name]),
+    (Local, "_get_fq_hostname", None, [host_name]),
+    (Simple, "_construct_event", _other, [host_name]),
+    (torch_run, "config_from_args", _other, [master_addr]),
+    (torch_run, "config_from_args", _without_option, [master_addr]),
+    (torch_run, "config_from_args", None, [master_addr]),
+]
+if POPEN == "subprocess":
+    CHANGES += [(Starting, "subprocess", object(), [parent_death_signal])]
+if capabilities.LISTENING_SOCKET.present:
+    CHANGES += [(c10d_rendezvous_backend, "TCPStore", dist.HashStore, [bind_store])]
+if capabilities.SHARED_STORE.present:
+    CHANGES += [
+        (Handler, "_create_tcp_store_server", changed, [bind_store])
+        for changed in (None, _other)
+    ]
+
+
+def test_a_change_of_torch_is_tried_for_each() -> None:
+    tried = {patch.__name__ for *_, patches in CHANGES for patch in patches}
+    assert tried == {patch.__name__ for patch in registry.PATCHES}
+
+
+@pytest.mark.usefixtures("torch_again")
+@pytest.mark.parametrize(
+    ("owner", "name", "changed", "patches"),
+    CHANGES,
+    ids=[f"{n}-{getattr(c, '__name__', c and type(c))}" for _, n, c, _ in CHANGES],
+)
+def test_a_torch_that_has_changed(
+    owner: Any,
+    name: str,
+    changed: Any,
+    patches: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Also one that this torch does not need, if it would fit.
+    patches = [patch for patch in patches if patch.fits()]
+    if not patches:
+        pytest.skip("none of them fits this torch")
+    if changed is None:
+        monkeypatch.delattr(owner, name, raising=False)
+    else:
+        monkeypatch.setattr(owner, name, changed, raising=False)
+    for patch in patches:
+        monkeypatch.setattr(patch, "IS_FOR", replace(patch.IS_FOR, present=True))
+    monkeypatch.setattr(registry, "PATCHES", patches)
+    before = [inspect.getattr_static(*place, None) for place in PLACES]
+
+    outcomes = registry.apply_patches(make_plan())
+    assert [outcome.patch for outcome in outcomes] == patches
+    for outcome in outcomes:
+        assert outcome.state is registry.State.DOES_NOT_FIT, outcome.name
+        assert "#" in outcome.patch.REASON  # an issue to read
+    assert registry.left_out(outcomes) == [
+        Message(
+            "HPC080",
+            f"torch {torch.__version__} has changed {patch.TARGET}, which is left as "
+            f"it is: {patch.REASON}",
+        )
+        for patch in patches
+    ]
+    assert [inspect.getattr_static(*place, None) for place in PLACES] == before
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_one_that_does_not_fit_keeps_no_other_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Executor, "_mark_rendezvous_complete", _by_address)
+    outcomes = registry.apply_patches(make_plan())
+    (message,) = registry.left_out(outcomes)
+    assert node_order.TARGET in message.text
+    assert len(outcomes) == len(registry.PATCHES)
+    assert dynamic_rendezvous.pickle is StateAsJson
+    assert c10d_rendezvous_backend.TCPStore is not dist.TCPStore
+
+
+WITHOUT = """
+import signal
+import sys
+from types import SimpleNamespace
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+delattr(dynamic_rendezvous, sys.argv[1])
+
+from torchrun_hpc.agent import elastic  # it imports all that torch is asked for
+from torchrun_hpc.agent.patches import registry
+from torchrun_hpc.options.options import Options
+from torchrun_hpc.planning.meeting import Meeting
+from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.planning.workers import Workers
+
+meeting = Meeting(
+    "c10d", 2, hosts=("n9", "n10"), endpoint="head:1", local_address="127.0.0.2"
+)
+plan = LaunchPlan(Mode.SEVERAL_NODES, Options(), meeting, Workers())
+for outcome in registry.apply_patches(plan):
+    print(outcome.name, outcome.state.name)
+"""
+
+
+@pytest.mark.parametrize("name", ["_NodeDesc", "_RendezvousState"])
+def test_a_torch_without_a_class_that_two_patches_need(
+    name: str, tmp_path: Path
+) -> None:
+    done = run([sys.executable, "-c", WITHOUT, name], cwd=tmp_path)
+    assert (done.code, done.own_lines) == (0, []), done.err
+    found = dict(line.split() for line in done.out.splitlines())
+    outcomes = registry.planned(make_plan(preload=None, binding=None))
+    expected = {o.name: expected_state(o.patch).name for o in outcomes}
+    left_out = dict.fromkeys(("state_as_json", "node_order"), "DOES_NOT_FIT")
+    assert found == {**expected, **left_out}
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But of the name of the host: that call is what must not happen."""
+    called: list[Any] = []
+
+    def monitor(self: Any, worker_group: Any) -> Any:
+        called.append((self, worker_group))
+        return "state"
+
+    def close(self: Any, death_sig: Any = None, timeout: int = 30) -> Any:
+        called.append((self, death_sig, timeout))
+
+    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", monitor)
+    monkeypatch.setattr(Multiprocessing.PContext, "close", close)
+    forwarded: list[Any] = []
+    nothing: Any = None
+    hooks = Hooks(forwarded.append, nothing, nothing, DeathSignals())
+    forward_signals.apply(nothing, hooks)
+    defer_signals.apply(nothing, hooks)
+
+    one = object.__new__(launcher_api.LocalElasticAgent)
+    one._pcontext = None
+    assert one._monitor_workers("group") == "state"
+    assert forwarded == []
+    one._pcontext = SimpleNamespace(pids=lambda: {0: 4711})
+    assert one._monitor_workers("group") == "state"
+    assert forwarded == [{0: 4711}]
+    Multiprocessing.PContext.close(one, signal.SIGTERM, timeout=3)
+    assert called == [(one, "group"), (one, "group"), (one, signal.SIGTERM, 3)]
+    if host_name.IS_FOR.present:
+        host_name.apply()
+        assert agent_api._get_fq_hostname() == socket.gethostname()
+        assert one._get_fq_hostname() == socket.gethostname()

@@ -1,0 +1,57 @@
+"""Node 0 reports that it waits for others."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from inside_torch import Handler, make_plan
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+from waiting import NEVER_S, until
+
+from torchrun_hpc import waiting
+from torchrun_hpc.agent.patches import report_missing_nodes
+
+SUSPICION = "is --node_rank=0 set on every node?"
+REPORT = "torchrun_hpc: note[HPC084]: waiting at head:1 for all 3 nodes, 0 s so far"
+
+
+@pytest.mark.usefixtures("torch_again", "soon")
+@pytest.mark.parametrize(
+    ("values", "waits", "lines"),
+    [
+        ({}, True, [REPORT]),
+        ({"hint": SUSPICION}, True, [f"{REPORT}; {SUSPICION}"]),
+        ({"report_rank": 1, "node_rank": 1}, True, []),
+        ({}, False, []),
+    ],
+)
+def test_node_0_says_that_it_waits_for_others(
+    values: dict[str, Any],
+    waits: bool,  # noqa: FBT001
+    lines: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As long as they have not met, and not later."""
+    found: list[str] = []
+
+    def meet(_handler: Any) -> None:
+        if waits and not lines:  # nobody is there who would say it
+            assert threading.enumerate() == before
+        until(
+            lambda: found.append(capsys.readouterr().err) or "".join(found) or not lines
+        )
+        raise RendezvousTimeoutError
+
+    if not waits:
+        monkeypatch.setattr(waiting, "FIRST_REPORT", NEVER_S)
+    monkeypatch.setattr(Handler, "next_rendezvous", meet)
+    report_missing_nodes.apply(make_plan(**values))
+    before = threading.enumerate()
+    with pytest.raises(RendezvousTimeoutError):
+        Handler.next_rendezvous(None)
+    until(lambda: threading.enumerate() == before)
+    found.append(capsys.readouterr().err)
+    assert "".join(found).splitlines() == lines

@@ -1,0 +1,190 @@
+"""Death signals end a launch wherever they interrupt the main thread."""
+
+from __future__ import annotations
+
+import pytest
+from programs import run_python
+from waiting import NEVER_S
+
+BEGIN = f"""
+import contextlib, logging, os, signal, subprocess, time
+from torchrun_hpc.agent import death_signals
+from torchrun_hpc.agent.death_signals import FOREVER, DeathSignals, die
+
+NEVER_S = {NEVER_S}
+death_signals.LIMIT = 0.1
+signals = DeathSignals()
+
+class Ended(Exception):
+    pass
+
+def end(number, frame):
+    raise Ended(signal.Signals(number).name)
+
+def handle(signals, act):
+    for number in signal.SIGTERM, signal.SIGINT:
+        signal.signal(number, signals.handler(act))
+
+def strike(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def wait():
+    try:
+        time.sleep(NEVER_S)
+    except Ended as ended:
+        return str(ended)
+
+handle(signals, end)
+"""
+
+# Where Python, or the program, ignores the exception of a handler.
+PLACES = {
+    "an at-fork hook": """
+os.register_at_fork(before=strike)
+subprocess.run(["true"], preexec_fn=os.getpid)
+""",
+    "__del__": """
+class Closing:
+    __del__ = strike
+Closing()
+""",
+    "a log handler": """
+class Handler(logging.Handler):
+    def emit(self, record):
+        try:
+            strike()
+        except Exception:
+            self.handleError(record)
+logging.getLogger().addHandler(Handler())
+logging.error("text")
+""",
+    "an except clause": """
+with contextlib.suppress(Exception):
+    strike()
+""",
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(program):
+        return run_python("-c", BEGIN + program, cwd=tmp_path)
+
+    return run
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_exception_without_effect_is_raised_again(run, place):
+    done = run(PLACES[place] + "print(wait())")
+    assert (done.returncode, done.stdout) == (0, "SIGTERM\n"), done.stderr
+
+
+# What happens while signals are held for some time, and what is printed then.
+HELD = {
+    "the first one acts at the end": (
+        """
+try:
+    with signals.held(FOREVER):
+        strike()
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.3)
+        print("held")
+except Ended as ended:
+    print(ended)
+""",
+        "held SIGTERM",
+    ),
+    "a step does not answer": (
+        """
+with contextlib.suppress(Ended), signals.held(death_signals.LIMIT):
+    strike()
+    print(wait())
+    os.read(os.pipe()[0], 1)
+print(wait())
+""",
+        "SIGTERM SIGTERM",
+    ),
+    "a step within a step": (
+        """
+try:
+    with signals.held(FOREVER):
+        with signals.held(0.0):
+            pass
+        strike()
+        print("held")
+except Ended:
+    print("ended")
+""",
+        "held ended",
+    ),
+    "a step fails": (
+        """
+with contextlib.suppress(ValueError), signals.held(FOREVER):
+    strike()
+    raise ValueError
+print(wait())
+""",
+        "SIGTERM",
+    ),
+    "the launch ends already": (
+        """
+with contextlib.suppress(Ended):
+    strike()
+signals.end()
+for _ in range(3):
+    strike()
+    time.sleep(0.1)
+with signals.held(FOREVER):
+    strike()
+print("ended")
+""",
+        "ended",
+    ),
+    "a function in a fork": (
+        """
+with signals.held(death_signals.LIMIT):
+    child = os.fork()
+    if child == 0:
+        strike()
+        print(wait(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+print("agent")
+""",
+        "SIGTERM agent",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_signals_that_are_held(run, what):
+    program, printed = HELD[what]
+    done = run(program)
+    assert (done.returncode, done.stdout.split()) == (0, printed.split()), done.stderr
+
+
+def test_an_interrupt_kills_where_its_exception_may_be_ignored(run):
+    done = run("""
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with death_signals.interrupt_kills():
+    pass
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("as before", flush=True)
+with death_signals.interrupt_kills(), contextlib.suppress(BaseException):
+    signal.raise_signal(signal.SIGINT)
+print("ignored")
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (-2, "as before\n", "")
+
+
+def test_a_process_that_ends_writes_its_last_lines(run):
+    done = run("""
+signals.end()
+handle(DeathSignals(death_signals.LIMIT), die)
+strike()
+print("last line", flush=True)
+time.sleep(NEVER_S)
+""")
+    assert (done.returncode, done.stdout, done.stderr) == (-15, "last line\n", "")

@@ -1,0 +1,223 @@
+"""What a fork tells its agent about itself."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+from inspected import entry
+from waiting import PATIENCE
+
+from torchrun_hpc import wire
+from torchrun_hpc.preload import recorder
+from torchrun_hpc.stacks.calls import ALL, FRAMES, LAST, Record
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(PATIENCE)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def read(line):
+    return wire.decode(Record, wire.from_json(line))
+
+
+class Ranks(NamedTuple):
+    """A process group."""
+
+    number: int
+    group_desc: str
+
+    def size(self):
+        return self.number
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    """Let torch have two groups, and a recorder with these entries."""
+
+    def torch(entries, dump="_dump_fr_trace_json"):
+        names = {
+            Ranks(8, "default_pg"): "0",
+            Ranks(2, "tp"): "1",
+        }
+        c10d = SimpleNamespace(_world=SimpleNamespace(pg_names=names))
+        modules = {
+            "torch.distributed.distributed_c10d": c10d,
+            "torch._C._distributed_c10d": SimpleNamespace(
+                **{dump: lambda: json.dumps({"entries": entries})}
+            ),
+        }
+        for name, module in modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+
+    return torch
+
+
+@pytest.fixture(autouse=True)
+def without_torch(monkeypatch):
+    for name in [*sys.modules]:
+        if name.startswith("torch."):
+            monkeypatch.delitem(sys.modules, name)
+
+
+def test_an_answer_while_the_main_thread_waits(pair, torch):
+    ours, theirs = pair
+    torch([entry(1)])
+    before = threading.enumerate()
+    recorder.start(theirs)
+    assert threading.enumerate() == before
+    assert not theirs.get_inheritable()
+    for question in (FRAMES, ALL):
+        ours.send(question)
+        told = read(ours.recv(2**17))
+        assert (told.groups == ()) == (question == FRAMES)
+    (wait,) = [frame for frame in told.frames if frame.startswith("test_an_answer")]
+    assert "test_recorder.py:" in wait
+    assert [(group.name, group.size, group.last) for group in told.groups] == [
+        ("1 tp", 2, 0),
+        ("0", 8, 1),
+    ]
+    theirs.shutdown(socket.SHUT_RDWR)  # and the thread ends
+
+
+def test_a_script_without_torch(pair):
+    """It sees no thread, and no open file."""
+    _, theirs = pair
+    recorder.start(theirs)
+    assert theirs.fileno() == -1
+    recorder.leave(theirs, RuntimeError())
+
+
+def raises(text="Timed out waiting 9ms for recv operation"):
+    raise RuntimeError(text)
+
+
+def test_last_words(pair):
+    ours, theirs = pair
+    try:
+        raises()
+    except RuntimeError as error:
+        recorder.leave(theirs, error)
+    theirs.close()
+    line = ours.recv(2**17)
+    assert line[:1] == LAST
+    told = read(line[1:])
+    assert [frame.partition(" ")[0] for frame in told.frames] == [
+        "test_last_words",
+        "raises",
+    ]
+    first, *_, last = told.error.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last == "RuntimeError: Timed out waiting 9ms for recv operation"
+    assert told.groups == ()
+
+
+def test_other_errors_do_not_touch_torch(pair, torch):
+    ours, theirs = pair
+    torch([entry(1)])
+    try:
+        raises("bad shape")
+    except RuntimeError as error:
+        recorder.leave(theirs, error)
+    told = read(ours.recv(2**17)[1:])
+    assert (len(told.frames), told.groups) == (2, ())
+
+
+class OddError(Exception):
+    """It has no text, and is false."""
+
+    def __str__(self):
+        raise ValueError
+
+    def __bool__(self):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("error", "written"),
+    [
+        (OddError(), "OddError"),
+        (ValueError("a" * 2**20), "aaa"),
+        (SystemExit("no data"), "no data"),
+        (SystemExit(3), "SystemExit(3)"),
+    ],
+)
+def test_what_python_writes(pair, error, written):
+    ours, theirs = pair
+    recorder.leave(theirs, error)
+    line = ours.recv(2**17)
+    assert line[:1] == LAST
+    assert written in read(line[1:]).error
+
+
+def test_frames_of_the_launcher_are_left_out(pair, monkeypatch):
+    """As the interpreter's own message leaves them out."""
+    ours, theirs = pair
+    monkeypatch.setattr(recorder.script, "LAUNCHER", __file__)
+    try:
+        json.loads("{")
+    except ValueError as error:
+        recorder.leave(theirs, error)
+    told = read(ours.recv(2**17)[1:]).error
+    assert "decoder.py" in told
+    assert __file__ not in told
+
+
+def deep(number):
+    return deep(number - 1) if number else raises()
+
+
+def test_many_frames(pair):
+    """The innermost ones fit into an answer."""
+    ours, theirs = pair
+    try:
+        deep(500)
+    except RuntimeError as error:
+        recorder.leave(theirs, error)
+    told = read(ours.recv(2**17)[1:])
+    assert told.frames[-1].startswith("raises ")
+    assert len(told.frames) == recorder._FRAMES
+
+
+@pytest.mark.parametrize(
+    ("dump", "entries", "groups"),
+    [
+        ("_dump_nccl_trace", [], 0),  # torch 2.2 to 2.5
+        ("_dump_nccl_trace_json", [], 2),  # torch 2.6 and 2.7
+        ("_dump_fr_trace_json", [{"another": "form"}], 0),
+    ],
+)
+def test_other_releases(pair, torch, dump, entries, groups):
+    ours, theirs = pair
+    torch(entries, dump)
+    try:
+        raises()
+    except RuntimeError as error:
+        recorder.leave(theirs, error)
+    told = read(ours.recv(2**17)[1:])
+    assert (len(told.frames), len(told.groups)) == (2, groups)
+
+
+def test_an_agent_that_has_ended_or_does_not_read(pair):
+    ours, theirs = pair
+    for _ in range(2000):
+        recorder.leave(theirs, RuntimeError())
+    ours.close()
+    recorder.leave(theirs, RuntimeError())
+
+
+def test_files_in_a_search_path(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["/a", "/a/b", ""])
+    assert recorder._short("/a/b/c.py") == "c.py"
+    assert recorder._short("/a/x/c.py") == "x/c.py"
+    assert recorder._short("/ab/c.py") == "/ab/c.py"
+    assert recorder._short("<frozen runpy>") == "<frozen runpy>"

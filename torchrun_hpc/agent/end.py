@@ -1,0 +1,193 @@
+"""The end of a launch: report to the other nodes, last line, exit code."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import signal
+import socket
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
+
+from torchrun_hpc.agent import abort, outcome, signals
+from torchrun_hpc.agent.death_signals import LIMIT, DeathSignals, die
+from torchrun_hpc.agent.start import FAILED
+from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.failures import report
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
+from torchrun_hpc.rendezvous.errors import JobFailedError
+from torchrun_hpc.rendezvous.handler import CoordinatorMissingError
+from torchrun_hpc.rendezvous.messages import bad_nodes
+from torchrun_hpc.reporting import console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torchrun_hpc.agent.death_signals import Handler
+    from torchrun_hpc.failures.local import LocalWorld
+    from torchrun_hpc.planning.plan import LaunchPlan
+    from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
+
+    World = SchedulerRendezvous | LocalWorld
+
+
+# Seconds in which an agent that gives up tries to reach the others.
+_REPORT_TIMEOUT = 10.0
+
+_LOST = (Kind.LOST, Kind.SILENT)
+_END_SCRIPT = "End the job script when the --hpc-outcome file has the final outcome"
+
+_KILLED = 128  # plus the number of the signal, as in a shell
+
+
+class _EarlySignal(SignalException):
+    """A signal before there are workers; torchrun would die of it."""
+
+
+@contextlib.contextmanager
+def together(
+    plan: LaunchPlan, world: World, death_signals: DeathSignals, *, is_command: bool
+) -> Iterator[None]:
+    """End a launch in the same way as all other nodes, if they can be told.
+
+    Raise `SystemExit` if the job failed, with its reason as ``__cause__``, or
+    `ChildFailedError` if workers of this node failed.
+    """
+    handlers = _handle(plan, death_signals.handler(_raise))
+    problem: BaseException | None = None
+    try:
+        try:
+            yield
+        finally:
+            death_signals.end()
+    except BaseException as error:  # noqa: BLE001 - raised again below
+        problem = error
+    death_signals.end()  # a signal may have interrupted the first call
+    # It ignores them now, unlike torch's own handler without our patch.
+    _handle(plan, death_signals.handler(_raise))
+    try:
+        if problem is not None and not isinstance(problem, JobFailedError):
+            _give_up(plan, world, problem)
+        world.leave(lambda: death_signals.is_repeated)
+        if world.took_part:
+            _report(plan, world, is_command=is_command)
+    finally:
+        if is_command and handlers:  # the process still writes its last lines
+            handlers = dict.fromkeys(handlers, DeathSignals(LIMIT).handler(die))
+            handlers.update(dict.fromkeys(signals.FORWARDED, signal.SIG_IGN))
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if isinstance(problem, _EarlySignal):
+        raise SystemExit(_KILLED + problem.sigval)  # this also ends a program
+    failure = world.failure
+    if failure is not None and isinstance(problem, JobFailedError | None):
+        cause = RendezvousError(str(report.failed(failure, world.meeting)))
+        raise SystemExit(FAILED) from cause
+    # In all other cases torch's own traceback follows, as after torchrun.
+    is_silent = plan.meeting.is_ours and isinstance(problem, SignalException)
+    is_ours = is_command or plan.meeting.is_ours
+    is_silent = is_silent or (is_ours and isinstance(problem, OSError))
+    if is_silent or isinstance(problem, JobFailedError):
+        raise SystemExit(FAILED) from problem
+    if problem is not None:
+        raise problem
+
+
+def _handle(plan: LaunchPlan, handler: Handler) -> dict[int, Any]:
+    """Handle ``--signals-to-handle``; return the earlier handlers.
+
+    Without a rendezvous of ours, torch alone handles them.
+    """
+    before: dict[int, Any] = {}
+    is_main = threading.current_thread() is threading.main_thread()
+    for name in plan.asked.signals_to_handle if is_main else ():
+        # Torch itself reports a name that is no signal, or cannot be caught.
+        with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
+            number = getattr(signal, name)
+            present = signal.getsignal(number)
+            signal.signal(number, handler if plan.meeting.is_ours else present)
+            before[number] = present
+    return before
+
+
+def _raise(number: int, _frame: Any) -> None:
+    raise _EarlySignal(f"signal {number}", signal.Signals(number))
+
+
+def _give_up(plan: LaunchPlan, world: World, problem: BaseException) -> None:
+    failure, meeting = failure_of(problem), plan.meeting
+    if isinstance(problem, OSError):
+        where = dict(enumerate(meeting.hosts)).get(meeting.node_rank)
+        fault = f"on {where or socket.gethostname()}: {failure.text}"
+        console.write(Message("HPC127", fault), "error")
+    if world.took_part:
+        world.give_up(failure)
+        if isinstance(problem, LaunchError):
+            problem.others_know = meeting.is_ours
+        return
+    # `abort` sends a LaunchError when it prints the message. Without a coordinator,
+    # nobody can be told.
+    is_told = isinstance(problem, LaunchError | CoordinatorMissingError)
+    if failure.kind is Kind.AGENT and not is_told:
+        abort.tell(meeting, failure.text, _REPORT_TIMEOUT)
+
+
+def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:
+    """Write the outcome and the notes, and last why the job failed.
+
+    A command writes them at its process's end. A program may continue, and gets an
+    exception: so write them now, and the reason only without a report.
+    """
+    failure, meeting = world.failure, world.meeting
+    plan = replace(plan, meeting=meeting)
+    say: Any = partial(atexit.register, console.write) if is_command else console.write
+    if not world.reports:
+        if world.is_unreported and failure and failure.nodes == (meeting.node_rank,):
+            failed = report.failed(failure, meeting)
+            text = f"{failed.text}; the head node has not reported it"
+            say(replace(failed, text=text), "error")
+        return
+    bad = world.out_at_end
+    notes = [bad_nodes(bad, meeting)] if bad else []
+    by = meeting.started_by
+    # It sees itself that a connection has ended, but not that a node is silent.
+    kinds = (Kind.SILENT,) if by and by.ends_others else _LOST
+    is_lost = notes if failure is None else failure.kind in kinds
+    if is_lost and by and by.may_wait:
+        waits = f"{by.name} may wait forever for a lost node. {_END_SCRIPT}"
+        notes.append(Message("HPC235", waits))
+    for note in notes:
+        # atexit runs in reverse order, so these are written after the reason.
+        say(note, "warning")
+    if world.is_certain:
+        counts = world.restarts, world.takeovers
+        outcome.write(outcome.outcome_of(failure, plan, bad, *counts), plan)
+    # With torch's rendezvous, torch reports why it ended, unless a worker failed.
+    if failure and (is_command if failure.worker else meeting.is_ours):
+        say(report.failed(failure, meeting), "error")
+
+
+# --- exceptions that end an agent -----------------------------------------------------
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return the failure of an agent that an exception ends; its node is not set."""
+    if isinstance(error, ChildFailedError):
+        rank, worker = error.get_first_failure()
+        part, code = WorkerPart(rank), worker.exitcode
+        return Failure(Kind.WORKER, code=code, time=time.time(), worker=part)
+    own = Failure(Kind.AGENT, time=time.time())
+    if isinstance(error, SignalException):
+        return replace(own, kind=Kind.SIGNAL, code=int(error.sigval))
+    if isinstance(error, OSError):
+        file = f": {error.filename}" if error.filename else ""
+        return replace(own, text=f"{error.strerror or error}{file}")
+    name = error.code if isinstance(error, LaunchError) else type(error).__name__
+    return replace(own, text=f"{name} {error}")

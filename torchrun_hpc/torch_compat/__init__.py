@@ -1,1 +1,0 @@
-"""Everything that depends on torch's release: `capabilities`, and the `patches`."""
