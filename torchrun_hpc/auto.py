@@ -19,16 +19,12 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import environment
 from torchrun_hpc.agent import abort, output, signals
 from torchrun_hpc.agent.abort import LaunchState
-from torchrun_hpc.agent.inputs import inputs_of
-from torchrun_hpc.agent.start import start
-from torchrun_hpc.agent.starters import prepare_agent
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
+from torchrun_hpc.main import Launch
 from torchrun_hpc.options import values
 from torchrun_hpc.options.command_line import CommandLine, VersionWanted, variable_of
 from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.planning.mode import choose_mode
-from torchrun_hpc.planning.plan import meet
-from torchrun_hpc.preflight import preflight
 from torchrun_hpc.preload.affinity import restored_after_import
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
@@ -45,6 +41,11 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
+    from torchrun_hpc.agent.start import Starter
+    from torchrun_hpc.planning.inputs import Inputs
+    from torchrun_hpc.planning.mode import Mode
+    from torchrun_hpc.preflight import Preflight
+
 _original_run: Any = torch_run.run
 _original_parse: Any = torch_run.parse_args
 
@@ -52,7 +53,7 @@ _OPTIONS = "hpc_explicit"
 
 
 @contextlib.contextmanager
-def _faults_raised(known: LaunchState | None = None) -> Iterator[None]:
+def _faults_raised(launch: Launch | None = None) -> Iterator[None]:
     """Raise faults as exceptions, instead of reporting them.
 
     An `EmbeddedLaunchError` is wrong use: the command would have exit code 2. Other
@@ -61,8 +62,8 @@ def _faults_raised(known: LaunchState | None = None) -> Iterator[None]:
     try:
         yield
     except LaunchError as error:
-        if known is not None:
-            abort.give_up(error, known, is_silent=True)
+        if launch is not None:
+            abort.give_up(error, launch, is_silent=True)
         raise EmbeddedLaunchError(error.code, str(error)) from None
     except SystemExit as end:
         if isinstance(end.__cause__, Exception):
@@ -86,26 +87,39 @@ def _parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     return parsed
 
 
-@functools.wraps(_original_run)
-def _run(args: argparse.Namespace) -> None:
-    known = LaunchState()
-    with _signals_noted(), _faults_raised(known):
-        environment.drop_empty_options()
-        command = shlex.join(["python", *sys.argv])
-        seen = known.preflight = preflight(command, console.write)
+class _Embedded(Launch):
+    """The launch of a program that has parsed torchrun's arguments itself."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(shlex.join(["python", *sys.argv]), asks_tasks=True)
+        self._args = args
+
+    def parse(self, facts: Preflight) -> CommandLine:
+        """Return the options that the program or its user has set."""
+        args = self._args
         given = getattr(args, _OPTIONS, None)
         if given is None:
-            given = torchrun_parser.changed(args, seen.environ)
+            given = torchrun_parser.changed(args, facts.environ)
         words = args.training_script, *args.training_script_args
-        options = known.options = read(given, words, has_job=seen.job is not None)
-        mode = known.mode = choose_mode(seen, CommandLine(options), has_agent=True)
-        prepare_agent(seen, options)
-        inputs = inputs_of(mode, seen, options)
-        meeting = known.meeting = meet(inputs)
-        starter = AgentStarter(inputs, args)
-        plan = starter.plan(meeting)
-        known.meeting = plan.meeting  # as in `torchrun_hpc.main`
-        start(plan, starter)
+        return CommandLine(read(given, words, has_job=facts.job is not None))
+
+    def choose_mode(self, facts: Preflight, line: CommandLine) -> Mode:
+        """Return a mode with an agent: the program has called it."""
+        mode = choose_mode(facts, line, has_agent=True)
+        self.prepare_agent(facts)
+        return mode
+
+    def make_starter(self, inputs: Inputs) -> Starter:
+        """Return the starter of torch's agent."""
+        return AgentStarter(inputs, self._args)
+
+
+@functools.wraps(_original_run)
+def _run(args: argparse.Namespace) -> None:
+    launch = _Embedded(args)
+    with _signals_noted(), _faults_raised(launch):
+        environment.drop_empty_options()
+        launch.run()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
     preflight ──► parse ──► choose mode ──► plan ──► start
 
-`describe` stops after the plan, the dry run before the start of the workers.
+A `Launch` stops after the stage at which its user has enough: `describe` after the
+plan, the doctor where the nodes meet, ``sites`` after the options.
 
 A plan has two parts. The meeting needs no torch, so that a node without torch can
 inform the others. The rest needs torch, except in direct mode.
@@ -10,42 +11,279 @@ inform the others. The rest needs torch, except in direct mode.
 
 from __future__ import annotations
 
+import gc
 import shlex
 import sys
 from dataclasses import replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import environment, wire
-from torchrun_hpc.agent import direct, signals, starters
+from torchrun_hpc.agent import direct, signals
 from torchrun_hpc.agent.abort import LaunchState, faults_reported
 from torchrun_hpc.agent.death_signals import interrupt_kills
 from torchrun_hpc.agent.inputs import inputs_of
 from torchrun_hpc.agent.start import start
+from torchrun_hpc.host.resolver import ResolverCheck
 from torchrun_hpc.options import command_line
+from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import read
 from torchrun_hpc.options.values import NONE
-from torchrun_hpc.planning.mode import (
-    check_started_right,
-    choose_mode,
-    direct_mode,
-)
+from torchrun_hpc.planning.mode import check_started_right, choose_mode, direct_mode
 from torchrun_hpc.planning.plan import meet
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.preload import SplitOff, imports, keep, read_ahead
 from torchrun_hpc.reporting import console, streams
-from torchrun_hpc.schedulers import process
+from torchrun_hpc.schedulers import pmi, process
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torchrun_hpc.agent.start import Starter
-    from torchrun_hpc.options.command_line import CommandLine
+    from torchrun_hpc.options.options import Options
+    from torchrun_hpc.planning.inputs import Inputs
+    from torchrun_hpc.planning.mode import Mode
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.preflight import Preflight
+    from torchrun_hpc.preload.starter import Preloaded
     from torchrun_hpc.schedulers.job import Job
 
 # Libraries take longest. Torch's also imports numpy's, which no bytecode shows.
 _READ_FIRST = ("torch._C", "numpy._core.umath", "torchrun_hpc.agent.elastic")
+
+
+class Stage(Enum):
+    """What a user of a launch needs of it."""
+
+    PREFLIGHT = "the job"
+    PARSE = "the options"
+    MEET = "where the nodes meet"
+    PLAN = "the whole plan"
+    START = "the workers"
+
+
+class Launch(LaunchState):
+    """A launch, which stops after the stage at which its user has enough.
+
+    Launches differ in the steps below. Each raises `LaunchError` for wrong use. With
+    ``asks_tasks``, the tasks of a process manager exchange their hosts, so all of them
+    must launch. ``command`` is the user's, for messages.
+
+    Attributes:
+        facts: The job, and this process.
+        inputs: The inputs of the plan.
+        plan: All decisions.
+        starter: What starts the workers.
+    """
+
+    facts: Preflight
+    inputs: Inputs
+    plan: LaunchPlan
+    starter: Starter
+
+    def __init__(self, command: str, *, asks_tasks: bool = False) -> None:
+        super().__init__()
+        self._command, self._asks_tasks = command, asks_tasks
+
+    def run(self, *, upto: Stage = Stage.START) -> None:
+        """Go through the stages, up to one of them."""
+        facts = self.facts = self.preflight = self.look()
+        if upto is Stage.PREFLIGHT:
+            return
+        line = self.parse(facts)
+        self.options = line.options
+        if upto is Stage.PARSE:
+            return
+        mode = self.mode = self.choose_mode(facts, line)
+        inputs = self.inputs = self.collect(facts, mode)
+        self.meeting = meet(inputs)
+        if upto is Stage.MEET:
+            return
+        self.starter = self.make_starter(inputs)
+        self.plan = self.starter.plan(self.meeting)
+        self.meeting = self.plan.meeting  # torch can force another way to meet
+        if upto is Stage.PLAN:
+            return
+        start(self.plan, self.starter)
+
+    def look(self) -> Preflight:
+        """Return the facts of this process."""
+        return preflight(self._command, console.write if self._asks_tasks else None)
+
+    def parse(self, facts: Preflight) -> CommandLine:
+        """Return the options, of which some can have no effect."""
+        return CommandLine(command_line.of_setup(facts.environ))
+
+    def choose_mode(self, facts: Preflight, line: CommandLine) -> Mode:
+        """Return how the workers are started."""
+        raise NotImplementedError
+
+    def collect(self, facts: Preflight, mode: Mode) -> Inputs:
+        """Return what is known of this node without torch."""
+        return inputs_of(mode, facts, self.options)
+
+    def make_starter(self, inputs: Inputs) -> Starter:
+        """Return what starts the workers in this mode."""
+        raise NotImplementedError
+
+    def prepare_agent(self, facts: Preflight) -> None:
+        """Prepare this process to be an agent, before torch is imported."""
+        if facts.job is not None and facts.job.pmi_is_open:
+            pmi.finalize(facts.environ)  # the workers have no way to it
+        self.prepare_to_debug(facts)
+
+    def prepare_to_debug(self, facts: Preflight) -> None:
+        """Switch ``--hpc-debug`` on, before torch reads its variables."""
+        if self.options.hpc_debug:
+            from torchrun_hpc.agent import output  # noqa: PLC0415 - rarely needed
+
+            node_rank = facts.job.node_rank if facts.job else None
+            output.debug(facts.hostname, node_rank)
+
+
+class Command(Launch):
+    """The launch of ``python -m torchrun_hpc``, with its arguments.
+
+    Unless ``is_launch``, it changes nothing in this process. If it ``may_split_off``, a
+    fork server can be split off. A ``job`` that is known is not detected.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        job: Job | None = None,
+        *,
+        may_split_off: bool = True,
+        is_launch: bool = True,
+    ) -> None:
+        command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
+        super().__init__(command, asks_tasks=is_launch and job is None)
+        self._argv, self._job = argv, job
+        self._may_split_off, self._is_launch = may_split_off, is_launch
+
+    def look(self) -> Preflight:
+        """Return the facts of this process, with the job that its caller knows."""
+        facts = super().look()
+        return replace(facts, job=self._job, problem=None) if self._job else facts
+
+    def parse(self, facts: Preflight) -> CommandLine:
+        """Parse the command line, without torch if possible.
+
+        Help needs torch. So does an unknown option, which may be newer, or an
+        abbreviation that only an older release accepts.
+        """
+        argv, job = self._argv, facts.job
+        line = command_line.parse(argv, facts.environ, has_job=job is not None)
+        self.options = line.options  # its key proves a fault to the other nodes
+        may_be_direct = job is not None and job.has_several_tasks
+        if line.unknown and any(word.startswith(("--nn", "--stand")) for word in argv):
+            may_be_direct = False  # the next word may be the unknown option's value
+        is_clear = not (line.unknown or line.problem)
+        if line.wants_version:
+            from torchrun_hpc.agent import output  # noqa: PLC0415 - rarely needed
+
+            output.show_version(line.options)
+        if not line.wants_help and (may_be_direct or is_clear):
+            return line
+        if line.problem:
+            check_started_right(facts)  # clearer than a wrong word, and without torch
+        if self._is_launch:
+            self.prepare_to_debug(facts)
+        imports.import_torch()
+        from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415 - needs torch
+
+        args = torchrun_parser.parse(argv, facts.environ)
+        given = torchrun_parser.explicit(args, argv, facts.environ)
+        words = args.training_script, *args.training_script_args
+        options = read(given, words, has_job=job is not None)
+        return replace(line, options=options, problem=None)
+
+    def choose_mode(self, facts: Preflight, line: CommandLine) -> Mode:
+        """Return how the workers are started, which the whole step decides."""
+        mode = choose_mode(facts, line, _count_workers)
+        if self._is_launch and not mode.is_direct:
+            self.prepare_agent(facts)
+        return mode
+
+    def collect(self, facts: Preflight, mode: Mode) -> Inputs:
+        """Return what is known of this node, and read the coming imports ahead."""
+        may_preload = self._may_split_off and not mode.is_direct
+        inputs = inputs_of(mode, facts, self.options, may_preload=may_preload)
+        if inputs.options.hpc_read_ahead == NONE or mode.is_direct:
+            read_ahead.end()
+        modules = inputs.preload.modules if inputs.preload else ()
+        read_ahead.ask(*_READ_FIRST, *modules)
+        return inputs
+
+    def make_starter(self, inputs: Inputs) -> Starter:
+        """Return the starter; with an agent, torch's parser has the last word.
+
+        Torch is imported as late as possible. Raise `SplitOff` in the process of a fork
+        server.
+        """
+        if inputs.mode.is_direct:
+            return direct.DirectStarter(inputs)
+        check = ResolverCheck(inputs.network) if self._is_launch else None
+        # The search for garbage takes a sixth of the import (measured, torch 2.13).
+        gc.disable()
+        try:
+            preloaded = _preloaded(inputs) if self._is_launch else None
+            imports.import_torch()
+            from torchrun_hpc.agent.elastic import AgentStarter  # noqa: PLC0415
+            from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
+
+            gc.freeze()  # modules stay: do not look at them again
+        finally:
+            gc.enable()
+        args = torchrun_parser.parse(self._argv, inputs.environ)
+        if self._is_launch:
+            streams.forgive_at_exit(sys.stdout)  # --help has already exited
+        read_ahead.end()  # everything is imported
+        return AgentStarter(
+            inputs, args, preloaded=preloaded, resolver=check, is_command=True
+        )
+
+
+def _preloaded(inputs: Inputs) -> Preloaded | None:
+    preload = inputs.preload
+    if preload is None or preload.problem or inputs.options.hpc_dry_run:
+        return None
+    from torchrun_hpc.preload.starter import Preloaded  # noqa: PLC0415 - rarely needed
+
+    preloaded = Preloaded(preload)
+    option = ["-m"] if inputs.options.module else []
+    preloaded.start([*option, *inputs.options.words])
+    return preloaded
+
+
+def _count_workers(options: Options) -> int:
+    """Return how many workers ``--nproc-per-node`` means on this node."""
+    if isinstance(options.nproc_per_node, int):
+        return options.nproc_per_node
+    imports.import_torch()  # to count
+    from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415 - needs torch
+
+    return torchrun_parser.number_of_workers(options, options.nproc_per_node)
+
+
+class Worker(Launch):
+    """The launch of a script that becomes a worker by `setup_environment`."""
+
+    def look(self) -> Preflight:
+        """Return the facts of this process, which is alone without a launcher."""
+        facts = super().look()
+        check_started_right(facts)
+        return replace(facts, job=facts.job or direct.local_job(facts.hostname))
+
+    def choose_mode(self, facts: Preflight, line: CommandLine) -> Mode:
+        """Return direct mode, on one or several nodes."""
+        if line.options.problem is not None:
+            raise line.options.problem
+        return direct_mode(facts.job)
+
+    def make_starter(self, inputs: Inputs) -> Starter:
+        """Return the starter that keeps this process."""
+        return direct.WorkerStarter(inputs)
 
 
 def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
@@ -57,7 +295,7 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
     try:
         # If a program passed the arguments, it would continue in each worker.
         words = sys.argv[1:] if argv is None else argv
-        _launch(words, job, may_split_off=argv is None)
+        _launch(Command(words, job, may_split_off=argv is None))
     except SplitOff as split:
         serve = split.serve
         keep(split.__traceback__)  # it refers to the agent's objects, such as processes
@@ -69,88 +307,25 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
     sys.exit()
 
 
-def _launch(argv: Sequence[str], job: Job | None, *, may_split_off: bool) -> None:
-    known = LaunchState()
-    with faults_reported(known):
+def _launch(launch: Launch) -> None:
+    with faults_reported(launch):
         with interrupt_kills():
             streams.open_closed()  # first: the next opened file gets their numbers
             streams.forgive_at_exit(sys.stderr)
             signals.install()  # a scheduler may send one at any time
             environment.drop_empty_options()
-            planned = _planned(argv, known, job, may_split_off=may_split_off)
-        start(*planned)
-
-
-def _planned(
-    argv: Sequence[str],
-    known: LaunchState,
-    job: Job | None = None,
-    *,
-    may_split_off: bool = True,
-    is_launch: bool = True,
-) -> tuple[LaunchPlan, Starter]:
-    """Go through the stages up to the plan; only a launch changes this process."""
-    command = shlex.join(["python", "-m", "torchrun_hpc", *argv])
-    seen = preflight(command, console.write if is_launch and job is None else None)
-    if job is not None:
-        seen = replace(seen, job=job, problem=None)
-    known.preflight = seen
-    line = parse(argv, seen, known)
-    known.options = line.options
-    mode = known.mode = choose_mode(seen, line, starters.count_workers)
-    if is_launch and not mode.is_direct:
-        starters.prepare_agent(seen, line.options)
-    may_preload = may_split_off and not mode.is_direct
-    inputs = inputs_of(mode, seen, line.options, may_preload=may_preload)
-    if inputs.options.hpc_read_ahead == NONE or mode.is_direct:
-        read_ahead.end()
-    read_ahead.ask(*_READ_FIRST, *(inputs.preload.modules if inputs.preload else ()))
-    meeting = known.meeting = meet(inputs)
-    starter = starters.starter_of(inputs, argv, is_launch=is_launch)
-    plan = starter.plan(meeting)
-    read_ahead.end()  # everything is imported
-    known.meeting = plan.meeting  # torch can force another way to meet
-    return plan, starter
-
-
-def parse(argv: Sequence[str], seen: Preflight, known: LaunchState) -> CommandLine:
-    """Parse the command line, without torch if possible; fill in ``known``.
-
-    Help needs torch. So does an unknown option, which may be newer, or an abbreviation
-    that only an older release accepts.
-    """
-    has_job = seen.job is not None
-    line = command_line.parse(argv, seen.environ, has_job=has_job)
-    known.options = line.options  # its key proves a fault to the other nodes
-    may_be_direct = seen.job is not None and seen.job.has_several_tasks
-    if line.unknown and any(word.startswith(("--nn", "--stand")) for word in argv):
-        may_be_direct = False  # the next word may be the unknown option's value
-    is_clear = not (line.unknown or line.problem)
-    if line.wants_version:
-        from torchrun_hpc.agent import output  # noqa: PLC0415 - rarely needed
-
-        output.show_version(line.options)
-    if not line.wants_help and (may_be_direct or is_clear):
-        return line
-    if line.problem:
-        check_started_right(seen)  # more helpful than a wrong word, and without torch
-    starters.prepare_to_debug(seen, line.options)
-    imports.import_torch()
-    from torchrun_hpc.options import torchrun_parser  # noqa: PLC0415
-
-    args = torchrun_parser.parse(argv, seen.environ)
-    given = torchrun_parser.explicit(args, argv, seen.environ)
-    words = args.training_script, *args.training_script_args
-    return replace(line, options=read(given, words, has_job=has_job), problem=None)
+            launch.run(upto=Stage.PLAN)
+        start(launch.plan, launch.starter)
 
 
 def describe(argv: Sequence[str]) -> dict[str, Any]:
     """Return the plan of a launch; see `torchrun_hpc.describe`."""
+    launch = Command([*argv, "SCRIPT"], is_launch=False)
     with environment.without_empty_options():
-        plan, starter = _planned([*argv, "SCRIPT"], LaunchState(), is_launch=False)
-        described = wire.encode(starter.describe(plan))
-    found: dict[str, Any] = wire.from_json(wire.to_line(described))
-    return found
+        launch.run(upto=Stage.PLAN)
+        described = wire.encode(launch.starter.describe(launch.plan))
+    plain: dict[str, Any] = wire.from_json(wire.to_line(described))
+    return plain
 
 
 def setup_environment() -> Mapping[str, str]:
@@ -158,20 +333,6 @@ def setup_environment() -> Mapping[str, str]:
     if direct.is_set_up(process.environment()):
         return {}
     streams.open_closed()
-    seen = preflight(shlex.join(["python", *sys.argv]), console.write)
-    check_started_right(seen)
-    return set_up_worker(seen)
-
-
-def set_up_worker(seen: Preflight) -> Mapping[str, str]:
-    """Set the environment of this worker, and return it."""
-    job = seen.job or direct.local_job(seen.hostname)
-    seen = replace(seen, job=job)
-    options = command_line.of_setup(seen.environ)
-    if options.problem is not None:
-        raise options.problem
-    inputs = inputs_of(direct_mode(job), seen, options)
-    starter = direct.WorkerStarter(inputs)
-    plan = starter.plan(meet(inputs))
-    start(plan, starter)
-    return {name: str(value.value) for name, value in plan.environment.items()}
+    launch = Worker(shlex.join(["python", *sys.argv]), asks_tasks=True)
+    launch.run()
+    return {name: str(value.value) for name, value in launch.plan.environment.items()}

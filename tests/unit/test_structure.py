@@ -104,7 +104,7 @@ MAY_ASK = {
     "options.options",
     "planning.mode",
     "schedulers.job",
-    "agent.starters",
+    "auto",
     "main",
 }
 

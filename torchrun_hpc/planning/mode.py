@@ -103,9 +103,10 @@ def check_started_right(preflight: Preflight) -> None:
         )
 
 
-def direct_mode(job: Job) -> Mode:
+def direct_mode(job: Job | None) -> Mode:
     """Return the mode in which each task of a step is a worker."""
-    return Mode.DIRECT if len(job.nodes) > 1 else Mode.DIRECT_ONE_NODE
+    is_on_several = job is not None and len(job.nodes) > 1
+    return Mode.DIRECT if is_on_several else Mode.DIRECT_ONE_NODE
 
 
 def direct_mode_problem(line: CommandLine, agents_command: str) -> LaunchError | None:

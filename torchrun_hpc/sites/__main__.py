@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import files, sites
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host.network import this_node
-from torchrun_hpc.options.command_line import of_setup
+from torchrun_hpc.main import Launch, Stage
 from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.values import BIND_NONE
 from torchrun_hpc.planning import network_env
@@ -114,11 +114,12 @@ def _check(file: str) -> int:
 
 
 def _look() -> tuple[Mapping[str, str], str, Setting | None, sites.Site | None]:
-    seen = preflight(COMMAND)
-    if seen.problem is not None:
-        raise seen.problem
-    environ, host = seen.environ, seen.site_host
-    setting = of_setup(environ).given.get("hpc_site")
+    launch = Launch(COMMAND)
+    launch.run(upto=Stage.PARSE)
+    facts, setting = launch.facts, launch.options.given.get("hpc_site")
+    if facts.problem is not None:
+        raise facts.problem
+    environ, host = facts.environ, facts.site_host
     return environ, host, setting, sites.find(environ, host, setting)
 
 

@@ -26,7 +26,6 @@ from torch.distributed.launcher import api
 
 import torchrun_hpc
 from torchrun_hpc import main
-from torchrun_hpc.agent.abort import LaunchState
 from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.host import capabilities, network
 from torchrun_hpc.host.capabilities import Capability
@@ -283,9 +282,9 @@ def test_others_are_told_where_this_torch_can_meet(
     """If torch's agent has changed, the nodes meet by c10d, where nobody is told."""
     monkeypatch.setattr(registry, "incompatible", lambda: ("agent",))
     environment("slurm-srun-3-nodes")
-    known = LaunchState()
     endpoint = f"--rdzv-endpoint=[{own_address()}]:29400"
     argv = [endpoint, "--hpc-site=none", "SCRIPT"]
-    plan, _ = main._planned(argv, known, is_launch=False)
-    assert plan.meeting.backend == "c10d"
-    assert known.meeting == plan.meeting
+    launch = main.Command(argv, is_launch=False)
+    launch.run(upto=main.Stage.PLAN)
+    assert launch.meeting.backend == "c10d"
+    assert launch.meeting == launch.plan.meeting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from nodes import COMMAND, explicit, juelich, make_inputs, mode_of
@@ -36,7 +37,10 @@ def starter(options, script, arguments=(), environ=None, rank=0):
 
 
 def set_up(job, hostname, environ):
-    return main.set_up_worker(Preflight(job, None, environ, hostname, COMMAND))
+    """Set up a worker, as a script does."""
+    facts = Preflight(job, None, environ, hostname, COMMAND)
+    with mock.patch.object(main, "preflight", return_value=facts):
+        return main.setup_environment()
 
 
 # --- what is run --------------------------------------------------------------------
@@ -138,7 +142,8 @@ def test_two_scripts_without_a_launcher_do_not_meet(environ):
     import socket  # noqa: PLC0415 - here only
 
     set_up(None, "laptop", environ)
-    port = environ.pop("MASTER_PORT")
+    port = environ["MASTER_PORT"]
+    environ.clear()
     with socket.create_server(("127.0.0.1", int(port))):
         set_up(None, "laptop", {})
     assert environ["MASTER_PORT"] != port

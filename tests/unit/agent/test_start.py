@@ -28,9 +28,10 @@ def test_nothing_is_written_where_the_port_is_taken(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         given = {"MASTER_PORT": port}
-        seen = Preflight(job_at([0, 0], 0), None, given, "jwb0001", COMMAND)
+        facts = Preflight(job_at([0, 0], 0), None, given, "jwb0001", COMMAND)
+        monkeypatch.setattr(main, "preflight", lambda *_: facts)
         with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1") as caught:
-            main.set_up_worker(seen)
+            main.setup_environment()
         start.check_port(planned_at([0, 0], 1, environ=given))  # the other task's
     assert caught.value.code == "HPC132"
     assert "MASTER_PORT=PORT" in str(caught.value)
@@ -40,5 +41,6 @@ def test_nothing_is_written_where_the_port_is_taken(monkeypatch):
 def test_a_variable_that_cannot_be_read_leaves_those_of_a_script(monkeypatch):
     monkeypatch.setattr("os.environ", {})
     given = {"PET_MAX_RESTARTS": "x", "PET_HPC_OMP_THREADS": "3"}
-    seen = Preflight(job_at([0, 0], 0), None, given, "jwb0001", COMMAND)
-    assert main.set_up_worker(seen)["OMP_NUM_THREADS"] == "3"
+    facts = Preflight(job_at([0, 0], 0), None, given, "jwb0001", COMMAND)
+    monkeypatch.setattr(main, "preflight", lambda *_: facts)
+    assert main.setup_environment()["OMP_NUM_THREADS"] == "3"

@@ -27,16 +27,9 @@ from waiting import PATIENCE
 import torchrun_hpc
 from torchrun_hpc import main
 from torchrun_hpc.agent import start
-from torchrun_hpc.agent.abort import LaunchState
-from torchrun_hpc.agent.elastic import AgentStarter
-from torchrun_hpc.agent.inputs import inputs_of
 from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.host.capabilities import Capability
-from torchrun_hpc.options import torchrun_parser
-from torchrun_hpc.planning.mode import choose_mode
-from torchrun_hpc.planning.plan import meet
-from torchrun_hpc.preflight import preflight
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -304,13 +297,10 @@ def _warned(
         start.console, "write", lambda message, *_: messages.append(message)
     )
     argv = [*options, "train.py"]
-    args, seen = torchrun_parser.parse(argv, os.environ), preflight("command")
-    line = main.parse(argv, seen, LaunchState())
-    inputs = inputs_of(choose_mode(seen, line), seen, line.options)
-    starter = AgentStarter(inputs, args)
-    plan = starter.plan(meet(inputs))
-    plan = replace(plan, meeting=replace(plan.meeting, nodes=nodes))
-    start._announce(plan, *starter.findings(plan))
+    launch = main.Command(argv, is_launch=False)
+    launch.run(upto=main.Stage.PLAN)
+    plan = replace(launch.plan, meeting=replace(launch.plan.meeting, nodes=nodes))
+    start._announce(plan, *launch.starter.findings(plan))
     return [message.code for message in messages]
 
 
