@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous import (
     dynamic_rendezvous,
     static_tcp_rendezvous,
 )
+from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.launcher import api as launcher_api
 from waiting import PATIENCE
 
@@ -59,6 +60,7 @@ EXPECTED = {
     (static_tcp_rendezvous, "TCPStore"): _EVERY,
     (dynamic_rendezvous, "pickle"): _EVERY,
     (launcher_api, "LocalElasticAgent"): _EVERY,
+    (torch_registry, "get_rendezvous_handler"): _EVERY,
     (LocalElasticAgent, "_get_fq_hostname"): _INFO,
     (agent_api, "_get_fq_hostname"): _INFO,
     (multiprocessing_api.PContext, "close"): _EVERY,
@@ -99,17 +101,17 @@ def make_plan(**values: Any) -> LaunchPlan:
     return make_launch_plan(**{**given_values, **values})
 
 
-def expected_state(patch: registry.Patch) -> registry.State:
+def expected_state(patch: registry.Patch) -> registry.PatchState:
     """Return the state that a patch must reach: none is left out."""
     needed = patch.IS_FOR.is_expected
-    return registry.State.APPLIED if needed else registry.State.NOT_NEEDED
+    return registry.PatchState.APPLIED if needed else registry.PatchState.NOT_NEEDED
 
 
 def patch_all(**values: Any) -> None:
     """Apply all patches that this torch needs, and see that none is left out."""
     outcomes = registry.apply_patches(make_plan(**values))
     for outcome in outcomes:
-        assert outcome.state is expected_state(outcome.patch), outcome.name
+        assert outcome.state is expected_state(outcome.patch), outcome.patch.NAME
 
 
 def make_executor(node: Any, state: Any) -> Any:

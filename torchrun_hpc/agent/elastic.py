@@ -20,8 +20,9 @@ from torch.distributed.elastic.rendezvous import registry as backends
 
 from torchrun_hpc.agent import end, outcome, output, signals
 from torchrun_hpc.agent.death_signals import DeathSignals, interrupt_kills
-from torchrun_hpc.agent.patches import forward_signals, registry, watch_workers
-from torchrun_hpc.agent.patches.hooks import Hooks
+from torchrun_hpc.agent.patches import registry
+from torchrun_hpc.agent.patches.agent import ForwardSignals, WatchWorkers
+from torchrun_hpc.agent.patches.patch import Hooks
 from torchrun_hpc.agent.start import FAILED, DryRunReplies, Starter
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures import report
@@ -272,12 +273,12 @@ class AgentStarter(Starter):
     def run(self, plan: LaunchPlan) -> None:
         """Hand over to torch."""
         names = [*plan.asked.signals_to_handle]
-        if not registry.is_applied(self._outcomes, forward_signals):
+        if not registry.is_applied(self._outcomes, ForwardSignals):
             names += [number.name for number in signals.FORWARDED]
         signals.leave_to_torch(names)
         is_scheduled = self.inputs.job is not None
         signals.begin(scheduled=is_scheduled, fork_server=self._preloaded.server)
-        has_report = registry.is_applied(self._outcomes, watch_workers)
+        has_report = registry.is_applied(self._outcomes, WatchWorkers)
         try:
             with (
                 self._observer.at_work(plan),

@@ -77,7 +77,9 @@ def test_no_scheduler(argv: list[Any]) -> None:
     outcomes = registry.planned(make_launch_plan(preload=preload))
     for patch, outcome in zip(found["patches"], outcomes, strict=True):
         needed = outcome.patch.IS_FOR.is_expected
-        expected = registry.State.APPLIED if needed else registry.State.NOT_NEEDED
+        expected = (
+            registry.PatchState.APPLIED if needed else registry.PatchState.NOT_NEEDED
+        )
         assert patch["state"] == expected.value, patch
     assert json.loads(json.dumps(found)) == found
 

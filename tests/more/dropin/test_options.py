@@ -37,7 +37,7 @@ from waiting import START
 
 from torchrun_hpc import main
 from torchrun_hpc.agent import signals
-from torchrun_hpc.agent.patches import replacing
+from torchrun_hpc.agent.patches import patch
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options import command_line, torchrun_parser
 from torchrun_hpc.options.options import READERS, Options, read
@@ -67,7 +67,7 @@ def as_new() -> Iterator[None]:
     os.environ.update(environ)
     signals.uninstall()
     streams.forget_at_exit()
-    replacing.restore()
+    patch.restore()
 
 
 # Those of newer releases than the installed one.

@@ -41,8 +41,9 @@ from waiting import PATIENCE, until
 from torchrun_hpc import wire
 from torchrun_hpc.agent import end
 from torchrun_hpc.agent.death_signals import DeathSignals
-from torchrun_hpc.agent.patches import agent, replacing
-from torchrun_hpc.agent.patches.hooks import Hooks
+from torchrun_hpc.agent.patches import patch
+from torchrun_hpc.agent.patches.agent import ActTogether, extend
+from torchrun_hpc.agent.patches.patch import Hooks
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.host import capabilities
@@ -703,9 +704,10 @@ def finds(job: Job) -> Iterator[Callable[..., Any]]:
 
     def find(backend: str, **changes: Any) -> tuple[SchedulerRendezvous, list[Any]]:
         ours = job.handler(0, backend=backend, **changes)
-        replacing.restore()
+        patch.restore()
         nothing: Any = None
-        agent.apply(None, Hooks(nothing, nothing, nothing, nothing, rendezvous=ours))
+        hooks = Hooks(nothing, nothing, nothing, nothing, rendezvous=ours)
+        extend([ActTogether], None, hooks)
         kinds: tuple[Any, ...] = ("static", "c10d", "scheduler", "c10d")
         conf = {"is_host": "1", "store_type": "file"}
         found = []
@@ -716,7 +718,7 @@ def finds(job: Job) -> Iterator[Callable[..., Any]]:
         return ours, found
 
     yield find
-    replacing.restore()
+    patch.restore()
 
 
 def test_torch_finds_ours_once(finds: Any) -> None:

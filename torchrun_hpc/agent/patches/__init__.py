@@ -1,1 +1,1 @@
-"""The changes inside torch: one file for each."""
+"""The changes inside torch; `registry` lists them, and says what became of each."""

@@ -1,45 +1,172 @@
-"""Agents of one job act together if they meet in the scheduler rendezvous.
+"""Torch's agent, which starts and watches the workers of a node, extended by parts.
 
-Torch's agent counts only its own restarts, and does not tell the others when it gives
-up. At its end it waits for others that may never come, and ignores signals.
+Each part fits the installed torch or not, and can be switched off. Those that remain
+become one class, which torch finds instead of its own.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
+import os
+import subprocess
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch.distributed.elastic.agent.server import api
+from torch.distributed.elastic.agent.server import api as server
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.launcher import api as launcher
 
+from torchrun_hpc.agent.death_signals import FOREVER, LIMIT
 from torchrun_hpc.agent.end import failure_of
-from torchrun_hpc.agent.patches.replacing import extend, has, takes, wrap
+from torchrun_hpc.agent.patches.patch import Hooks, Patch, has, replace, takes, wrap
+from torchrun_hpc.failures.worker import Worker, exit_code_of
 from torchrun_hpc.host import capabilities
-from torchrun_hpc.rendezvous.errors import NotNeededError, RoundOverError
+from torchrun_hpc.planning.resources import CPU_LIST, OMP
+from torchrun_hpc.preload import affinity
+from torchrun_hpc.preload.affinity import end_with_parent
+from torchrun_hpc.rendezvous.errors import (
+    JobFailedError,
+    NotNeededError,
+    RoundOverError,
+)
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 
 if TYPE_CHECKING:
-    from torchrun_hpc.agent.patches.hooks import Hooks
+    from collections.abc import Sequence
 
-TARGET = "LocalElasticAgent"
-REASON = (
-    "an agent that gives up leaves the others running (pytorch#111646, #99051), and "
-    "restarts are counted per agent (pytorch#108158)"
-)
-IS_FOR = capabilities.EVERY
+    from torchrun_hpc.failures.watch import Watch
+    from torchrun_hpc.planning.plan import LaunchPlan
 
-FIND = "get_rendezvous_handler"
+_log = logging.getLogger(__name__)
 
-_Simple: Any = api.SimpleElasticAgent
+_torch: Any = api
+_Simple: Any = server.SimpleElasticAgent
+_Local: Any = LocalElasticAgent
+
+_AGENT = "LocalElasticAgent"
+_FIND = "get_rendezvous_handler"
+_HANDLE = "_terminate_process_handler"
 
 
-class JobAgent(LocalElasticAgent):
-    """An agent that acts together with the others of its job."""
+class Part(Patch, LocalElasticAgent):
+    """A part of the agent.
+
+    Its methods have the names of torch's, and call the next part by ``super()``. Later
+    parts in this file are around earlier ones. The class methods below stand for
+    functions outside the agent; ``original`` is torch's.
+    """
+
+    plan: ClassVar[LaunchPlan]
+    hooks: ClassVar[Hooks]
+
+    @classmethod
+    def find_rendezvous(cls, original: Any, parameters: Any) -> Any:
+        """Return the rendezvous of an agent."""
+        return original(parameters)
+
+    @classmethod
+    def start_worker(cls, original: Any, handler: Any, args: Any, env: Any) -> Any:
+        """Start the process of a worker."""
+        return original(handler, args, env)
+
+    @classmethod
+    def close_context(cls, original: Any, *args: Any, **options: Any) -> None:
+        """End the workers."""
+        original(*args, **options)
+
+    @classmethod
+    def handle_signal(cls, original: Any, number: int, frame: Any) -> None:
+        """Handle a death signal."""
+        original(number, frame)
+
+
+# The functions for which class methods of `Part` stand.
+_FUNCTIONS: dict[str, tuple[Any, str]] = {
+    "find_rendezvous": (rendezvous, _FIND),
+    "start_worker": (_torch.SubprocessHandler, "_popen"),
+    "close_context": (_torch.PContext, "close"),
+    "handle_signal": (_torch, _HANDLE),
+}
+
+
+def extend(
+    parts: Sequence[type[Part]], plan: LaunchPlan | None, hooks: Hooks | None
+) -> None:
+    """Replace torch's agent by one with these parts."""
+    if not parts:
+        return
+    bases = *reversed(parts), getattr(launcher, _AGENT)
+    agent: Any = type(_AGENT, bases, {"plan": plan, "hooks": hooks})
+    replace(launcher, _AGENT, agent)
+    for name, (owner, function) in _FUNCTIONS.items():
+        if any(name in vars(part) for part in parts):
+            wrap(owner, function, getattr(agent, name))
+
+
+def is_extensible() -> bool:
+    """Return whether agents are created by a name that can be replaced."""
+    agent = getattr(launcher, _AGENT, None)  # a program may have another one
+    is_class = isinstance(agent, type) and issubclass(agent, LocalElasticAgent)
+    return is_class and capabilities.uses(launcher.launch_agent, _AGENT)
+
+
+# --- the job --------------------------------------------------------------------------
+
+
+class ActTogether(Part):
+    """Agents of one job act together if they meet in the scheduler rendezvous.
+
+    Torch's agent counts only its own restarts, and does not tell the others when it
+    gives up. At its end it waits for others that may never come, and ignores signals.
+    """
+
+    NAME = "agent"
+    TARGET = _AGENT
+    REASON = (
+        "an agent that gives up leaves the others running (pytorch#111646, #99051), "
+        "and restarts are counted per agent (pytorch#108158)"
+    )
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Check the methods, and the name of the restart counter."""
+        results = {*inspect.signature(server.RunResult).parameters}
+        return (
+            is_extensible()
+            and takes(_Simple, "_rendezvous", "self", "worker_group")
+            and takes(_Simple, "_exit_barrier", "self")
+            and has(_Local, "_shutdown")
+            and has(_Simple, "_invoke_run")
+            and takes(_Local, "_monitor_workers", "self", "worker_group")
+            and {"state", "return_values"} <= results
+            and capabilities.uses(_Simple.__init__, "_remaining_restarts")
+            and takes(rendezvous, _FIND, "params")
+            and capabilities.uses(launcher.launch_agent, _FIND)
+        )
+
+    is_found: ClassVar[bool] = False
+
+    @classmethod
+    def find_rendezvous(cls, original: Any, parameters: Any) -> Any:
+        """Let torch find our rendezvous, once."""
+        ours = cls.hooks.rendezvous
+        if cls.is_found or ours is None or ours.get_backend() != parameters.backend:
+            return super().find_rendezvous(original, parameters)
+        cls.is_found = True
+        ours.run_id = parameters.run_id
+        return ours
+
+    @property
+    def _ours(self) -> SchedulerRendezvous | None:
+        handler = self._worker_group.spec.rdzv_handler
+        return handler if isinstance(handler, SchedulerRendezvous) else None
 
     def _rendezvous(self, worker_group: Any) -> None:
         """Meet the others; each agent has as many restarts left as the job."""
@@ -47,9 +174,8 @@ class JobAgent(LocalElasticAgent):
             with suppress(RoundOverError):  # an agent was lost before the workers began
                 super()._rendezvous(worker_group)
                 break
-        handler = _handler(self)
-        if handler is not None:
-            left = worker_group.spec.max_restarts - handler.restarts
+        if self._ours is not None:
+            left = worker_group.spec.max_restarts - self._ours.restarts
             self._remaining_restarts = max(left, 0)
 
     def _invoke_run(self, *args: Any, **options: Any) -> Any:
@@ -59,69 +185,366 @@ class JobAgent(LocalElasticAgent):
         except NotNeededError:
             workers = self._worker_group.workers
             nothing = {worker.global_rank: None for worker in workers}
-            return api.RunResult(api.WorkerState.SUCCEEDED, return_values=nothing)
+            state = server.WorkerState.SUCCEEDED
+            return server.RunResult(state, return_values=nothing)
 
     def _monitor_workers(self, worker_group: Any) -> Any:
-        handler = _handler(self)
-        if handler and handler.has_spares and handler.num_nodes_waiting():
-            return api.RunResult(api.WorkerState.HEALTHY)
+        ours = self._ours
+        if ours and ours.has_spares and ours.num_nodes_waiting():
+            return server.RunResult(server.WorkerState.HEALTHY)
         return super()._monitor_workers(worker_group)
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
-        handler = _handler(self)
-        if handler is not None:
-            error = sys.exc_info()[1]
-            if isinstance(error, SignalException):
-                handler.give_up(failure_of(error))
+        error = sys.exc_info()[1]
+        if self._ours is not None and isinstance(error, SignalException):
+            self._ours.give_up(failure_of(error))
         super()._shutdown(*args, **options)
 
     def _exit_barrier(self) -> None:
-        handler = _handler(self)
-        if handler is None:
+        if self._ours is None:
             super()._exit_barrier()  # type: ignore[no-untyped-call]
         else:
-            handler.finish()
+            self._ours.finish()
 
 
-def is_extensible() -> bool:
-    """Return whether agents are created by a name that can be replaced."""
-    agent = getattr(launcher, TARGET, None)  # a program may have another one
-    is_class = isinstance(agent, type) and issubclass(agent, LocalElasticAgent)
-    return is_class and capabilities.uses(launcher.launch_agent, TARGET)
+class KeepOpenOnRestart(Part):
+    """An agent that stops its workers for a restart does not close the rendezvous.
+
+    Torch 2.3 closes it, so no restart succeeds. The agent hides the rendezvous from
+    itself meanwhile. It still closes the rendezvous when it ends.
+    """
+
+    NAME = "keep_open_on_restart"
+    TARGET = "LocalElasticAgent._stop_workers"
+    REASON = "a restart closes the rendezvous and fails (pytorch#123678)"
+    IS_FOR = capabilities.STOP_CLOSES_RENDEZVOUS
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Check that the agent keeps the rendezvous under this name."""
+        return (
+            is_extensible()
+            and has(_Local, "_stop_workers")
+            and capabilities.uses(_Local.__init__, "_rdzv_handler")
+        )
+
+    def _stop_workers(self, *args: Any, **options: Any) -> None:
+        handler: Any = self._rdzv_handler
+        nothing: Any = None
+        self._rdzv_handler = nothing
+        try:
+            super()._stop_workers(*args, **options)
+        finally:
+            self._rdzv_handler = handler
 
 
-def fits() -> bool:
-    """Check the methods, and the name of the restart counter."""
-    return (
-        is_extensible()
-        and takes(_Simple, "_rendezvous", "self", "worker_group")
-        and takes(_Simple, "_exit_barrier", "self")
-        and has(LocalElasticAgent, "_shutdown")
-        and has(_Simple, "_invoke_run")
-        and takes(LocalElasticAgent, "_monitor_workers", "self", "worker_group")
-        and {"state", "return_values"} <= {*inspect.signature(api.RunResult).parameters}
-        and capabilities.uses(_Simple.__init__, "_remaining_restarts")
-        and takes(rendezvous, FIND, "params")
-        and capabilities.uses(launcher.launch_agent, FIND)
+# --- the start of a worker ------------------------------------------------------------
+
+
+def _starts_workers() -> bool:
+    return takes(_torch.SubprocessHandler, "_popen", "self", "args", "env")
+
+
+class ParentDeathSignal(Patch):
+    """A worker ends when its agent ends, even if that is killed.
+
+    Workers have their own sessions, so they outlive a killed agent. Slurm with cgroups
+    cleans up. ssh, PBS and mpirun sometimes do not, and the next job finds the GPUs
+    taken.
+
+    A worker's own children do not end with it. DataLoader workers check their parent. A
+    program that a shell has started continues, unless the shell used ``exec``. The
+    kernel clears the setting for a process that changes its user or gains capabilities,
+    as set-user-ID container starters do. For workers that are Python functions, torch
+    itself sets SIGINT.
+    """
+
+    NAME = "parent_death_signal"
+    TARGET = "SubprocessHandler._popen"
+    REASON = "workers keep running if the agent is killed (pytorch#76287)"
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Check that the workers are started here, and no code runs before them."""
+        popen, home = _torch.SubprocessHandler._popen, cls._home()
+        return (
+            sys.platform == "linux"
+            and _starts_workers()
+            and capabilities.uses(popen, "Popen")
+            and (has(home, "Popen") or home.subprocess is subprocess)
+            and "preexec_fn" not in str(popen.__code__.co_consts)
+        )
+
+    @classmethod
+    def apply(cls, _plan: object, _hooks: object) -> None:
+        """Let each worker ask the kernel to end it with its parent."""
+        home = cls._home()
+        if has(home, "Popen"):  # as in newer ones
+            wrap(home, "Popen", cls._popen)
+        else:
+            popen = functools.partial(cls._popen, subprocess.Popen)
+            ours = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
+            replace(home, "subprocess", ours)
+
+    @staticmethod
+    def _popen(original: Any, *args: Any, **options: Any) -> Any:
+        return original(*args, preexec_fn=end_with_parent(os.getpid()), **options)
+
+    @staticmethod
+    def _home() -> Any:
+        return sys.modules[_torch.SubprocessHandler.__module__]
+
+
+class ForkWorkers(Part):
+    """Workers are forks of a process that has already imported torch.
+
+    Used with preloading only. A worker that cannot be a fork is started as usual.
+    """
+
+    NAME = "fork_workers"
+    TARGET = "SubprocessHandler._popen"
+    REASON = "each worker of a node imports torch again (as in pytorch#103117)"
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Check that the workers are started here, and where their files are."""
+        popen = _torch.SubprocessHandler._popen
+        return _starts_workers() and capabilities.uses(popen, "_stdout", "_stderr")
+
+    @classmethod
+    def start_worker(cls, original: Any, handler: Any, args: Any, env: Any) -> Any:
+        """Fork the worker, if possible."""
+        worker = cls.hooks.fork(args, env, handler._stdout, handler._stderr)
+        if worker is None:
+            return super().start_worker(original, handler, args, env)
+        return worker
+
+
+class BindWorkers(Part):
+    """Each worker runs on its own CPUs, with ``--hpc-bind`` only.
+
+    A worker inherits the CPUs of the thread that starts it. This needs no ``numactl``,
+    unlike torch's ``--numa-binding``.
+    """
+
+    NAME = "bind_workers"
+    TARGET = "SubprocessHandler._popen"
+    REASON = "workers share the CPUs of their agent (pytorch#115305)"
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Check that workers are started here, with their rank in the environment."""
+        return _starts_workers()
+
+    @classmethod
+    def start_worker(cls, original: Any, handler: Any, args: Any, env: Any) -> Any:
+        """Bind the thread that starts the worker."""
+        binding: Any = cls.plan.workers.binding
+        # With --virtual-local-rank (since 2.3), LOCAL_RANK is 0 for all workers.
+        rank = getattr(handler, "local_rank_id", None)
+        rank = int(env["LOCAL_RANK"]) if rank is None else rank
+        share = binding.shares[rank]
+        threads = {OMP: str(len(share.cpus))} if binding.sets_threads else {}
+        cpus = {CPU_LIST: share.cpu_list} if env.get(CPU_LIST) else {}
+        env = {**env, **threads, **cpus}
+        with affinity.bound(share, f"the worker of local rank {rank}"):
+            return super().start_worker(original, handler, args, env)
+
+
+# --- running workers ------------------------------------------------------------------
+
+
+class ForwardSignals(Part):
+    """SIGUSR1 and SIGUSR2 for the agent are forwarded to its workers.
+
+    Torchrun dies of both, and its workers keep running in their own sessions. With
+    ``--signals-to-handle`` it forwards them, but then ends the job.
+    """
+
+    NAME = "forward_signals"
+    TARGET = "LocalElasticAgent._monitor_workers"
+    REASON = "SIGUSR1 ends the agent and does not reach the workers (pytorch#154849)"
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Check that the agent monitors its workers, and knows their numbers."""
+        contexts = _torch.MultiprocessContext, _torch.SubprocessContext
+        return (
+            is_extensible()
+            and takes(_Local, "_monitor_workers", "self", "worker_group")
+            and capabilities.uses(_Local.__init__, "_pcontext")
+            and all(takes(context, "pids", "self") for context in contexts)
+        )
+
+    def _monitor_workers(self, worker_group: Any) -> Any:
+        if self._pcontext is not None:
+            self.hooks.forward(self._pcontext.pids())
+        return super()._monitor_workers(worker_group)
+
+
+class WatchWorkers(Part):
+    """A failed worker is noticed at once, together with its traceback.
+
+    Torch's agent looks only every ``--monitor-interval``, and stops the other workers
+    first. The worker's own text is lost in the output of all.
+    """
+
+    NAME = "watch_workers"
+    TARGET = "SubprocessHandler._popen"
+    REASON = (
+        "the traceback of the first failure is lost (pytorch#113546, #75087, #60911)"
     )
 
+    @classmethod
+    def fits(cls) -> bool:
+        """Check where workers are started and stopped, and where their files are."""
+        return (
+            is_extensible()
+            and _starts_workers()
+            and capabilities.uses(_torch.SubprocessHandler._popen, "_stderr")
+            and takes(_Local, "_start_workers", "self", "worker_group")
+            and has(_Local, "_shutdown")
+            and takes(_Local, "_monitor_workers", "self", "worker_group")
+            and has(server.RunResult, "is_failed")
+            and capabilities.uses(_Local.__init__, "_pcontext")
+            and capabilities.uses(_Simple.__init__, "_remaining_restarts")
+            and has(_torch.PContext, "close")
+            and capabilities.uses(_torch.PContext.__init__, "stderrs", "error_files")
+        )
 
-def apply(_plan: object = None, hooks: Hooks | None = None) -> None:
-    """Let torch find our rendezvous, once, and an agent that uses it."""
-    extend(launcher, TARGET, JobAgent)
-    if hooks is None or hooks.rendezvous is None:
-        return
-    ours = [hooks.rendezvous]
+    @classmethod
+    def start_worker(cls, original: Any, handler: Any, args: Any, env: Any) -> Any:
+        """Read the worker's stderr, unless torch writes it to a file."""
+        start_next = super().start_worker
+        planned = handler._stderr
+        is_hidden = getattr(planned, "name", "") == os.devnull  # --local-ranks-filter
+        if planned is not None and not is_hidden:  # a file: --redirects, --tee
+            return start_next(original, handler, args, env)
 
-    def find(original: Any, parameters: Any) -> Any:
-        if not (ours and ours[0].get_backend() == parameters.backend):
-            return original(parameters)
-        ours[0].run_id = parameters.run_id
-        return ours.pop()
+        def start(stderr: Any) -> Any:
+            handler._stderr = planned if stderr is None else stderr
+            try:
+                return start_next(original, handler, args, env)
+            finally:
+                handler._stderr = planned
 
-    wrap(rendezvous, FIND, find)
+        return cls.hooks.relay.start(start, is_shown=not is_hidden)
+
+    def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        workers = _workers(pids, worker_group, self._pcontext)
+        self.hooks.watch.begin(workers, self._remaining_restarts)
+        return pids
+
+    def _monitor_workers(self, worker_group: Any) -> Any:
+        self.hooks.watch.before_poll()
+        result = super()._monitor_workers(worker_group)
+        if not result.is_failed():
+            self.hooks.watch.poll_was_clean()
+        return result
+
+    @classmethod
+    def close_context(cls, original: Any, *args: Any, **options: Any) -> None:
+        """Look for failures before torch ends the workers."""
+        _examine(cls.hooks.watch)
+        super().close_context(original, *args, **options)
+
+    def _shutdown(self, *args: Any, **options: Any) -> None:
+        is_signal = isinstance(sys.exc_info()[1], SignalException)
+        self.hooks.watch.stopping(look=not is_signal)
+        super()._shutdown(*args, **options)
+        self.hooks.watch.all_stopped()
 
 
-def _handler(agent: JobAgent) -> SchedulerRendezvous | None:
-    handler = agent._worker_group.spec.rdzv_handler
-    return handler if isinstance(handler, SchedulerRendezvous) else None
+def _examine(watch: Watch) -> None:
+    try:
+        watch.before_stop()
+    except SignalException:
+        raise
+    except Exception as error:  # noqa: BLE001 - the workers must be stopped
+        _log.warning("the workers were not examined: %s", error)
+
+
+def _workers(pids: dict[int, Any], group: Any, context: Any) -> list[Worker]:
+    processes = _processes(context)
+    return [
+        Worker(
+            rank=group.workers[local].global_rank,
+            size=group.workers[local].world_size,
+            node=group.group_rank,
+            local_rank=local,
+            pid=pid,
+            exit_code=functools.partial(_exit_code, pid, processes.get(local)),
+            log=_file(context.stderrs.get(local)),
+            error_file=context.error_files.get(local, ""),
+            nodes=group.group_world_size,
+            told=getattr(processes.get(local), "told", lambda *_: b""),
+        )
+        for local, pid in pids.items()
+    ]
+
+
+def _file(name: str | None) -> str:
+    return "" if name in (None, os.devnull) else str(name)
+
+
+def _processes(context: Any) -> dict[int, Any]:
+    if hasattr(context, "subprocess_handlers"):
+        return {k: h.proc for k, h in context.subprocess_handlers.items()}
+    processes = getattr(getattr(context, "_pc", None), "processes", ())  # functions
+    return dict(enumerate(getattr(each, "_popen", None) for each in processes))
+
+
+def _exit_code(pid: int, process: Any) -> int | None:
+    collected = getattr(process, "returncode", None)
+    return exit_code_of(pid) if collected is None else int(collected)
+
+
+class DeferSignals(Part):
+    """A death signal interrupts neither a start nor an end of workers.
+
+    Torch's handler raises an exception, even in the at-fork hooks that a start of a
+    worker runs: there Python ignores it. While workers write their checkpoints, a
+    second signal would signal them again, and after one more the agent would end
+    without them.
+    """
+
+    NAME = "defer_signals"
+    TARGET = _HANDLE
+    REASON = (
+        "a death signal is lost while a worker is started, and an agent signalled "
+        "twice can leave workers behind (since pytorch#61602)"
+    )
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Check where workers start and end, and that torch's handler raises."""
+        return (
+            is_extensible()
+            and takes(_Local, "_start_workers", "self", "worker_group")
+            and has(_Local, "_shutdown")
+            and takes(_torch.PContext, "close", "self", "death_sig", "timeout")
+            and takes(_torch, _HANDLE, "signum", "frame")
+            and has(_torch, "SignalException")
+            and capabilities.uses(_torch.PContext.start, _HANDLE)
+        )
+
+    @classmethod
+    def handle_signal(cls, original: Any, number: int, frame: Any) -> None:
+        """Handle the signal when no step holds it."""
+        cls.hooks.death_signals.handler(original)(number, frame)
+
+    def _start_workers(self, worker_group: Any) -> Any:
+        with self.hooks.death_signals.held(LIMIT):
+            return super()._start_workers(worker_group)
+
+    @classmethod
+    def close_context(cls, original: Any, *args: Any, **options: Any) -> None:
+        """Hold signals until the workers have ended."""
+        with cls.hooks.death_signals.held(FOREVER):
+            super().close_context(original, *args, **options)
+
+    def _shutdown(self, *args: Any, **options: Any) -> None:
+        if isinstance(sys.exc_info()[1], (SignalException, JobFailedError)):
+            self.hooks.death_signals.end()
+        super()._shutdown(*args, **options)

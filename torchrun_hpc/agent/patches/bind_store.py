@@ -1,9 +1,4 @@
-"""Stores listen on the job's address only, and clients wait for them.
-
-Torch's TCPStore listens on all interfaces. It warns if there is no IPv6, and asks the
-name server for every peer: it sees IPv4 peers as IPv6 ones. A client that starts before
-its server blocks signals, and prints C++ traces.
-"""
+"""The stores of torch's rendezvous: where they listen, and how clients find them."""
 
 from __future__ import annotations
 
@@ -20,8 +15,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from torchrun_hpc import waiting
-from torchrun_hpc.agent.patches import host_exits_last
-from torchrun_hpc.agent.patches.replacing import has, takes, wrap
+from torchrun_hpc.agent.patches import c10d
+from torchrun_hpc.agent.patches.patch import Patch, has, takes, wrap
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.host.network import (
@@ -36,10 +31,6 @@ from torchrun_hpc.reporting.console import reports_wait_for
 if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
 
-TARGET = "TCPStore of torch.distributed.elastic.rendezvous"
-REASON = "stores listen on all interfaces (pytorch#155741, #173909)"
-IS_FOR = capabilities.EVERY
-
 _torch: Any = dynamic_rendezvous
 _Handler = _torch.DynamicRendezvousHandler
 _MODULES: tuple[Any, ...] = (c10d_rendezvous_backend, static_tcp_rendezvous)
@@ -51,29 +42,42 @@ _SERVER = "_create_tcp_store_server"
 _PROBE_TIMEOUT = 5.0
 
 
-def fits() -> bool:
-    """Check the replaced names, and their parameters."""
-    if not all(has(module, _STORE) for module in _MODULES):
-        return False
-    if capabilities.LISTENING_SOCKET.is_expected and not all(
-        _SOCKET in getattr(module, _STORE).__init__.__doc__ for module in _MODULES
-    ):
-        return False
-    return (
-        not capabilities.SHARED_STORE.present
-        or takes(_Handler, _SERVER, "self", "bootstrap_store_info")
-        or takes(_Handler, _SERVER, "self", "master_addr", "master_port")
-    )
+class BindStore(Patch):
+    """Stores listen on the job's address only, and clients wait for them.
 
+    Torch's TCPStore listens on all interfaces. It warns if there is no IPv6, and asks
+    the name server for every peer: it sees IPv4 peers as IPv6 ones. A client that
+    starts before its server blocks signals, and prints C++ traces.
+    """
 
-def apply(plan: LaunchPlan, *_: object) -> None:
-    """Open the stores of this process on the plan's addresses."""
-    for module in _MODULES:
-        wrap(module, _STORE, functools.partial(_open_or_connect, plan))
-    address = plan.meeting.local_address
-    takes_socket = capabilities.LISTENING_SOCKET.present
-    if address is not None and takes_socket and has(_Handler, _SERVER):
-        wrap(_Handler, _SERVER, functools.partial(_open_for_workers, address))
+    NAME = "bind_store"
+    TARGET = "TCPStore of torch.distributed.elastic.rendezvous"
+    REASON = "stores listen on all interfaces (pytorch#155741, #173909)"
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Check the replaced names, and their parameters."""
+        if not all(has(module, _STORE) for module in _MODULES):
+            return False
+        if capabilities.LISTENING_SOCKET.is_expected and not all(
+            _SOCKET in getattr(module, _STORE).__init__.__doc__ for module in _MODULES
+        ):
+            return False
+        return (
+            not capabilities.SHARED_STORE.present
+            or takes(_Handler, _SERVER, "self", "bootstrap_store_info")
+            or takes(_Handler, _SERVER, "self", "master_addr", "master_port")
+        )
+
+    @classmethod
+    def apply(cls, plan: LaunchPlan, _hooks: object) -> None:
+        """Open the stores of this process on the plan's addresses."""
+        for module in _MODULES:
+            wrap(module, _STORE, functools.partial(_open_or_connect, plan))
+        address = plan.meeting.local_address
+        takes_socket = capabilities.LISTENING_SOCKET.present
+        if address is not None and takes_socket and has(_Handler, _SERVER):
+            wrap(_Handler, _SERVER, functools.partial(_open_for_workers, address))
 
 
 def _open_or_connect(  # noqa: PLR0913, PLR0917 - as TCPStore
@@ -100,7 +104,7 @@ def _open_or_connect(  # noqa: PLR0913, PLR0917 - as TCPStore
             text = f"{error}. Joining the program there as an agent of this job"
             console.write(Message("HPC156", text))
         else:
-            host_exits_last.hosts(store)
+            c10d.hosts(store)
             return store
     _wait_for(host, port, timeout.total_seconds(), plan)
     return original(host, port, is_master=False, **options)

@@ -1,8 +1,4 @@
-"""Nodes are ranked in the scheduler's order, not by their addresses as text.
-
-Torch sorts the participants of a c10d rendezvous by address: n10 comes before n9, and
-MASTER_ADDR follows rank 0.
-"""
+"""The order of the nodes in torch's c10d rendezvous."""
 
 from __future__ import annotations
 
@@ -17,17 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from torchrun_hpc.agent.patches.replacing import has, replace
-from torchrun_hpc.host import capabilities
+from torchrun_hpc.agent.patches.patch import Patch, has, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torchrun_hpc.planning.plan import LaunchPlan
-
-TARGET = "DynamicRendezvousHandler._node_desc_generator"
-REASON = "nodes are ranked by the text of their addresses (pytorch#137402, #191190)"
-IS_FOR = capabilities.EVERY
 
 _torch: Any = dynamic_rendezvous
 _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
@@ -64,41 +55,53 @@ def _key(node: Any) -> tuple[float | str, ...]:
     return rank, node.addr, node.pid, node.local_id
 
 
-def fits() -> bool:
-    """Let torch rank two participants whose addresses sort the other way."""
-    if not has(_Handler, "_node_desc_generator"):
-        return False
-    first = RankedNode("n9", 1, 0, node_rank=0)
-    second = RankedNode("n10", 1, 0, node_rank=1)
-    settings = dynamic_rendezvous.RendezvousSettings(
-        run_id="trial",
-        min_nodes=2,
-        max_nodes=2,
-        timeout=dynamic_rendezvous.RendezvousTimeout(),
-        keep_alive_interval=timedelta(seconds=5),
-        keep_alive_max_attempt=3,
-    )
-    state = _torch._RendezvousState()
-    state.participants = {second: 0, first: 0}
-    executor = _torch._DistributedRendezvousOpExecutor(first, None, settings)
-    executor._state = state
-    # With --hpc-debug, its log lines would look like another job's.
-    logger = logging.getLogger(_torch.__name__)
-    disabled, logger.disabled = logger.disabled, True
-    try:
-        executor._mark_rendezvous_complete()
-    finally:
-        logger.disabled = disabled
-    return bool(state.participants == {first: 0, second: 1})
+class NodeOrder(Patch):
+    """Nodes are ranked in the scheduler's order, not by their addresses as text.
 
+    Torch sorts the participants of a c10d rendezvous by address: n10 comes before n9,
+    and MASTER_ADDR follows rank 0.
+    """
 
-def apply(plan: LaunchPlan, *_: object) -> None:
-    """Rank the nodes in the order of the plan, if it has one."""
-    if plan.ranks_follow_scheduler:
-        original = _Handler._node_desc_generator.generate
-        generate = functools.partial(_generate, plan.meeting.node_rank, original)
-        ranking = SimpleNamespace(generate=generate)
-        replace(_Handler, "_node_desc_generator", ranking)
+    NAME = "node_order"
+    TARGET = "DynamicRendezvousHandler._node_desc_generator"
+    REASON = "nodes are ranked by the text of their addresses (pytorch#137402, #191190)"
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Let torch rank two participants whose addresses sort the other way."""
+        if not has(_Handler, "_node_desc_generator"):
+            return False
+        first = RankedNode("n9", 1, 0, node_rank=0)
+        second = RankedNode("n10", 1, 0, node_rank=1)
+        settings = dynamic_rendezvous.RendezvousSettings(
+            run_id="trial",
+            min_nodes=2,
+            max_nodes=2,
+            timeout=dynamic_rendezvous.RendezvousTimeout(),
+            keep_alive_interval=timedelta(seconds=5),
+            keep_alive_max_attempt=3,
+        )
+        state = _torch._RendezvousState()
+        state.participants = {second: 0, first: 0}
+        executor = _torch._DistributedRendezvousOpExecutor(first, None, settings)
+        executor._state = state
+        # With --hpc-debug, its log lines would look like another job's.
+        logger = logging.getLogger(_torch.__name__)
+        disabled, logger.disabled = logger.disabled, True
+        try:
+            executor._mark_rendezvous_complete()
+        finally:
+            logger.disabled = disabled
+        return bool(state.participants == {first: 0, second: 1})
+
+    @classmethod
+    def apply(cls, plan: LaunchPlan, _hooks: object) -> None:
+        """Rank the nodes in the order of the plan, if it has one."""
+        if plan.ranks_follow_scheduler:
+            original = _Handler._node_desc_generator.generate
+            generate = functools.partial(_generate, plan.meeting.node_rank, original)
+            ranking = SimpleNamespace(generate=generate)
+            replace(_Handler, "_node_desc_generator", ranking)
 
 
 def _generate(node_rank: int, original: Any, local_addr: str | None = None) -> Any:

@@ -8,76 +8,57 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from torchrun_hpc.agent.patches import (
-    agent,
-    bind_store,
-    bind_workers,
-    defer_signals,
-    fork_workers,
-    forward_signals,
-    fresh_store,
-    host_exits_last,
-    host_name,
-    keep_open_on_restart,
-    local_addr,
-    master_addr,
-    node_order,
-    parent_death_signal,
-    replacing,
-    report_missing_nodes,
-    state_as_json,
-    watch_workers,
+from torchrun_hpc.agent.patches.agent import (
+    ActTogether,
+    BindWorkers,
+    DeferSignals,
+    ForkWorkers,
+    ForwardSignals,
+    KeepOpenOnRestart,
+    ParentDeathSignal,
+    Part,
+    WatchWorkers,
+    extend,
 )
+from torchrun_hpc.agent.patches.bind_store import BindStore
+from torchrun_hpc.agent.patches.c10d import (
+    FreshStore,
+    HostExitsLast,
+    LocalAddr,
+    ReportMissingNodes,
+)
+from torchrun_hpc.agent.patches.node_order import NodeOrder
+from torchrun_hpc.agent.patches.patch import restore
+from torchrun_hpc.agent.patches.state_as_json import StateAsJson
+from torchrun_hpc.agent.patches.torchrun import HostName, MasterAddr
 from torchrun_hpc.errors import LaunchError, Message, choices
 from torchrun_hpc.reporting.description import DescribedPatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.agent.patches.hooks import Hooks
-    from torchrun_hpc.host.capabilities import Capability
+    from torchrun_hpc.agent.patches.patch import Hooks, Patch
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.plan import LaunchPlan
 
 
-class Patch(Protocol):
-    """A module of this package.
-
-    Attributes:
-        TARGET: What is replaced, as a dotted name.
-        REASON: What goes wrong without it, with the issue's number.
-        IS_FOR: It is applied only if this is present in torch.
-    """
-
-    __name__: str
-    TARGET: str
-    REASON: str
-    IS_FOR: Capability
-
-    def fits(self) -> bool:
-        """Return whether torch looks as the patch expects."""
-
-    def apply(self, plan: Any, hooks: Any, /) -> None:
-        """Replace the target as the plan says; see `apply_patches`."""
-
-
 # In this order. ``import torchrun_hpc.auto`` applies ALWAYS before there is a plan.
-ALWAYS: tuple[Patch, ...] = (state_as_json, fresh_store)
-PATCHES: tuple[Patch, ...] = (
+ALWAYS: tuple[type[Patch], ...] = (StateAsJson, FreshStore)
+PATCHES: tuple[type[Patch], ...] = (
     *ALWAYS,
-    *(node_order, local_addr, bind_store, report_missing_nodes, host_exits_last),
-    *(agent, keep_open_on_restart, forward_signals),
-    *(parent_death_signal, host_name, master_addr),
-    *(fork_workers, bind_workers, watch_workers),
-    defer_signals,  # around all that the others do when workers start or end
+    *(NodeOrder, LocalAddr, BindStore, ReportMissingNodes, HostExitsLast),
+    *(HostName, MasterAddr, ParentDeathSignal),
+    *(ActTogether, KeepOpenOnRestart, ForkWorkers, BindWorkers),
+    *(ForwardSignals, WatchWorkers),
+    DeferSignals,  # around all that the others do when workers start or end
 )
 
 
-class State(Enum):
+class PatchState(Enum):
     """The state of a patch."""
 
     APPLIED = "patched"
@@ -88,16 +69,15 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A patch, and what became of it; its name is its module's."""
+    """A patch, and what became of it."""
 
-    name: str
-    patch: Patch
-    state: State
+    patch: type[Patch]
+    state: PatchState
 
 
 def check_names(options: Options) -> None:
     """Check the names of the patches that the user leaves out."""
-    known = [_name(patch) for patch in PATCHES]
+    known = [patch.NAME for patch in PATCHES]
     for name in options.hpc_without_patches:
         if name not in known:
             raise LaunchError(
@@ -118,38 +98,38 @@ def apply_patches(
     First undo an earlier launch's patches. Without a plan, apply only those that need
     none, except ``without``; a plan has its own.
     """
-    replacing.restore()
+    restore()
     outcomes = examine(ALWAYS, without) if plan is None else planned(plan)
-    for outcome in outcomes:
-        if outcome.state is State.APPLIED:
-            outcome.patch.apply(plan, hooks)
+    applied = [o.patch for o in outcomes if o.state is PatchState.APPLIED]
+    for patch in applied:
+        if not issubclass(patch, Part):
+            patch.apply(plan, hooks)
+    extend([patch for patch in applied if issubclass(patch, Part)], plan, hooks)
     return outcomes
 
 
 def planned(plan: LaunchPlan) -> tuple[Outcome, ...]:
     """Return what would become of a launch's patches: some belong to an option."""
-    left_out = set()
+    left_out: set[type[Patch]] = set()
     if plan.workers.preload is None:
-        left_out.add(fork_workers)
+        left_out.add(ForkWorkers)
     if plan.workers.binding is None or not plan.workers.binding.shares:
-        left_out.add(bind_workers)
+        left_out.add(BindWorkers)
     patches = [patch for patch in PATCHES if patch not in left_out]
     return examine(patches, plan.asked.hpc_without_patches)
 
 
 def examine(
-    patches: Sequence[Patch], without: Sequence[str] = ()
+    patches: Sequence[type[Patch]], without: Sequence[str] = ()
 ) -> tuple[Outcome, ...]:
     """Return what would become of patches with this torch, without applying any."""
-    return tuple(
-        Outcome(_name(patch), patch, _state(patch, without)) for patch in patches
-    )
+    return tuple(Outcome(patch, _state(patch, without)) for patch in patches)
 
 
 def described(outcome: Outcome) -> DescribedPatch:
     """Return what became of a patch as plain data."""
     return DescribedPatch(
-        name=outcome.name,
+        name=outcome.patch.NAME,
         target=outcome.patch.TARGET,
         reason=outcome.patch.REASON,
         releases=outcome.patch.IS_FOR.releases,
@@ -157,15 +137,15 @@ def described(outcome: Outcome) -> DescribedPatch:
     )
 
 
-def is_applied(outcomes: Sequence[Outcome], patch: Patch) -> bool:
+def is_applied(outcomes: Sequence[Outcome], patch: type[Patch]) -> bool:
     """Return whether a patch was applied."""
-    return any(o.patch is patch and o.state is State.APPLIED for o in outcomes)
+    return any(o.patch is patch and o.state is PatchState.APPLIED for o in outcomes)
 
 
 def incompatible() -> tuple[str, ...]:
     """Return the names of needed patches that do not fit."""
-    needed = examine((agent, watch_workers))
-    return tuple(o.name for o in needed if o.state is State.DOES_NOT_FIT)
+    needed = examine((ActTogether, WatchWorkers))
+    return tuple(o.patch.NAME for o in needed if o.state is PatchState.DOES_NOT_FIT)
 
 
 def left_out(outcomes: Sequence[Outcome]) -> list[Message]:
@@ -177,22 +157,18 @@ def left_out(outcomes: Sequence[Outcome]) -> list[Message]:
             f"left as it is: {outcome.patch.REASON}",
         )
         for outcome in outcomes
-        if outcome.state is State.DOES_NOT_FIT
+        if outcome.state is PatchState.DOES_NOT_FIT
     ]
 
 
-def _name(patch: Patch) -> str:
-    return patch.__name__.rpartition(".")[2]
-
-
-def _state(patch: Patch, without: Sequence[str]) -> State:
+def _state(patch: type[Patch], without: Sequence[str]) -> PatchState:
     wanted = patch.IS_FOR
     if not wanted.present and (wanted.is_fault or not wanted.is_expected):
-        return State.NOT_NEEDED
-    if _name(patch) in without:
-        return State.LEFT_OUT
+        return PatchState.NOT_NEEDED
+    if patch.NAME in without:
+        return PatchState.LEFT_OUT
     try:
         fits = wanted.present and patch.fits()
     except Exception:  # noqa: BLE001 - whatever a future torch does
         fits = False
-    return State.APPLIED if fits else State.DOES_NOT_FIT
+    return PatchState.APPLIED if fits else PatchState.DOES_NOT_FIT

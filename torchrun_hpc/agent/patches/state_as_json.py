@@ -1,8 +1,4 @@
-"""The rendezvous state travels as JSON of one fixed form; nothing is unpickled.
-
-Anyone who reaches the rendezvous port can write to its store. Torch unpickles it, so
-anyone could run a program in every agent.
-"""
+"""The rendezvous state as JSON of one fixed form."""
 
 from __future__ import annotations
 
@@ -15,12 +11,8 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from torchrun_hpc.agent.patches.node_order import RankedNode
-from torchrun_hpc.agent.patches.replacing import has, replace
+from torchrun_hpc.agent.patches.patch import Patch, has, replace
 from torchrun_hpc.host import capabilities
-
-TARGET = "torch.distributed.elastic.rendezvous.dynamic_rendezvous.pickle"
-REASON = "anybody who reaches the port can run programs in agents (pytorch#127403)"
-IS_FOR = capabilities.EVERY
 
 _torch: Any = dynamic_rendezvous
 _FLAGS = ("complete", "closed")
@@ -28,7 +20,7 @@ _SETS = ("wait_list", "redundancy_list")
 _NODES = "nodes"  # our field: each participant once
 
 
-class StateAsJson:
+class JsonPickle:
     """Replaces the module ``pickle`` where torch keeps the rendezvous state.
 
     A node is written once: ``[addr, pid, local_id]``, and its rank if it has one. All
@@ -116,20 +108,32 @@ def _node(values: Any) -> Any:
     return kind(*(_of(t, value) for t, value in zip(types, values, strict=True)))
 
 
-def fits() -> bool:
-    """Check that torch pickles by the module's name, and that the state is known."""
-    if not has(_torch, "pickle"):
-        return False
-    state = _torch._RendezvousState()
-    ranked = RankedNode("n9", 1, 0, node_rank=1)
-    plain = _torch._NodeDesc("n10", 1, 0)
-    state.participants = {ranked: 0, plain: 1}
-    state.wait_list = {ranked, plain}
-    state.deadline = _time(1)
-    state.last_heartbeats = {ranked: _time(2), plain: _time(3)}
-    return bool(vars(StateAsJson.loads(StateAsJson.dumps(state))) == vars(state))
+class StateAsJson(Patch):
+    """The rendezvous state travels as JSON; nothing is unpickled.
 
+    Anyone who reaches the rendezvous port can write to its store. Torch unpickles it,
+    so anyone could run a program in every agent.
+    """
 
-def apply(*_: object) -> None:
-    """Replace ``pickle`` by the reader and writer of JSON."""
-    replace(_torch, "pickle", StateAsJson)
+    NAME = "state_as_json"
+    TARGET = "torch.distributed.elastic.rendezvous.dynamic_rendezvous.pickle"
+    REASON = "anybody who reaches the port can run programs in agents (pytorch#127403)"
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Check that torch pickles by the module's name, and the state is known."""
+        if not has(_torch, "pickle"):
+            return False
+        state = _torch._RendezvousState()
+        ranked = RankedNode("n9", 1, 0, node_rank=1)
+        plain = _torch._NodeDesc("n10", 1, 0)
+        state.participants = {ranked: 0, plain: 1}
+        state.wait_list = {ranked, plain}
+        state.deadline = _time(1)
+        state.last_heartbeats = {ranked: _time(2), plain: _time(3)}
+        return bool(vars(JsonPickle.loads(JsonPickle.dumps(state))) == vars(state))
+
+    @classmethod
+    def apply(cls, _plan: object, _hooks: object) -> None:
+        """Replace ``pickle`` by the reader and writer of JSON."""
+        replace(_torch, "pickle", JsonPickle)

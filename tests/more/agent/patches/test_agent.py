@@ -13,7 +13,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api as launcher_api
 
-from torchrun_hpc.agent.patches import agent
+from torchrun_hpc.agent.patches.agent import ActTogether, extend
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 
@@ -57,7 +57,7 @@ def make_agent(
 ) -> Callable[..., Any]:
     """Make an agent, as a launch does it; by default with our handler."""
     monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
-    agent.apply()
+    extend([ActTogether], None, None)
 
     def make(handler: Any = seen.handler) -> Any:
         return launcher_api.LocalElasticAgent(handler, seen.torch)

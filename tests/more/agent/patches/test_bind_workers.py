@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from inside_torch import HANDLER_TAKES, make_plan, start_worker
 
-from torchrun_hpc.agent.patches import bind_workers
+from torchrun_hpc.agent.patches.agent import BindWorkers, extend
 from torchrun_hpc.planning.workers import Binding, Share
 from torchrun_hpc.setting import Setting
 
@@ -39,7 +39,7 @@ def test_cpus_and_threads(
         pytest.skip("this torch has no --virtual-local-rank")
     shares = tuple(Share(tuple(cpus), "", "") for cpus in (ALL[:1], ALL))
     binding = Binding(Setting("gpu", ""), shares, sets_threads=sets_threads)
-    bind_workers.apply(make_plan(binding=binding), None)
+    extend([BindWorkers], make_plan(binding=binding), None)
     for rank, share in enumerate(shares):
         environ_rank = 0 if is_virtual else rank
         found = started(rank, tmp_path / f"{rank}", environ_rank=environ_rank)

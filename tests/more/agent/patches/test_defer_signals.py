@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 from torch.distributed.launcher import api as launcher_api
 
 from torchrun_hpc.agent import death_signals
 from torchrun_hpc.agent.death_signals import DeathSignals
-from torchrun_hpc.agent.patches import defer_signals
+from torchrun_hpc.agent.patches.agent import DeferSignals, extend
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.errors import JobFailedError
 
@@ -42,8 +43,8 @@ def signals(monkeypatch: pytest.MonkeyPatch, torch_again: None) -> Iterator[Any]
     monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
     monkeypatch.setattr(PContext, "close", lambda _: signal.raise_signal(15))
     held = DeathSignals()
-    defer_signals.apply(None, SimpleNamespace(death_signals=held))  # type: ignore[arg-type]
-    before = signal.signal(15, defer_signals._torch._terminate_process_handler)
+    extend([DeferSignals], None, SimpleNamespace(death_signals=held))  # type: ignore[arg-type]
+    before = signal.signal(15, multiprocessing._terminate_process_handler)
     yield held
     held.end()
     signal.signal(15, before)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from side_by_side import OURS, STOCK, bare, run
 
-from torchrun_hpc.agent.patches import host_name
+from torchrun_hpc.agent.patches.torchrun import HostName
 from torchrun_hpc.host import capabilities
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ main(sys.argv[1:])
 
 
 @pytest.mark.skipif(
-    not host_name.IS_FOR.present, reason="this torch needs the name as an address"
+    not HostName.IS_FOR.present, reason="this torch needs the name as an address"
 )
 def test_no_name_server_is_asked(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()

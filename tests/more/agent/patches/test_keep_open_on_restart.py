@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api as launcher_api
 
-from torchrun_hpc.agent.patches import keep_open_on_restart
+from torchrun_hpc.agent.patches.agent import KeepOpenOnRestart, extend
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -19,7 +19,7 @@ def test_a_restart_leaves_the_rendezvous_open(monkeypatch: pytest.MonkeyPatch) -
         "_stop_workers",
         lambda self, group: stopped.append((self._rdzv_handler, group)),
     )
-    keep_open_on_restart.apply()
+    extend([KeepOpenOnRestart], None, None)
     agent: Any = object.__new__(launcher_api.LocalElasticAgent)
     agent._rdzv_handler = "handler"
     agent._stop_workers("group")

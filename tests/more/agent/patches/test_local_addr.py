@@ -10,7 +10,7 @@ import pytest
 from inside_torch import Handler, Node, State, meet, patch_all, two_agents
 from side_by_side import OURS, STOCK
 
-from torchrun_hpc.agent.patches import local_addr
+from torchrun_hpc.agent.patches.c10d import LocalAddr
 from torchrun_hpc.host import capabilities
 
 
@@ -36,7 +36,7 @@ def test_the_workers_meet_where_the_first_node_is(
     where = SimpleNamespace(master_addr="n9.cl", master_port=1234)
     answer = SimpleNamespace(bootstrap_store_info=where)
     monkeypatch.setattr(Handler, "next_rendezvous", lambda _self: answer)
-    local_addr.apply(None)
+    LocalAddr.apply(None, None)
     handler: Any = SimpleNamespace(_state_holder=SimpleNamespace(state=state))
     assert Handler.next_rendezvous(handler) is answer
     assert vars(where) == {"master_addr": address, "master_port": 1234}

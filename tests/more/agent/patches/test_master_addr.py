@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import run as torch_run
 
-from torchrun_hpc.agent.patches import master_addr, replacing
+from torchrun_hpc.agent.patches import patch
+from torchrun_hpc.agent.patches.torchrun import MasterAddr
 from torchrun_hpc.host import capabilities
 
 if TYPE_CHECKING:
@@ -42,11 +43,11 @@ def test_torch_warns_of_nothing_that_was_not_typed(
     args = torch_run.parse_args(line)
     before = dict(vars(args))
     stock = _warned(args, caplog)
-    master_addr.apply()
+    MasterAddr.apply(None, None)
     try:
         ours = _warned(args, caplog)
     finally:
-        replacing.restore()
+        patch.restore()
     assert (stock[1], ours[1]) == (int(backend == "c10d"), 0)
     assert ours[0].rdzv_endpoint == stock[0].rdzv_endpoint
     assert vars(args) == before
@@ -61,9 +62,9 @@ def test_what_is_patched_already_is_patched_again(
     monkeypatch.setattr(capabilities, "WARNS_OF_DEFAULT", there)
     args: Any = types.SimpleNamespace(rdzv_backend="c10d", master_addr="127.0.0.1")
     assert torch_run.config_from_args(args) == "127.0.0.1"
-    master_addr.apply()
+    MasterAddr.apply(None, None)
     try:
         assert torch_run.config_from_args(args) is None
         assert not hasattr(capabilities.without_default(args), "master_addr")
     finally:
-        replacing.restore()
+        patch.restore()

@@ -12,7 +12,7 @@ from inside_torch import Handler, Node, State, make_executor, make_plan
 
 from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.agent.patches.node_order import RankedNode
-from torchrun_hpc.agent.patches.state_as_json import StateAsJson
+from torchrun_hpc.agent.patches.state_as_json import JsonPickle
 from torchrun_hpc.planning.mode import Mode
 
 
@@ -44,7 +44,7 @@ def test_nodes_are_ranked_as_the_scheduler_numbers_them(order: tuple[int, ...]) 
     # As every node sees it: through the store.
     state = State()
     state.participants = dict.fromkeys(nodes, 0)
-    copied = StateAsJson.loads(StateAsJson.dumps(state))
+    copied = JsonPickle.loads(JsonPickle.dumps(state))
     assert _ranks(list(copied.participants)) == {"n9": 0, "n10": 1, "n11": 2}
 
 

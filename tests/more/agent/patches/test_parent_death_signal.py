@@ -12,7 +12,8 @@ import pytest
 from inside_torch import make_plan
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
-from torchrun_hpc.agent.patches import parent_death_signal, replacing
+from torchrun_hpc.agent.patches import agent, patch
+from torchrun_hpc.agent.patches.agent import ParentDeathSignal
 
 HOMES = {
     "by name": {"Popen": subprocess.Popen},
@@ -39,12 +40,12 @@ def test_workers_are_tied_wherever_torch_starts_them(
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(multiprocessing_api, "SubprocessHandler", Handler)
     before, real = dict(vars(module)), subprocess.Popen
-    assert parent_death_signal.fits()
-    parent_death_signal.apply(make_plan())
+    assert ParentDeathSignal.fits()
+    ParentDeathSignal.apply(make_plan(), None)
     options: list[Any] = []
-    kept = parent_death_signal.end_with_parent
+    kept = agent.end_with_parent
     monkeypatch.setattr(
-        parent_death_signal,
+        agent,
         "end_with_parent",
         lambda pid: options.append(pid) or kept(pid),
     )
@@ -54,5 +55,5 @@ def test_workers_are_tied_wherever_torch_starts_them(
     assert subprocess.Popen is real
     if home == "by module":
         assert module.subprocess.TimeoutExpired is subprocess.TimeoutExpired
-    replacing.restore()
+    patch.restore()
     assert vars(module) == before

@@ -43,29 +43,29 @@ from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.launcher import api as launcher_api
 
 from torchrun_hpc.agent.death_signals import DeathSignals
-from torchrun_hpc.agent.patches import (
-    agent,
-    bind_store,
-    bind_workers,
-    defer_signals,
-    fork_workers,
-    forward_signals,
-    fresh_store,
-    host_exits_last,
-    host_name,
-    keep_open_on_restart,
-    local_addr,
-    master_addr,
-    node_order,
-    parent_death_signal,
-    registry,
-    replacing,
-    report_missing_nodes,
-    state_as_json,
-    watch_workers,
+from torchrun_hpc.agent.patches import registry
+from torchrun_hpc.agent.patches.agent import (
+    ActTogether,
+    BindWorkers,
+    DeferSignals,
+    ForkWorkers,
+    ForwardSignals,
+    KeepOpenOnRestart,
+    ParentDeathSignal,
+    WatchWorkers,
+    extend,
 )
-from torchrun_hpc.agent.patches.hooks import Hooks
-from torchrun_hpc.agent.patches.state_as_json import StateAsJson
+from torchrun_hpc.agent.patches.bind_store import BindStore
+from torchrun_hpc.agent.patches.c10d import (
+    FreshStore,
+    HostExitsLast,
+    LocalAddr,
+    ReportMissingNodes,
+)
+from torchrun_hpc.agent.patches.node_order import NodeOrder
+from torchrun_hpc.agent.patches.patch import Hooks, _originals, restore
+from torchrun_hpc.agent.patches.state_as_json import JsonPickle, StateAsJson
+from torchrun_hpc.agent.patches.torchrun import HostName, MasterAddr
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host import capabilities
 
@@ -74,28 +74,28 @@ from torchrun_hpc.host import capabilities
 def test_every_target_is_replaced_and_put_back() -> None:
     before = targets()
     patch_all()
-    replaced = [(owner, name) for owner, name, _ in replacing._originals]
+    replaced = [(owner, name) for owner, name, _ in _originals]
     assert [place for place in replaced if place not in PLACES] == []
     for old, new, place in zip(before, targets(), PLACES, strict=True):
         assert (old is not new) is EXPECTED[place].present, place
-    replacing.restore()
+    restore()
     assert targets() == before
 
 
 @pytest.mark.usefixtures("torch_again")
 def test_the_agent_has_all_extensions_and_torchs_name() -> None:
-    """Each is a class of its own; torch's own stays as it is."""
+    """Each is a part of one class; torch's own stays as it is."""
     own = dict(vars(LocalElasticAgent))
     patch_all()
     extended = launcher_api.LocalElasticAgent
     assert extended.__name__ == "LocalElasticAgent"
-    assert issubclass(extended, agent.JobAgent)
+    assert issubclass(extended, ActTogether)
     names = {kind.__name__ for kind in extended.__mro__}
-    assert {"ForwardingAgent", "WatchingAgent"} <= names
-    assert ("OpenAgent" in names) is keep_open_on_restart.IS_FOR.present
+    assert {"ForwardSignals", "WatchWorkers"} <= names
+    assert ("KeepOpenOnRestart" in names) is KeepOpenOnRestart.IS_FOR.present
     changed = {k for k, v in vars(LocalElasticAgent).items() if v is not own.get(k)}
     assert changed <= {"_get_fq_hostname"}
-    assert agent.fits()  # a second launch in this process
+    assert ActTogether.fits()  # a second launch in this process
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -112,14 +112,14 @@ def test_what_became_of_each() -> None:
     outcomes = registry.examine(registry.PATCHES)
     assert targets() == before  # none is applied by looking
     assert outcomes == registry.apply_patches(make_plan())
-    names = sorted(outcome.name for outcome in outcomes)
+    names = sorted(outcome.patch.NAME for outcome in outcomes)
     page = (Path(__file__).parents[4] / "docs" / "internals.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| .* \| .* \| .* \|$", page, re.MULTILINE)
     assert names == sorted(rows)
     assert registry.left_out(outcomes) == []
     for outcome in outcomes:
         assert asdict(registry.described(outcome)) == {
-            "name": outcome.name,
+            "name": outcome.patch.NAME,
             "target": outcome.patch.TARGET,
             "reason": outcome.patch.REASON,
             "releases": outcome.patch.IS_FOR.releases,
@@ -136,9 +136,9 @@ def test_what_a_torch_without_its_target_makes_of_each(
         absent = replace(patch.IS_FOR, releases=">=2.0", present=False)
         monkeypatch.setattr(patch, "IS_FOR", absent)
     faults = {
-        outcome.name
+        outcome.patch.NAME
         for outcome in registry.apply_patches(make_plan())
-        if outcome.state is registry.State.NOT_NEEDED
+        if outcome.state is registry.PatchState.NOT_NEEDED
     }
     assert faults == {"local_addr", "keep_open_on_restart", "master_addr"}
 
@@ -147,30 +147,30 @@ def test_what_a_torch_without_its_target_makes_of_each(
 @pytest.mark.parametrize(
     ("releases", "present", "is_fault", "state"),
     [
-        ("<2.0", False, False, registry.State.NOT_NEEDED),
-        (">=2.0", False, False, registry.State.DOES_NOT_FIT),
-        (">=2.0", False, True, registry.State.NOT_NEEDED),
-        ("<2.0", True, False, registry.State.APPLIED),  # nobody knows this release
+        ("<2.0", False, False, registry.PatchState.NOT_NEEDED),
+        (">=2.0", False, False, registry.PatchState.DOES_NOT_FIT),
+        (">=2.0", False, True, registry.PatchState.NOT_NEEDED),
+        ("<2.0", True, False, registry.PatchState.APPLIED),  # nobody knows this release
     ],
 )
 def test_what_a_release_has_and_should_have(
     releases: str,
-    state: registry.State,
+    state: registry.PatchState,
     monkeypatch: pytest.MonkeyPatch,
     *,
     present: bool,
     is_fault: bool,
 ) -> None:
     is_for = capabilities.Capability(releases, present, is_fault)
-    monkeypatch.setattr(state_as_json, "IS_FOR", is_for)
+    monkeypatch.setattr(StateAsJson, "IS_FOR", is_for)
     before = dynamic_rendezvous.pickle
     first, *others = registry.apply_patches(make_plan())
-    assert (first.name, first.state) == ("state_as_json", state)
+    assert (first.patch.NAME, first.state) == ("state_as_json", state)
     assert (dynamic_rendezvous.pickle is before) is (not present)
     codes = [message.code for message in registry.left_out([first])]
-    assert codes == ["HPC080"] * (state is registry.State.DOES_NOT_FIT)
+    assert codes == ["HPC080"] * (state is registry.PatchState.DOES_NOT_FIT)
     for outcome in others:
-        assert outcome.state is expected_state(outcome.patch), outcome.name
+        assert outcome.state is expected_state(outcome.patch), outcome.patch.NAME
 
 
 # --- a torch that has changed ---------------------------------------------------------
@@ -210,79 +210,79 @@ def _without_option(args: Any) -> Any:
 
 Local, Simple = LocalElasticAgent, agent_api.SimpleElasticAgent
 Static = static_tcp_rendezvous.StaticTCPRendezvous
-AGENT = [agent, keep_open_on_restart, forward_signals, watch_workers]
-START_WORKERS = [parent_death_signal, fork_workers, bind_workers, watch_workers]
+AGENT = [ActTogether, KeepOpenOnRestart, ForwardSignals, WatchWorkers]
+START_WORKERS = [ParentDeathSignal, ForkWorkers, BindWorkers, WatchWorkers]
 
 # What is another one, or gone, and who must notice it.
 CHANGES: list[tuple[Any, str, Any, list[Any]]] = [
-    (dynamic_rendezvous, "pickle", None, [state_as_json]),
-    (Executor, "_mark_rendezvous_complete", _by_address, [node_order]),
-    (Executor, "_mark_rendezvous_complete", _no_order, [node_order]),
-    (Executor, "_mark_rendezvous_complete", None, [node_order]),
-    (Handler, "_node_desc_generator", None, [node_order]),
-    (Handler, "__init__", _other, [fresh_store, local_addr, host_exits_last]),
-    (Handler, "next_rendezvous", _answer, [local_addr]),
-    (Handler, "next_rendezvous", None, [fresh_store, local_addr, report_missing_nodes]),
-    (Static, "next_rendezvous", None, [report_missing_nodes]),
-    (Handler, "shutdown", None, [host_exits_last]),
-    (Static, "shutdown", None, [host_exits_last]),
-    (Static, "__init__", _other, [host_exits_last]),
-    (c10d_rendezvous_backend, "TCPStore", None, [bind_store]),
+    (dynamic_rendezvous, "pickle", None, [StateAsJson]),
+    (Executor, "_mark_rendezvous_complete", _by_address, [NodeOrder]),
+    (Executor, "_mark_rendezvous_complete", _no_order, [NodeOrder]),
+    (Executor, "_mark_rendezvous_complete", None, [NodeOrder]),
+    (Handler, "_node_desc_generator", None, [NodeOrder]),
+    (Handler, "__init__", _other, [FreshStore, LocalAddr, HostExitsLast]),
+    (Handler, "next_rendezvous", _answer, [LocalAddr]),
+    (Handler, "next_rendezvous", None, [FreshStore, LocalAddr, ReportMissingNodes]),
+    (Static, "next_rendezvous", None, [ReportMissingNodes]),
+    (Handler, "shutdown", None, [HostExitsLast]),
+    (Static, "shutdown", None, [HostExitsLast]),
+    (Static, "__init__", _other, [HostExitsLast]),
+    (c10d_rendezvous_backend, "TCPStore", None, [BindStore]),
     (launcher_api, "LocalElasticAgent", None, AGENT),
     (launcher_api, "launch_agent", _other, AGENT),
-    (torch_registry, "get_rendezvous_handler", _other, [agent]),
-    (torch_registry, "get_rendezvous_handler", None, [agent]),
-    (Simple, "_rendezvous", _other, [agent]),
-    (Simple, "_rendezvous", None, [agent]),
-    (Simple, "_exit_barrier", _other, [agent]),
-    (Simple, "_exit_barrier", None, [agent]),
-    (Simple, "_invoke_run", None, [agent]),
-    (Simple, "__init__", _other, [agent, watch_workers]),  # it counts the restarts
-    (Local, "__init__", _other, [keep_open_on_restart, forward_signals, watch_workers]),
-    (Local, "_monitor_workers", _other, [agent, forward_signals, watch_workers]),
-    (Local, "_monitor_workers", None, [agent, forward_signals, watch_workers]),
-    (Local, "_shutdown", None, [agent, defer_signals, watch_workers]),
-    (Local, "_start_workers", _other, [defer_signals, watch_workers]),
-    (Local, "_start_workers", None, [defer_signals, watch_workers]),
-    (Local, "_stop_workers", None, [keep_open_on_restart]),
-    (Multiprocessing.MultiprocessContext, "pids", None, [forward_signals]),
-    (Multiprocessing.SubprocessContext, "pids", None, [forward_signals]),
-    (Multiprocessing.PContext, "__init__", _other, [watch_workers]),
-    (Multiprocessing.PContext, "close", _other, [defer_signals]),
-    (Multiprocessing.PContext, "close", None, [defer_signals]),
-    (Multiprocessing.PContext, "start", _other, [defer_signals]),
-    (Multiprocessing, "_terminate_process_handler", None, [defer_signals]),
+    (torch_registry, "get_rendezvous_handler", _other, [ActTogether]),
+    (torch_registry, "get_rendezvous_handler", None, [ActTogether]),
+    (Simple, "_rendezvous", _other, [ActTogether]),
+    (Simple, "_rendezvous", None, [ActTogether]),
+    (Simple, "_exit_barrier", _other, [ActTogether]),
+    (Simple, "_exit_barrier", None, [ActTogether]),
+    (Simple, "_invoke_run", None, [ActTogether]),
+    (Simple, "__init__", _other, [ActTogether, WatchWorkers]),  # it counts the restarts
+    (Local, "__init__", _other, [KeepOpenOnRestart, ForwardSignals, WatchWorkers]),
+    (Local, "_monitor_workers", _other, [ActTogether, ForwardSignals, WatchWorkers]),
+    (Local, "_monitor_workers", None, [ActTogether, ForwardSignals, WatchWorkers]),
+    (Local, "_shutdown", None, [ActTogether, DeferSignals, WatchWorkers]),
+    (Local, "_start_workers", _other, [DeferSignals, WatchWorkers]),
+    (Local, "_start_workers", None, [DeferSignals, WatchWorkers]),
+    (Local, "_stop_workers", None, [KeepOpenOnRestart]),
+    (Multiprocessing.MultiprocessContext, "pids", None, [ForwardSignals]),
+    (Multiprocessing.SubprocessContext, "pids", None, [ForwardSignals]),
+    (Multiprocessing.PContext, "__init__", _other, [WatchWorkers]),
+    (Multiprocessing.PContext, "close", _other, [DeferSignals]),
+    (Multiprocessing.PContext, "close", None, [DeferSignals]),
+    (Multiprocessing.PContext, "start", _other, [DeferSignals]),
+    (Multiprocessing, "_terminate_process_handler", None, [DeferSignals]),
     (Multiprocessing, "SubprocessHandler", None, START_WORKERS),
     (SubprocessHandler, "_popen", _other, START_WORKERS),
     (SubprocessHandler, "_popen", None, START_WORKERS),
-    (SubprocessHandler, "_popen", _popen_with_preexec, [parent_death_signal]),
+    (SubprocessHandler, "_popen", _popen_with_preexec, [ParentDeathSignal]),
     (
         *(SubprocessHandler, "_popen", _popen_elsewhere),
-        [parent_death_signal, fork_workers, watch_workers],
+        [ParentDeathSignal, ForkWorkers, WatchWorkers],
     ),
-    (Starting, POPEN, None, [parent_death_signal]),
-    (agent_api, "_get_fq_hostname", _other, [host_name]),
-    (agent_api, "_get_fq_hostname", None, [host_name]),
-    (Local, "_get_fq_hostname", None, [host_name]),
-    (Simple, "_construct_event", _other, [host_name]),
-    (torch_run, "config_from_args", _other, [master_addr]),
-    (torch_run, "config_from_args", _without_option, [master_addr]),
-    (torch_run, "config_from_args", None, [master_addr]),
+    (Starting, POPEN, None, [ParentDeathSignal]),
+    (agent_api, "_get_fq_hostname", _other, [HostName]),
+    (agent_api, "_get_fq_hostname", None, [HostName]),
+    (Local, "_get_fq_hostname", None, [HostName]),
+    (Simple, "_construct_event", _other, [HostName]),
+    (torch_run, "config_from_args", _other, [MasterAddr]),
+    (torch_run, "config_from_args", _without_option, [MasterAddr]),
+    (torch_run, "config_from_args", None, [MasterAddr]),
 ]
 if POPEN == "subprocess":
-    CHANGES += [(Starting, "subprocess", object(), [parent_death_signal])]
+    CHANGES += [(Starting, "subprocess", object(), [ParentDeathSignal])]
 if capabilities.LISTENING_SOCKET.present:
-    CHANGES += [(c10d_rendezvous_backend, "TCPStore", dist.HashStore, [bind_store])]
+    CHANGES += [(c10d_rendezvous_backend, "TCPStore", dist.HashStore, [BindStore])]
 if capabilities.SHARED_STORE.present:
     CHANGES += [
-        (Handler, "_create_tcp_store_server", changed, [bind_store])
+        (Handler, "_create_tcp_store_server", changed, [BindStore])
         for changed in (None, _other)
     ]
 
 
 def test_a_change_of_torch_is_tried_for_each() -> None:
-    tried = {patch.__name__ for *_, patches in CHANGES for patch in patches}
-    assert tried == {patch.__name__ for patch in registry.PATCHES}
+    tried = {patch.NAME for *_, patches in CHANGES for patch in patches}
+    assert tried == {patch.NAME for patch in registry.PATCHES}
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -314,7 +314,7 @@ def test_a_torch_that_has_changed(
     outcomes = registry.apply_patches(make_plan())
     assert [outcome.patch for outcome in outcomes] == patches
     for outcome in outcomes:
-        assert outcome.state is registry.State.DOES_NOT_FIT, outcome.name
+        assert outcome.state is registry.PatchState.DOES_NOT_FIT, outcome.patch.NAME
         assert "#" in outcome.patch.REASON  # an issue to read
     assert registry.left_out(outcomes) == [
         Message(
@@ -334,9 +334,9 @@ def test_one_that_does_not_fit_keeps_no_other_from_it(
     monkeypatch.setattr(Executor, "_mark_rendezvous_complete", _by_address)
     outcomes = registry.apply_patches(make_plan())
     (message,) = registry.left_out(outcomes)
-    assert node_order.TARGET in message.text
+    assert NodeOrder.TARGET in message.text
     assert len(outcomes) == len(registry.PATCHES)
-    assert dynamic_rendezvous.pickle is StateAsJson
+    assert dynamic_rendezvous.pickle is JsonPickle
     assert c10d_rendezvous_backend.TCPStore is not dist.TCPStore
 
 
@@ -361,7 +361,7 @@ meeting = Meeting(
 )
 plan = LaunchPlan(Mode.SEVERAL_NODES, Options(), meeting, Workers())
 for outcome in registry.apply_patches(plan):
-    print(outcome.name, outcome.state.name)
+    print(outcome.patch.NAME, outcome.state.name)
 """
 
 
@@ -373,7 +373,7 @@ def test_a_torch_without_a_class_that_two_patches_need(
     assert (done.code, done.own_lines) == (0, []), done.err
     found = dict(line.split() for line in done.out.splitlines())
     outcomes = registry.planned(make_plan(preload=None, binding=None))
-    expected = {o.name: expected_state(o.patch).name for o in outcomes}
+    expected = {o.patch.NAME: expected_state(o.patch).name for o in outcomes}
     left_out = dict.fromkeys(("state_as_json", "node_order"), "DOES_NOT_FIT")
     assert found == {**expected, **left_out}
 
@@ -395,8 +395,7 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     forwarded: list[Any] = []
     nothing: Any = None
     hooks = Hooks(forwarded.append, nothing, nothing, DeathSignals())
-    forward_signals.apply(nothing, hooks)
-    defer_signals.apply(nothing, hooks)
+    extend([ForwardSignals, DeferSignals], nothing, hooks)
 
     one = object.__new__(launcher_api.LocalElasticAgent)
     one._pcontext = None
@@ -407,7 +406,7 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forwarded == [{0: 4711}]
     Multiprocessing.PContext.close(one, signal.SIGTERM, timeout=3)
     assert called == [(one, "group"), (one, "group"), (one, signal.SIGTERM, 3)]
-    if host_name.IS_FOR.present:
-        host_name.apply()
+    if HostName.IS_FOR.present:
+        HostName.apply(None, None)
         assert agent_api._get_fq_hostname() == socket.gethostname()
         assert one._get_fq_hostname() == socket.gethostname()

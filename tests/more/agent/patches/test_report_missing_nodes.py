@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from waiting import NEVER_S, until
 
 from torchrun_hpc import waiting
-from torchrun_hpc.agent.patches import report_missing_nodes
+from torchrun_hpc.agent.patches.c10d import ReportMissingNodes
 
 SUSPICION = "is --node_rank=0 set on every node?"
 REPORT = "torchrun_hpc: note[HPC084]: waiting at head:1 for all 3 nodes, 0 s so far"
@@ -48,7 +48,7 @@ def test_node_0_says_that_it_waits_for_others(
     if not waits:
         monkeypatch.setattr(waiting, "FIRST_REPORT", NEVER_S)
     monkeypatch.setattr(Handler, "next_rendezvous", meet)
-    report_missing_nodes.apply(make_plan(**values))
+    ReportMissingNodes.apply(make_plan(**values), None)
     before = threading.enumerate()
     with pytest.raises(RendezvousTimeoutError):
         Handler.next_rendezvous(None)

@@ -17,7 +17,7 @@ from inside_torch import Node, State
 from side_by_side import OURS, STOCK
 
 from torchrun_hpc.agent.patches.node_order import RankedNode
-from torchrun_hpc.agent.patches.state_as_json import StateAsJson
+from torchrun_hpc.agent.patches.state_as_json import JsonPickle
 from torchrun_hpc.host import capabilities
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _state(nodes: int = 3) -> Any:
 @pytest.mark.parametrize("nodes", [0, 1, 3, 1500])
 def test_a_state_is_read_as_it_was_written(nodes: int) -> None:
     state = _state(nodes)
-    read = StateAsJson.loads(StateAsJson.dumps(state))
+    read = JsonPickle.loads(JsonPickle.dumps(state))
     assert vars(read) == vars(state)
     others = {*read.wait_list, *(read.redundancy_list if SECOND_SET else ())}
     kinds = {node.addr: type(node) for node in others}
@@ -105,12 +105,12 @@ def test_a_state_is_no_larger_than_torchs_own(nodes: int, limit: int) -> None:
         state.wait_list.add(waits)
         for node in runs, waits:
             state.last_heartbeats[node] = datetime.now(ZONE)
-    written = len(b64encode(StateAsJson.dumps(state)))
+    written = len(b64encode(JsonPickle.dumps(state)))
     assert written <= min(limit, len(b64encode(pickle.dumps(state))))
 
 
 def _fields(**changes: Any) -> bytes:
-    fields = json.loads(StateAsJson.dumps(_state()))
+    fields = json.loads(JsonPickle.dumps(_state()))
     return json.dumps({**fields, **changes}).encode()
 
 
@@ -156,22 +156,22 @@ NOT_A_STATE = {
 
 
 def test_the_form_that_the_bad_ones_are_made_of_is_good() -> None:
-    assert vars(StateAsJson.loads(_fields())) == vars(_state())
+    assert vars(JsonPickle.loads(_fields())) == vars(_state())
 
 
 @pytest.mark.parametrize("data", NOT_A_STATE.values(), ids=NOT_A_STATE)
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(pickle.PickleError):
-        StateAsJson.loads(data)
+        JsonPickle.loads(data)
 
 
 def _assert_refused_or_state(data: bytes) -> None:
     try:
-        state = StateAsJson.loads(data)
+        state = JsonPickle.loads(data)
     except pickle.PickleError:
         return
     assert type(state) is State
-    assert StateAsJson.loads(StateAsJson.dumps(state)).__dict__ == vars(state)
+    assert JsonPickle.loads(JsonPickle.dumps(state)).__dict__ == vars(state)
 
 
 FUZZ = settings(deadline=None, database=None)

@@ -22,8 +22,13 @@ from torch.distributed.launcher import api as launcher_api
 from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.agent.death_signals import DeathSignals
-from torchrun_hpc.agent.patches import fork_workers, parent_death_signal, watch_workers
-from torchrun_hpc.agent.patches.hooks import Hooks
+from torchrun_hpc.agent.patches.agent import (
+    ForkWorkers,
+    ParentDeathSignal,
+    WatchWorkers,
+    extend,
+)
+from torchrun_hpc.agent.patches.patch import Hooks
 from torchrun_hpc.failures.relay import Relay
 
 if TYPE_CHECKING:
@@ -88,7 +93,7 @@ def make_agent(
 ) -> Callable[..., Any]:
     """Make an agent of node 1, as a launch does it."""
     monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
-    watch_workers.apply(None, hooks)
+    extend([WatchWorkers], None, hooks)
 
     def make(pids: dict[int, int] | None = None) -> Any:
         return launcher_api.LocalElasticAgent(watch.torch, pids or {})
@@ -240,7 +245,7 @@ def test_what_becomes_of_stderr(
     name, unread, is_read, is_shown = STDERR[case]
     file = tmp_path / name if name else None
     hooks.relay.unread = unread
-    watch_workers.apply(None, hooks)
+    extend([WatchWorkers], None, hooks)
     handler = start_worker(sys.executable, "-S", "-c", WRITES, stderr=str(file or ""))
     assert (handler._stderr and handler._stderr.name) == (file and str(file))
     assert handler.proc.wait(PATIENCE) == 0
@@ -264,9 +269,10 @@ def test_a_program_that_is_missing(hooks: Hooks, tmp_path: Path) -> None:
     """The error is the same as without, and no pipe is left open."""
     errors = []
     before = psutil.Process().num_fds()
-    for patches in ((), (parent_death_signal, watch_workers)):
-        for patch in patches:
-            patch.apply(None, hooks)
+    for is_patched in (False, True):
+        if is_patched:
+            ParentDeathSignal.apply(None, hooks)
+            extend([WatchWorkers], None, hooks)
         with pytest.raises(FileNotFoundError) as caught:
             start_worker(str(tmp_path / "missing"))
         errors.append((caught.value.errno, caught.value.filename, str(caught.value)))
@@ -291,8 +297,7 @@ def test_a_fork_writes_to_the_relay_too(
     forks: list[Any] = []
     monkeypatch.setenv("IN", "the environment")
     more = Hooks(hooks.forward, relay, hooks.watch, DeathSignals(), fork)
-    fork_workers.apply(None, more)
-    watch_workers.apply(None, more)
+    extend([ForkWorkers, WatchWorkers], None, more)
     handler = start_worker(sys.executable, "-S", "-c", program)
     assert handler.proc.wait(PATIENCE) == 0
     ((command, environ, stdout, stderr),) = forks

@@ -11,8 +11,9 @@ import pytest
 from inside_torch import expected_state, make_plan
 from side_by_side import OURS, clean_environ, run
 
-from torchrun_hpc.agent.patches import agent, registry, watch_workers
-from torchrun_hpc.agent.patches.registry import PATCHES, State
+from torchrun_hpc.agent.patches import registry
+from torchrun_hpc.agent.patches.agent import ActTogether, WatchWorkers
+from torchrun_hpc.agent.patches.registry import PATCHES, PatchState
 from torchrun_hpc.host import capabilities
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from side_by_side import Launcher, Result
 
 OPTION, VARIABLE = "--hpc-without-patches", "PET_HPC_WITHOUT_PATCHES"
-NAMES = [patch.__name__.rpartition(".")[2] for patch in PATCHES]
+NAMES = [patch.NAME for patch in PATCHES]
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -35,9 +36,9 @@ def test_one_is_left_out_and_no_other(
     outcomes = registry.apply_patches(make_plan(without_patches=(name,)))
     for outcome in outcomes:
         state = expected_state(outcome.patch)
-        if outcome.patch is patch and state is State.APPLIED:
-            state = State.LEFT_OUT
-        assert outcome.state is state, outcome.name
+        if outcome.patch is patch and state is PatchState.APPLIED:
+            state = PatchState.LEFT_OUT
+        assert outcome.state is state, outcome.patch.NAME
     assert registry.left_out(outcomes) == []
 
 
@@ -108,9 +109,9 @@ def test_a_name_that_no_patch_has() -> None:
 
 AUTO = """
 import torchrun_hpc.auto
-from torchrun_hpc.agent.patches.state_as_json import StateAsJson
+from torchrun_hpc.agent.patches.state_as_json import JsonPickle
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-print(dynamic_rendezvous.pickle is StateAsJson)
+print(dynamic_rendezvous.pickle is JsonPickle)
 """
 
 
@@ -140,11 +141,11 @@ def test_a_signal_that_nobody_forwards_ends_the_agent(
     assert launcher.ours(words, cwd=tmp_path).code == -signal.SIGUSR1
 
 
-@pytest.mark.parametrize("patch", [agent, watch_workers])
+@pytest.mark.parametrize("patch", [ActTogether, WatchWorkers])
 def test_what_others_need_and_does_not_fit(
     patch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert registry.incompatible() == ()
     lost = capabilities.Capability(">=2.0", present=False)
     monkeypatch.setattr(patch, "IS_FOR", lost)
-    assert registry.incompatible() == (patch.__name__.rpartition(".")[2],)
+    assert registry.incompatible() == (patch.NAME,)
