@@ -110,7 +110,7 @@ def _settings(here: Place, timeout: float) -> Settings:
 def _why(error: Exception, here: Place, timeout: float) -> Message:
     where = here.tasks_meeting
     if isinstance(error, CoordinatorNotFoundError):
-        return messages.coordinator_missing(str(error), timeout, where, "--timeout")
+        return messages.coordinator_missing(error, timeout, where, "--timeout")
     if isinstance(error, JobFailedError) and error.failure.kind is not Kind.COORDINATOR:
         return report.failed(error.failure, where)
     return _seen_alone(f"node {where.coordinator} stopped answering")

@@ -22,7 +22,14 @@ from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import is_of_collective
 from torchrun_hpc.failures.last_words import LAUNCHER, SENT
 from torchrun_hpc.preload import script
-from torchrun_hpc.stacks.calls import ALL, IMPORTS, LAST, Record, groups_of, title
+from torchrun_hpc.stacks.calls import (
+    ASK_ALL,
+    AT_END,
+    IMPORTS,
+    ForkAnswer,
+    groups_of,
+    title,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +62,7 @@ def _serve(questions: socket.socket) -> None:
         while question := questions.recv(1):
             main = sys._current_frames()[threading.main_thread().ident or 0]  # noqa: SLF001
             walk = reversed([*traceback.walk_stack(main)])
-            _tell(questions, walk, with_groups=question == ALL)
+            _tell(questions, walk, with_groups=question == ASK_ALL)
 
 
 def leave(questions: socket.socket, error: BaseException) -> None:
@@ -75,12 +82,12 @@ def _tell(
 ) -> None:
     with contextlib.suppress(Exception):  # the script ends as it would without this
         text = "" if error is None else _written(error)
-        record = Record(_frames(walk)[-_FRAMES:], error=text, time=time.time())
+        record = ForkAnswer(_frames(walk)[-_FRAMES:], error=text, time=time.time())
         if with_groups or is_of_collective(text):
             with contextlib.suppress(Exception):  # torch may have any state
                 record = replace(record, groups=_groups())
         line = wire.to_line(wire.encode(record))
-        questions.send(line if error is None else LAST + line, socket.MSG_DONTWAIT)
+        questions.send(line if error is None else AT_END + line, socket.MSG_DONTWAIT)
 
 
 def _written(error: BaseException) -> str:

@@ -26,7 +26,7 @@ from multiprocessing.connection import wait  # select(2) is limited to 1024 file
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import waiting, wire
-from torchrun_hpc.stacks.calls import LAST
+from torchrun_hpc.stacks.calls import AT_END
 from torchrun_hpc.wire import AnyText
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class ForkedWorker:
     def told(self, question: bytes, timeout: float) -> bytes:
         """Return the worker's answer within ``timeout`` seconds, or what it left.
 
-        It is a `Record`, or nothing. Without a ``question``, it is not asked.
+        It is a `ForkAnswer`, or nothing. Without a ``question``, it is not asked.
         """
         with self._asking:
             self._receive(0)  # late answers, which are not used
@@ -181,7 +181,7 @@ class ForkedWorker:
         with contextlib.suppress(OSError, ValueError):  # it has ended
             while wait([self._questions], 0 if found else timeout):
                 found = self._questions.recv(_RECORD, socket.MSG_DONTWAIT)
-                if found[:1] == LAST:
+                if found[:1] == AT_END:
                     self._left = found[1:]
                 elif not found:
                     break

@@ -104,7 +104,7 @@ class Listener:
 
 
 @dataclass(frozen=True)
-class State:
+class JobState:
     """What an agent knows of its job.
 
     Attributes:
@@ -162,7 +162,7 @@ class State:
         is_worker = self.failure is not None and self.failure.kind is Kind.WORKER
         return is_worker and not self.is_reported
 
-    def joining(self) -> State:
+    def joining(self) -> JobState:
         """Return what the agent knows when it joins the next round.
 
         A prepared round is a later one, so keep it.
@@ -170,11 +170,11 @@ class State:
         fresh = replace(self, go=None, own_failure=None, is_over=False, hangs=False)
         return replace(fresh, wanted=self.next_round)
 
-    def confirming(self, active: tuple[int, ...]) -> State:
+    def confirming(self, active: tuple[int, ...]) -> JobState:
         """Return what the agent knows when it confirms a round."""
         return replace(self, prepared=None, active=active)
 
-    def after(self, message: FromCoordinator) -> State:  # noqa: PLR0911 - each message
+    def after(self, message: FromCoordinator) -> JobState:  # noqa: PLR0911 - each message
         """Return what the agent knows after a message."""
         match message:
             case Welcome(round=number):
@@ -222,7 +222,7 @@ class Client:
     ) -> None:
         self.request = request
         self.member = member
-        self.state = State(active=member.record.active)
+        self.state = JobState(active=member.record.active)
         self._loop = loop
         self._listener = listener
         self._silence = Silence(silence_timeout)
@@ -233,7 +233,7 @@ class Client:
         self._channel: Channel | None = None
         self._task: asyncio.Task[None]
 
-    def _change(self, change: Callable[[State], State]) -> None:
+    def _change(self, change: Callable[[JobState], JobState]) -> None:
         with self._changed:
             before, self.state = self.state, change(self.state)
             if self.state is not before:
@@ -255,7 +255,7 @@ class Client:
         Return the coordinator's `Go`, the node rank, and the number of active nodes.
         Node rank 0 opens the workers' store, and sends its address and port.
         """
-        self._change(State.joining)
+        self._change(JobState.joining)
         self.member.is_ready = True
         if not self.member.unhealthy:
             self.send(Join())
@@ -278,7 +278,7 @@ class Client:
             with self._changed:
                 if (record := self.state.prepared) is None:
                     continue
-                self._change(partial(State.confirming, active=record.active))
+                self._change(partial(JobState.confirming, active=record.active))
             self.send(self.member.confirmation(record, open_store))
 
     def _can_go_on(self) -> object:

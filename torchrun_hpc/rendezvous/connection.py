@@ -231,11 +231,10 @@ class Connection:
         return server
 
     def _member(self) -> Member:
-        meeting, settings = self._meeting, self._settings
-        own = meeting.node_rank
-        first = own if meeting.is_coordinator else meeting.coordinator or 0
+        meeting, settings, rank = self._meeting, self._settings, self._request.rank
+        first = rank if meeting.is_coordinator else meeting.coordinator or 0
         spares = settings.spares if settings.has_spares else 0
-        member = Member(own, first_record(meeting.nodes, spares, first))
+        member = Member(rank, first_record(meeting.nodes, spares, first))
         member.coordinates = meeting.is_coordinator
         return member
 
@@ -254,7 +253,7 @@ class Connection:
         if not self._settings.has_spares:
             return
         meeting, hosts = self._meeting, self._meeting.fast_hosts
-        address = meeting.local_address or hosts[self.member.own]
+        address = meeting.local_address or hosts[self.member.number]
         port = meeting.ports[0]
         hints = {rank: (host, port) for rank, host in enumerate(hosts) if host}
         self.member.listens((address, opened.getsockname()[1]), hints)

@@ -125,11 +125,6 @@ class Coordinator:
     # --- what others ask ----------------------------------------------------------
 
     @property
-    def hosts(self) -> dict[int, str]:
-        """The names of all nodes that have been here."""
-        return self.members.hosts
-
-    @property
     def all_informed(self) -> bool:
         """Whether every agent knows how the job ended."""
         members = self.members
@@ -145,7 +140,7 @@ class Coordinator:
         else:  # a short job may end before a spare joins
             is_signal = failure is not None and failure.kind is Kind.SIGNAL
             may_come = members.seconds < self._expected_for and not is_signal
-        return may_come and len(members.seen) < self.settings.nodes
+        return may_come and len(members.accounted_for) < self.settings.nodes
 
     # --- events -------------------------------------------------------------------
 
@@ -268,8 +263,8 @@ class Coordinator:
             rounds.lose(rank, Failure(Kind.LOST, (rank,)))
         self.members.accept(connection, request)
         if rounds.failure is None:
-            own = self.settings.coordinator
-            self.members.send(rank, Welcome(rounds.round, self.roster.record.age, own))
+            age, this_node = self.roster.record.age, self.settings.coordinator
+            self.members.send(rank, Welcome(rounds.round, age, this_node))
             for question in self._questions.values():
                 self._pass_on(rank, *question)
         if rounds.has_ended:  # it was not here when that was sent
@@ -291,7 +286,7 @@ class Coordinator:
         is_awaited = self.rounds.began < 0 and reason is not Refused.STARTED
         if nodes and is_awaited and rank not in self.members.agents:
             self.fail(Failure(Kind.REFUSED, nodes, text=text))
-            self.members.seen.update(nodes)
+            self.members.accounted_for.update(nodes)
         elif is_news and self.members.report(Stranger(nodes, text)):
             self._reported.add(reason)
 

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchrun_hpc.failures.failure import Failure
 
-# Found on a port. A refused connection has reached the node.
-NOBODY = "nobody listens"
-
 
 class Refused(Enum):
     """Why the coordinator refuses an agent."""
@@ -25,7 +22,11 @@ class Refused(Enum):
 
 
 class CoordinatorNotFoundError(Exception):
-    """No coordinator was found in time. The text names what was found instead."""
+    """No coordinator was found in time. For the arguments, see `messages.Looking`."""
+
+    def __init__(self, problem: str, *, is_reached: bool = False) -> None:
+        super().__init__(problem)
+        self.is_reached = is_reached
 
 
 class RefusedError(Exception):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.report import Explain
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.meeting import Meeting
-    from torchrun_hpc.rendezvous.client import Client, State
+    from torchrun_hpc.rendezvous.client import Client, JobState
     from torchrun_hpc.rendezvous.messages import News
     from torchrun_hpc.rendezvous.protocol import Settings, Store, StoreRequest
 
@@ -142,8 +142,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
                 go, rank, nodes = client.take_part(self._open_workers_store)
                 break
         address, port = go.store
-        known = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        store = AgentStore(client, known)
+        fixed = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        store = AgentStore(client, fixed)
         return capabilities.rendezvous_info(store, rank, nodes, address, port)
 
     def num_nodes_waiting(self) -> int:
@@ -151,10 +151,12 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
         Raise `JobFailedError` if the job has failed elsewhere.
         """
-        failure, own = self.failure, (self._meeting.node_rank,)
-        # PyTorch's agent reports its own workers' failures itself.
-        if failure is not None and not (failure.rank >= 0 and failure.nodes == own):
-            raise JobFailedError(failure)
+        failure, this_node = self.failure, (self._meeting.node_rank,)
+        if failure is not None:
+            # PyTorch's agent reports its own workers' failures itself.
+            is_of_agent = failure.rank >= 0 and failure.nodes == this_node
+            if not is_of_agent:
+                raise JobFailedError(failure)
         return int(self.state.is_over)
 
     def is_closed(self) -> bool:
@@ -176,8 +178,8 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
     def meeting(self) -> Meeting:
         """The meeting, on the coordinator's node with the names of all that came."""
         server = self._connection.server
-        known = server.coordinator.hosts.copy() if server else {}
-        return replace(self._meeting, hosts=placed(self._meeting.hosts, known))
+        names = server.coordinator.members.hosts.copy() if server else {}
+        return replace(self._meeting, hosts=placed(self._meeting.hosts, names))
 
     @property
     def has_spares(self) -> bool:
@@ -185,7 +187,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return self._settings.has_spares
 
     @property
-    def state(self) -> State:
+    def state(self) -> JobState:
         """The agent's knowledge of the job."""
         return self.client.state
 
@@ -263,7 +265,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         try:
             return self._connection.open(limit)
         except CoordinatorNotFoundError as error:
-            message = messages.coordinator_missing(str(error), limit, self._meeting)
+            message = messages.coordinator_missing(error, limit, self._meeting)
             raise CoordinatorMissingError(message) from None
 
     def finish(self) -> None:
@@ -311,14 +313,19 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self._workers_store = opening
         if not self._shares_store:
             return self._address, int(get_free_port())  # type: ignore[no-untyped-call]
-        own = self._meeting.local_address
-        opened = listen(own, 0)
+        address = self._meeting.local_address
+        opened = listen(address, 0)
         port = opened.getsockname()[1]
         # It serves before it returns, which takes long if no name server answers.
         # No daemon: C++ would abort this process if it returned while Python ends.
         self._opening = threading.Thread(
             target=self._serve,
-            args=[opening, own or "127.0.0.1", port, capabilities.listening_on(opened)],
+            args=[
+                opening,
+                address or "127.0.0.1",
+                port,
+                capabilities.listening_on(opened),
+            ],
             name="workers' store",
         )
         self._opening.start()
@@ -370,13 +377,13 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
     """A store that the coordinator keeps. A wait ends when the job fails.
 
     Questions may raise `JobFailedError`, `RoundOverError`, or PyTorch's timeout error.
-    Keys in `known` have fixed values, and are never asked for.
+    The coordinator is never asked for `fixed` values.
     """
 
-    def __init__(self, client: Client, known: Mapping[str, str] | None = None) -> None:
+    def __init__(self, client: Client, fixed: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self._client = client
-        self._known = known or {}
+        self._fixed = fixed or {}
         self._timeout = _STORE_TIMEOUT
 
     @property
@@ -397,7 +404,7 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
         data = (v.encode() if isinstance(v, str) else bytes(v) for v in values)
         # As text in JSON; `multi_get` makes it bytes again.
         texts = zip(keys, (each.decode("latin-1") for each in data), strict=True)
-        new = {key: text for key, text in texts if key not in self._known}
+        new = {key: text for key, text in texts if key not in self._fixed}
         if new:
             self._ask(Set(new))
 
@@ -407,7 +414,7 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all keys exist."""
-        asked = self._unknown(keys)
+        asked = self._without_fixed(keys)
         return not asked or bool(self._ask(Check(asked)))
 
     def get(self, key: str) -> bytes:
@@ -416,19 +423,19 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of several keys, once all exist."""
-        asked = self._unknown(keys)
+        asked = self._without_fixed(keys)
         answers = self._ask(Get(asked)) if asked else []
-        values = {**dict(zip(asked, answers, strict=True)), **self._known}
+        values = {**dict(zip(asked, answers, strict=True)), **self._fixed}
         return [str(values[key]).encode("latin-1") for key in keys]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until several keys exist."""
-        asked = self._unknown(keys)
+        asked = self._without_fixed(keys)
         if asked:
             self._ask(Get(asked), timeout)
 
-    def _unknown(self, keys: Sequence[str]) -> tuple[str, ...]:
-        return tuple(key for key in dict.fromkeys(keys) if key not in self._known)
+    def _without_fixed(self, keys: Sequence[str]) -> tuple[str, ...]:
+        return tuple(key for key in dict.fromkeys(keys) if key not in self._fixed)
 
     def _ask(self, request: StoreRequest, timeout: timedelta | None = None) -> Any:
         limit = (self._timeout if timeout is None else timeout).total_seconds()

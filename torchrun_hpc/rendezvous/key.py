@@ -115,8 +115,9 @@ class Secret:
         nonce = secrets.token_hex(16)
         challenge = Challenge(nonce, self.proof(LISTENER, hello, nonce))
         request = dict((yield wire.encode(challenge)))
-        theirs, own = request.pop("proof", ""), self.proof(CALLER, hello, nonce)
-        if not (_is_same(theirs, own) and _is_same(hello.request, _digest(request))):
+        proof, expected = request.pop("proof", ""), self.proof(CALLER, hello, nonce)
+        is_proved = _is_same(proof, expected)
+        if not (is_proved and _is_same(hello.request, _digest(request))):
             raise WireError("no proof")
         return request
 
@@ -125,9 +126,10 @@ def _digest(request: Mapping[str, Any]) -> str:
     return hashlib.sha256(wire.to_line(request)).hexdigest()
 
 
-def _is_same(theirs: object, own: str) -> bool:
+def _is_same(received: object, expected: str) -> bool:
     # As bytes: text must be ASCII.
-    return hmac.compare_digest(str(theirs).encode(errors="replace"), own.encode())
+    received = str(received).encode(errors="replace")
+    return hmac.compare_digest(received, expected.encode())
 
 
 # --- the key ----------------------------------------------------------------------

@@ -10,14 +10,16 @@ import socket
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous.messages import CoordinatorAnswers, CoordinatorSilent
 from torchrun_hpc.rendezvous.protocol import JOIN_REQUEST_LIMIT, SUSPENDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
+
+_T = TypeVar("_T")
 
 # Seconds for the thread's end; twice as many for calls aside. Signals wait for it.
 _END_TIMEOUT = 0.5
@@ -29,6 +31,21 @@ TICK = 1.0  # seconds between two looks at the time
 def now() -> float:
     """Return seconds, which also pass while the process or machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+async def within(seconds: float, doing: Coroutine[Any, Any, _T]) -> _T:
+    """Return what a coroutine returns, or cancel it and raise `asyncio.TimeoutError`.
+
+    `asyncio.wait_for` can lose a cancellation before Python 3.12.
+    """
+    task = asyncio.create_task(doing)
+    try:
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
 
 
 class Loop:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Member:
-    """A member with number `own`.
+    """A member with its `number`, and what it knows.
 
     It `is_ready` when its workers have ended, and it waits for a round. It `is_done`
     when they have finished. `unhealthy` is why its node is unhealthy, or empty.
     """
 
-    def __init__(self, own: int, record: Record) -> None:
-        self.own = own
+    def __init__(self, number: int, record: Record) -> None:
+        self.number = number
         self.record = record
         self.follows: int | None = None
         self.coordinates = False
@@ -47,14 +47,13 @@ class Member:
 
     def listens(self, address: Address, hints: Mapping[int, Address]) -> None:
         """Take note where this member and, probably, the others can be asked."""
-        self._address, self._hints = address, {**hints, self.own: address}
+        self._address, self._hints = address, {**hints, self.number: address}
 
     # --- with a coordinator -------------------------------------------------------
 
     def accepted(self, welcome: Welcome) -> Iterator[FromAgent]:
         """Yield the messages to a coordinator that has accepted this member."""
         self.follows, record = welcome.coordinator, self.record
-        is_newer = record.age > welcome.age or record.term > welcome.age[1]
         if self._address is not None:
             yield Present(
                 address=self._address,
@@ -62,7 +61,7 @@ class Member:
                 term=record.term,
                 round=record.round,
                 gone=self._gone,
-                record=record if is_newer else None,
+                record=record if record.is_newer(welcome.age) else None,
             )
         if self.unhealthy:
             yield Unhealthy(self.unhealthy)
@@ -74,13 +73,13 @@ class Member:
         if record.age < self.record.age:
             raise WireError("a round of a lower term")
         self.record = record
-        return record if self.own in record.active else None
+        return record if self.number in record.active else None
 
     def confirmation(self, record: Record, open_store: Callable[[], Store]) -> Confirm:
         """Return the confirmation of a round. Node rank 0 opens the workers' store."""
         confirm = Confirm(record.term, record.round)
         if self._confirm is None or replace(self._confirm, store=None) != confirm:
-            store = open_store() if record.active[0] == self.own else None
+            store = open_store() if record.active[0] == self.number else None
             self._confirm = replace(confirm, store=store)
         return self._confirm  # perhaps once more
 
@@ -92,7 +91,7 @@ class Member:
 
     def began(self) -> None:
         """Handle that the round has begun: no older workers are left."""
-        if self.own not in self.record.active:
+        if self.number not in self.record.active:
             raise WireError("a round without this member")
         self.record = replace(self.record, leased=())
 
@@ -109,8 +108,7 @@ class Member:
     @property
     def addresses(self) -> Mapping[int, Address]:
         """The members' addresses, in their order."""
-        known = {**self._hints, **self.record.addresses}
-        return {member: known[member] for member in sorted(known)}
+        return dict(sorted({**self._hints, **self.record.addresses}.items()))
 
     def candidates(self) -> Generator[tuple[int, Address], Standby | None, None]:
         """Yield members to ask who coordinates; receive their replies, or ``None``.
@@ -122,29 +120,30 @@ class Member:
         coordinator, or will be it, unless it is excluded.
         """
         self.follows = None
-        known = self.addresses
-        first = self.own if self.coordinates else self._preferred
+        addresses = self.addresses
+        first = self.number if self.coordinates else self._preferred
         self._preferred = None
-        out = {self.own} & self.record.excluded.keys()
-        left = deque([first, *(each for each in known if each not in out)])
+        others = [member for member in addresses if member != self.number]
+        is_excluded = self.number in self.record.excluded
+        left = deque([first, *(others if is_excluded else addresses)])
         asked: set[int] = set()
         while left:
             member = left.popleft()
-            if member is None or member in asked or member not in known:
+            if member is None or member in asked or member not in addresses:
                 continue
             asked.add(member)
-            reply = yield member, known[member]
-            if reply is None or member == self.own:
+            reply = yield member, addresses[member]
+            if reply is None or member == self.number:
                 continue
             if reply.follows is not None or member not in self.record.excluded:
                 left = deque([reply.follows])
 
     def should_step_down(self, answers: Mapping[int, Standby]) -> bool:
         """Return whether to follow another member, given replies without a quorum."""
-        if self.follows not in {None, self.own}:
+        if self.follows not in {None, self.number}:
             return True
         for member, answer in sorted(answers.items()):
-            if answer.coordinates and (answer.has_quorum or member < self.own):
+            if answer.coordinates and (answer.has_quorum or member < self.number):
                 self._preferred = member
                 return True
         return False

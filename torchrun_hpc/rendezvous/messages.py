@@ -13,7 +13,7 @@ from torchrun_hpc.failures.failure import Failure  # noqa: TC001 - for wire.deco
 from torchrun_hpc.host.network import join_endpoint, path_problem
 from torchrun_hpc.names import host, nodes
 from torchrun_hpc.planning.messages import RUN_ID, nested
-from torchrun_hpc.rendezvous.errors import NOBODY, Refused
+from torchrun_hpc.rendezvous.errors import Refused
 from torchrun_hpc.reporting.console import reports_wait_for
 from torchrun_hpc.wire import AnyText, printable
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torchrun_hpc.planning.meeting import Meeting
-    from torchrun_hpc.rendezvous.errors import RefusedError
+    from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, RefusedError
 
 _SHORT = 50  # characters of another node's values
 
@@ -250,8 +250,8 @@ class Leased(Alarm):
 
     def words(self, meeting: Meeting) -> Message:
         """Name the nodes."""
-        where = names(self.nodes, meeting)
-        text = f"workers of an earlier round may still run on {where}. The next round "
+        nodes = names(self.nodes, meeting)
+        text = f"workers of an earlier round may still run on {nodes}. The next round "
         return Message("HPC214", f"{text}waits for them, for up to {self.left} s")
 
 
@@ -277,17 +277,21 @@ NewsOfCoordinator: TypeAlias = (
 
 @dataclass(frozen=True)
 class Looking(News):
-    """The agent looks for the coordinator, and has found something else."""
+    """The agent looks for the coordinator. The `problem` is what it has found instead.
+
+    If `is_reached`, the coordinator's node has refused a connection.
+    """
 
     seconds: int
-    found: str
+    problem: str
+    is_reached: bool = False
 
     def words(self, meeting: Meeting) -> Message | None:
         """Report the search now and then."""
         is_reporter = reports_wait_for(meeting.node_rank, meeting.coordinator)
         if not waiting.is_report_due(self.seconds, is_reporter=is_reporter):
             return None
-        problem = _search_problem(self.found, meeting)
+        problem = _search_problem(self.problem, meeting, is_reached=self.is_reached)
         who = f"{_head_node(meeting)} ({meeting.connect_host})"
         text = f"still waiting for {who} after {self.seconds} s: {problem}"
         return Message("HPC113", text)
@@ -391,22 +395,26 @@ def disagreement(ranks: Mapping[str, Sequence[int]], meeting: Meeting) -> Messag
 
 
 def coordinator_missing(
-    found: str, timeout: float, meeting: Meeting, option: str = "join_timeout"
+    error: CoordinatorNotFoundError,
+    timeout: float,
+    meeting: Meeting,
+    option: str = "join_timeout",
 ) -> Message:
-    """Report what was found instead of the coordinator within `timeout` seconds."""
+    """Report that no coordinator was found within `timeout` seconds, and why."""
     node = f"{meeting.endpoint} ({meeting.connect_host})"
-    text = f"no head node at {node} within {timeout:.0f} s ({option}): "
-    return Message("HPC112", text + _search_problem(found, meeting))
+    problem = _search_problem(str(error), meeting, is_reached=error.is_reached)
+    text = f"no head node at {node} within {timeout:.0f} s ({option}): {problem}"
+    return Message("HPC112", text)
 
 
-def _search_problem(found: str, meeting: Meeting) -> str:
-    if NOBODY in found:  # its node is reached
+def _search_problem(problem: str, meeting: Meeting, *, is_reached: bool) -> str:
+    if is_reached:
         hint = f"Check that the job has started there. {meeting.hint}".rstrip(" .")
-        return f"{found}. {hint}"
-    problem, is_cause = path_problem(meeting.local_address, meeting.connect_host)
+        return f"{problem}. {hint}"
+    of_path, is_cause = path_problem(meeting.local_address, meeting.connect_host)
     if is_cause:
-        return problem
-    problems = "; ".join(filter(None, (found or "no answer yet", problem)))
+        return of_path
+    problems = "; ".join(filter(None, (problem or "no answer yet", of_path)))
     return ". ".join(filter(None, (problems, meeting.network_hint)))
 
 
@@ -422,8 +430,7 @@ def refusal(
     node = f"the head node at {endpoint}"
     reason, outer = refused.reason, environ.get(RUN_ID, "")
     # The coordinator does not tell its own id.
-    is_own = outer == run_id
-    is_second = reason is (Refused.TAKEN if is_own else Refused.RUN_ID)
+    is_second = reason is (Refused.TAKEN if outer == run_id else Refused.RUN_ID)
     if is_second and (inside := nested(environ, outer)):
         return inside
     if reason is Refused.UNPROVED:
@@ -437,19 +444,19 @@ def refusal(
         return LaunchError("HPC115", text, others_know=True)
     remedy, verb = "Start one job step with the same command on all nodes", "has"
     if reason is Refused.VERSION:
-        code, own, what = "HPC116", f"torchrun_hpc {__version__}", "version"
+        code, value, what = "HPC116", f"torchrun_hpc {__version__}", "version"
         remedy = "Load the same environment on all nodes"
     elif reason is Refused.RUN_ID:
-        code, own, what = "HPC117", f"--rdzv_id={run_id}", "id"
+        code, value, what = "HPC117", f"--rdzv_id={run_id}", "id"
         remedy = f"Leave it out if each node generates its own id. {_PORTS}"
     elif reason is Refused.STARTED:
-        code, own, what = "HPC232", meeting.started, "command"
+        code, value, what = "HPC232", meeting.started, "command"
         verb, remedy = "runs", _PORTS
     elif reason is Refused.SPARES:
-        code, own, what = "HPC206", f"--hpc-spares={meeting.spares.number}", "number"
+        code, value, what = "HPC206", f"--hpc-spares={meeting.spares.number}", "number"
     else:
-        code, own, what, verb = "HPC118", f"{meeting.nodes} nodes", "number", "sees"
-    text = f"this node {verb} {own}, but {node} {verb} another {what}. {_BOTH}. "
+        code, value, what, verb = "HPC118", f"{meeting.nodes} nodes", "number", "sees"
+    text = f"this node {verb} {value}, but {node} {verb} another {what}. {_BOTH}. "
     return LaunchError(code, text + remedy, others_know=True)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError
+from torchrun_hpc.rendezvous.loop import within
 from torchrun_hpc.rendezvous.messages import Seeks, TakesOver
 from torchrun_hpc.rendezvous.protocol import Standby
 from torchrun_hpc.rendezvous.search import Channel, accepted
@@ -107,7 +108,7 @@ class Peers:
         with suppress(StopIteration):
             while True:
                 candidate, address = candidates.send(reply)
-                if candidate == member.own and not member.coordinates:
+                if candidate == member.number and not member.coordinates:
                     self._search.tell(TakesOver(member.record.term[1]))
                     self._server.coordinator.coordinate(member.record)
                     self._server.flush()
@@ -123,11 +124,13 @@ class Peers:
     ) -> Answered | Standby | None:
         request = replace(self._search.request, asks=asks)
         channel = Channel(request, self._search.key.secret)
-        opening = channel.open(*address)
         try:
-            answer = await asyncio.wait_for(opening, _ANSWER_TIMEOUT)
+            answer = await within(_ANSWER_TIMEOUT, channel.open(*address))
         except (OSError, ValueError, OverflowError, asyncio.TimeoutError):
             return None
+        except asyncio.CancelledError:  # it may just have been opened
+            channel.abort()
+            raise
         if (welcome := accepted(answer)) is not None:
             return channel, welcome
         channel.close()

@@ -65,6 +65,13 @@ class Record:
         """The greater one of two ages belongs to the newer record."""
         return self.round, self.term
 
+    def is_newer(self, age: Age) -> bool:
+        """Return whether another coordinator needs it, whose record has this age.
+
+        In a higher term, it may have a lower round, and still be the one that counts.
+        """
+        return self.age > age or self.term > age[1]
+
 
 def first_record(nodes: int, spares: int, coordinator: int) -> Record:
     """Return the record of a job that has not begun. The last members are spares."""

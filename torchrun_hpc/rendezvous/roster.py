@@ -86,16 +86,16 @@ class Rejection(NamedTuple):
 class Members:
     """The connected agents of a job, by node rank.
 
-    `hosts` are the names of all that have been here. `seen` are node ranks of agents
-    that have been connected, or never will be. `unread` connections have not confirmed
-    a failure. `candidates` claim the node rank of another agent. `unproved` are
-    addresses of callers without a proof, and whether the user has read each.
+    `hosts` are the names of all that have been connected. Agents with node ranks in
+    `accounted_for` have been connected, or never will be. `unread` connections have not
+    confirmed a failure. `candidates` claim the node rank of another agent. `unproved`
+    are addresses of callers without a proof, and whether the user has read each.
     """
 
     def __init__(self, settings: Settings, outbox: list[Outgoing]) -> None:
         self.agents: dict[int, Agent] = {}
         self.hosts: dict[int, str] = {}
-        self.seen: set[int] = set()
+        self.accounted_for: set[int] = set()
         self.unread: set[Hashable] = set()
         self._settings = settings
         self._outbox = outbox
@@ -122,10 +122,11 @@ class Members:
             releases = request.release, __version__
             return self._refuse(connection, Refused.VERSION, request.rank, *releases)
         for reason in _COMPARED:
-            theirs, own = (getattr(x, reason.value) for x in (request, self._settings))
+            value = getattr(request, reason.value)
+            expected = getattr(self._settings, reason.value)
             # An agent that only reports why it cannot start does not know the id.
-            if theirs != own and "" not in (theirs, own):
-                return self._refuse(connection, reason, request.rank, theirs, own)
+            if value != expected and "" not in (value, expected):
+                return self._refuse(connection, reason, request.rank, value, expected)
         return request
 
     def _refuse(
@@ -143,7 +144,7 @@ class Members:
         self.agents[request.rank] = Agent(connection, request)
         self.hosts[request.rank] = request.host
         self._ranks[connection] = request.rank
-        self.seen.add(request.rank)
+        self.accounted_for.add(request.rank)
 
     def joined(self, rank: int) -> None:
         """Take note that an agent has joined a round: its loss counts."""
@@ -165,8 +166,8 @@ class Members:
 
     def reset(self) -> None:
         """Reset the connections of all agents and candidates."""
-        known = (*self.agents.values(), *self.candidates.values())
-        self._outbox += [(each.connection, Close.RESET) for each in known]
+        for agent in (*self.agents.values(), *self.candidates.values()):
+            self._outbox.append((agent.connection, Close.RESET))
 
     # --- candidates ---------------------------------------------------------------
 
@@ -334,8 +335,8 @@ class Roster:
 
         Without spares, no other node can coordinate the others.
         """
-        here = self.present - self.record.excluded.keys()
-        return not self._settings.has_spares or len(here) >= self.wanted
+        fit = self.present - self.record.excluded.keys()
+        return not self._settings.has_spares or len(fit) >= self.wanted
 
     @property
     def left(self) -> set[int]:
@@ -345,15 +346,13 @@ class Roster:
 
     @property
     def away(self) -> set[int]:
-        """Nodes that are not here, and may be a world elsewhere."""
-        here = self.gone.keys() | self._members.agents.keys()
-        return set(range(self._settings.nodes)) - here
+        """Nodes that are neither connected nor gone, and may be a world elsewhere."""
+        connected = self._members.agents.keys()
+        return set(range(self._settings.nodes)) - self.gone.keys() - connected
 
     def absent(self, *, has_begun: bool) -> set[int]:
-        """Return nodes that have been here, or in a round, and are not any more."""
-        active = self.active if has_begun else ()
-        here = self._members.agents.keys() | self.gone.keys()
-        return {*self.addresses, *active} - here
+        """Return nodes in `away` that have been connected, or active in a round."""
+        return self.away & {*self.addresses, *(self.active if has_begun else ())}
 
     def assigned(self) -> tuple[int, ...] | None:
         """Return the active nodes of the next round; ``None`` if some are missing."""
@@ -442,7 +441,7 @@ class Roster:
         settings, members = self._settings, self._members
         bad = set(range(settings.nodes)) if has_begun and settings.has_spares else set()
         if members.seconds < settings.silence_timeout:
-            bad &= self.gone.keys() | members.seen | self.record.losses.keys()
+            bad &= self.gone.keys() | members.accounted_for | self.record.losses.keys()
         bad = bad - members.agents.keys() | self.record.excluded.keys()
         is_certain = has_quorum or len(self.away) < self.wanted
         return Ended(failure, out_at_end=tuple(sorted(bad)), is_certain=is_certain)
@@ -467,9 +466,9 @@ class Roster:
     def _longest(self, nodes: Iterable[int]) -> dict[int, int]:
         """Return the seconds after which nodes can no longer have workers."""
         limit = self.longest_run
-        here = {self._settings.coordinator, *self._members.agents}
-        elsewhere = self.coordinators - here - self.gone.keys()
-        # Until they miss the nodes here, they may renew the leases of others.
+        connected = {self._settings.coordinator, *self._members.agents}
+        elsewhere = self.coordinators - connected - self.gone.keys()
+        # Until they miss the connected nodes, they may renew the leases of others.
         renews = elsewhere or self.record.leased
         late = self._settings.silence_timeout if renews else 0
         return {n: limit if {n} == elsewhere else limit + late for n in nodes}
@@ -509,14 +508,14 @@ class Roster:
         is_away = gone in range(self._settings.nodes) and gone not in agents
         return state.gone if is_away else None
 
-    def adopt(self, known: Record) -> None:
+    def adopt(self, record: Record) -> None:
         """Use another coordinator's record of a round that may have begun."""
-        self.coordinators.add(known.term[1])
-        if known.age > self.record.age:
-            self.addresses = {**known.addresses, **self.addresses}
-            self.record = known
-        running = {*self.leases, *known.active, *known.leased} - self.ready
-        self.gone = {n: r for n, r in self.gone.items() if r >= known.round}
+        self.coordinators.add(record.term[1])
+        if record.age > self.record.age:
+            self.addresses = {**record.addresses, **self.addresses}
+            self.record = record
+        running = {*self.leases, *record.active, *record.leased} - self.ready
+        self.gone = {n: r for n, r in self.gone.items() if r >= record.round}
         self.lease(running - self.gone.keys())
 
     def share_news(self) -> None:
@@ -539,8 +538,9 @@ class Roster:
         The former need all addresses. The latter need only theirs: if more are lost,
         the job cannot continue.
         """
-        known = {n: self.addresses[n] for n in self.present & self.addresses.keys()}
-        self.record = replace(self.record, addresses=known)
+        nodes = self.present & self.addresses.keys()
+        addresses = {node: self.addresses[node] for node in nodes}
+        self.record = replace(self.record, addresses=addresses)
         return self.record, replace(self.record, addresses=self._next_ones)
 
     def _first_addresses(self) -> dict[int, Address]:

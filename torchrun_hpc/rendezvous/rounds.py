@@ -142,21 +142,20 @@ class Rounds:
         elif before != self._settings.coordinator:
             roster.late.add(before)  # all have looked for it
 
-    def _adopt(self, term: Term, known: Record | None) -> None:
+    def _adopt(self, term: Term, record: Record | None) -> None:
         """Use a newer record, of a round that has begun, or might have.
 
         `term` is the highest one that a node has confirmed. Another coordinator of a
         higher term may still begin an earlier round.
         """
-        self._term, own = max(self._term, term), self.roster.record
-        is_newer = known and (known.age > own.age or known.term > own.term)
-        if known is None or not is_newer or not known.active:
+        self._term, present = max(self._term, term), self.roster.record
+        if record is None or not record.active or not record.is_newer(present.age):
             return
-        self._newest = max(self._newest, known.round)
+        self._newest = max(self._newest, record.round)
         # If this one runs a round, that one never began: it lacked a quorum.
         if self.phase in BETWEEN_ROUNDS:
-            self.began = max(self.began, known.round)
-            self.roster.adopt(known)
+            self.began = max(self.began, record.round)
+            self.roster.adopt(record)
             self._unconfirm()
 
     def came(self, node: int, state: Present) -> None:
@@ -370,7 +369,7 @@ class Rounds:
         self._failed_in, self.failure = self.phase, failure
         self._enter(Phase.FAILED)
         if failure.kind in WHILE_STARTING:
-            self._members.seen.update(failure.nodes)
+            self._members.accounted_for.update(failure.nodes)
         told = self.ending
         for rank in self._members.agents:
             self._members.inform(rank, told)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.rendezvous.errors import (
-    NOBODY,
     CoordinatorNotFoundError,
     Refused,
     RefusedError,
 )
 from torchrun_hpc.rendezvous.key import LATE, NO_PROOF, NOWHERE, UnprovedError
-from torchrun_hpc.rendezvous.loop import End
+from torchrun_hpc.rendezvous.loop import End, within
 from torchrun_hpc.rendezvous.messages import Looking
 from torchrun_hpc.rendezvous.protocol import (
     FROM_AGENT,
@@ -48,6 +47,8 @@ _PORT_DELAY = 0.5  # until the next port is tried if one does not answer
 
 _ALL_PORTS_EVERY = 8  # turns
 
+# What is on a port. A refused connection has reached the node.
+_NOBODY = "nobody listens (not started there yet, or ended)"
 _SILENT = "a program that sends nothing"
 
 
@@ -131,7 +132,7 @@ class Channel(End):
         """
         opening = asyncio.get_running_loop().create_connection(lambda: self, host, port)
         try:
-            await asyncio.wait_for(opening, _CONNECT_TIMEOUT)
+            await within(_CONNECT_TIMEOUT, opening)
             on_connect()
             return await self.answer()
         except BaseException:
@@ -143,7 +144,7 @@ class Channel(End):
 
         Raise `UnprovedError`, or `asyncio.TimeoutError` without an answer.
         """
-        await asyncio.wait_for(self._arrived.wait(), _ANSWER_TIMEOUT)
+        await within(_ANSWER_TIMEOUT, self._arrived.wait())
         if self._problem is not None:
             raise self._problem
         return self._messages.pop(0) if self._messages else None
@@ -166,10 +167,10 @@ class Channel(End):
 async def find_within(request: JoinRequest, server: CoordinatorServer) -> Answered:
     """Connect to the coordinator of this process, which has no port."""
     channel = Channel(request, server.key.secret)
-    own, other = socket.socketpair()
-    server.take(other)
+    ours, theirs = socket.socketpair()
+    server.take(theirs)
     loop = asyncio.get_running_loop()
-    await loop.create_connection(lambda: channel, sock=own)
+    await loop.create_connection(lambda: channel, sock=ours)
     answer = accepted(await channel.answer())
     assert answer is not None  # noqa: S101 - of the same process
     return channel, answer
@@ -195,7 +196,7 @@ class Search:
         self.key = key
         self.tell = tell
         self._attempts: dict[int, asyncio.Task[Answered | None]] = {}  # by port
-        self._found: dict[int, str] = {}  # what is on each port
+        self._programs: dict[int, str] = {}  # what is on each port instead
         self._unproved: dict[int, float] = {}  # since when, on each port
 
     async def find(self) -> Answered:
@@ -205,18 +206,19 @@ class Search:
         turn = reported = 0
         try:
             while True:
-                found = await self._try_ports(all_ports=turn % _ALL_PORTS_EVERY == 0)
-                if found is not None:
-                    return found
+                answered = await self._try_ports(all_ports=turn % _ALL_PORTS_EVERY == 0)
+                if answered is not None:
+                    return answered
                 turn += 1
                 waited, limit = clock() - start, self._address.timeout
-                if NO_PROOF in self._found.values():
+                if NO_PROOF in self._programs.values():
                     limit = max(limit, self._address.proof_timeout)
+                problem, is_reached = self._problem()
                 if waited > limit:
-                    raise CoordinatorNotFoundError(self._summary())
+                    raise CoordinatorNotFoundError(problem, is_reached=is_reached)
                 while reported + 1 < waited:
                     reported += 1
-                    self.tell(Looking(reported, self._summary()))
+                    self.tell(Looking(reported, problem, is_reached))
                 await asyncio.sleep(waiting.backoff(waited))
         finally:
             for task in self._attempts.values():
@@ -242,30 +244,35 @@ class Search:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             for each in [each for each, task in attempts.items() if task.done()]:
-                found = attempts.pop(each).result()
-                if found is not None:
-                    return found
-            is_free = port not in attempts and NOBODY in self._found[port]
+                answered = attempts.pop(each).result()
+                if answered is not None:
+                    return answered
+            is_free = port not in attempts and self._programs[port] == _NOBODY
             if is_free and not all_ports:
                 break
         return None
 
-    def _summary(self) -> str:
-        texts: dict[str, list[int]] = {}
+    def _problem(self) -> tuple[str, bool]:
+        """Return what is on the ports, and whether the node has refused a connection.
+
+        On the ports for notices, there may rightly be nobody.
+        """
+        programs: dict[str, list[int]] = {}
         for port in self._address.ports:
-            if port in self._found:
-                texts.setdefault(self._found[port], []).append(port)
-        return "; ".join(
-            f"port {', '.join(map(str, ports))}: {text}"
-            for text, ports in texts.items()
+            if port in self._programs:
+                programs.setdefault(self._programs[port], []).append(port)
+        texts = (
+            f"port {', '.join(map(str, ports))}: {program}"
+            for program, ports in programs.items()
         )
+        return "; ".join(texts), _NOBODY in programs
 
     async def _attempt(self, port: int) -> Answered | None:  # noqa: C901 - each ending
         channel = Channel(self.request, self.key.secret)
         now = asyncio.get_running_loop().time()
         since = self._unproved.pop(port, now)
         # The next report is due before a silent program has had its time.
-        silent = functools.partial(self._found.setdefault, port, _SILENT)
+        silent = functools.partial(self._programs.setdefault, port, _SILENT)
         try:
             answer = await channel.open(self._address.host, port, silent)
         except UnprovedError as error:
@@ -273,24 +280,26 @@ class Search:
             if now - since > LATE and port in self._address.ports:
                 raise RefusedError(Refused.UNPROVED, port) from None
             await asyncio.to_thread(self.key.attempt)  # it may exist now
-            found = str(error)
+            program = str(error)
         except asyncio.TimeoutError:
-            found = _SILENT if channel.transport else "no answer to the connection"
+            program = _SILENT if channel.transport else "no answer to the connection"
         except ConnectionRefusedError:
-            found = f"{NOBODY} (not started there yet, or ended)"
+            program = _NOBODY
         except (OverflowError, ValueError) as error:  # no such port or host
-            found = str(error)
+            program = str(error)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # this node's own fault
                 raise
             number = error.errno or 0  # asyncio's text repeats address and port
-            found = os.strerror(number) if number > 0 else error.strerror or str(error)
+            program = (
+                os.strerror(number) if number > 0 else error.strerror or str(error)
+            )
         else:
             if (welcome := accepted(answer)) is not None:
                 return channel, welcome
             channel.abort()
             if isinstance(answer, Refused):
                 raise RefusedError(answer, port)
-            found = "another program, or an older torchrun_hpc"
-        self._found[port] = found
+            program = "another program, or an older torchrun_hpc"
+        self._programs[port] = program
         return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import waiting, wire
 from torchrun_hpc.host.network import bound_socket
 from torchrun_hpc.rendezvous.key import NOWHERE
-from torchrun_hpc.rendezvous.loop import TICK, End, now
+from torchrun_hpc.rendezvous.loop import TICK, End, now, within
 from torchrun_hpc.rendezvous.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
@@ -84,7 +84,7 @@ class Server:
         self._most = most
         self._on_problem = on_problem
         self._has_reported = False
-        self._unknown: dict[Caller, float] = {}  # since when, oldest first
+        self._unproved: dict[Caller, float] = {}  # since when, oldest first
         self._callers: dict[Hashable, Caller] = {}
         self._opening: set[asyncio.Task[Any]] = set()
         self._loop, self._events = loop, loop.events
@@ -168,9 +168,9 @@ class Server:
         task.add_done_callback(self._opening.discard)
 
     def _abort_oldest(self) -> bool:
-        oldest = next(iter(self._unknown), None)
+        oldest = next(iter(self._unproved), None)
         if oldest is not None:
-            del self._unknown[oldest]
+            del self._unproved[oldest]
             oldest.abort()
         return oldest is not None
 
@@ -186,23 +186,23 @@ class Server:
         if self._listening is not None:
             self._events.add_reader(self._listening, self._accept, self._listening)
         expired = self._events.time() - _JOIN_REQUEST_TIMEOUT
-        for caller, since in self._unknown.items():
+        for caller, since in self._unproved.items():
             if since <= expired:
                 caller.abort()
         self.tick()
 
     def connected(self, caller: Caller) -> None:
         """Keep a new connection."""
-        self._unknown[caller] = self._events.time()
+        self._unproved[caller] = self._events.time()
         self._callers[caller] = caller
 
-    def known(self, caller: Caller) -> None:
+    def trust(self, caller: Caller) -> None:
         """Take note that a caller has proved itself."""
-        self._unknown.pop(caller, None)
+        self._unproved.pop(caller, None)
 
     def disconnected(self, caller: Caller) -> None:
         """Forget an ended connection."""
-        self.known(caller)
+        self._unproved.pop(caller, None)
         if self._callers.pop(caller, None) is not None:
             self.ended(caller)
 
@@ -243,7 +243,7 @@ class Caller(End):
             answer = self._steps.send(message)
         except StopIteration as proved:
             self._steps, self.lines.limit = None, LINE_LIMIT
-            self._server.known(self)
+            self._server.trust(self)
             self._server.proved(self, proved.value)
         else:
             self.transport.write(wire.to_line(answer))
@@ -288,7 +288,7 @@ class CoordinatorServer(Server):
                 break
             self._flushed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._flushed.wait(), left)
+                await within(left, self._flushed.wait())
 
     def tick(self) -> None:
         """Let the coordinator count a second."""

@@ -23,7 +23,7 @@ _CALLS = 3  # the latest ones of a group
 _GROUPS = 8  # of a worker, with the latest calls
 _WORD = 60  # characters
 # Questions to a fork; and the beginning of what it tells at its end.
-FRAMES, ALL, LAST = b"f", b"a", b"!"
+ASK_FRAMES, ASK_ALL, AT_END = b"f", b"a", b"!"
 LONGEST = 200  # characters of a frame
 IMPORTS = "<frozen importlib"  # Python's own frames of an import
 
@@ -71,7 +71,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Record:
+class ForkAnswer:
     """A fork's answer to its agent: the frames of its main thread, and its groups.
 
     ``error`` is what Python writes about the exception that has ended the fork.

@@ -24,13 +24,13 @@ from torchrun_hpc.host import procfs
 from torchrun_hpc.schedulers.process import environment
 from torchrun_hpc.stacks import calls
 from torchrun_hpc.stacks.calls import (
-    ALL,
-    FRAMES,
+    ASK_ALL,
+    ASK_FRAMES,
     IMPORTS,
     LONGEST,
+    ForkAnswer,
     Frame,
     Group,
-    Record,
 )
 from torchrun_hpc.wire import WireError, printable
 
@@ -107,38 +107,38 @@ def sample(
     py-spy has ``timeout`` seconds. With 0 seconds, only forks have a stack.
     """
     end = time.monotonic() + timeout
-    question = ALL if with_calls else FRAMES
+    question = ASK_ALL if with_calls else ASK_FRAMES
     with ThreadPoolExecutor(len(workers) or 1) as pool:
-        records = [*pool.map(lambda worker: _told(worker, question), workers)]
-    found, others = [], []
-    for worker, record in zip(workers, records, strict=True):
-        if record is not None:
-            found.append(_seen(worker, record))
+        answers = [*pool.map(lambda worker: _answer(worker, question), workers)]
+    stacks, others = [], []
+    for worker, answer in zip(workers, answers, strict=True):
+        if answer is not None:
+            stacks.append(_of_running(worker, answer))
         elif procfs.status(worker.pid).get("State") == _STOPPED:
-            found.append(WorkerStack(worker.rank, worker.node, problem=STOPPED))
+            stacks.append(WorkerStack(worker.rank, worker.node, problem=STOPPED))
         else:
             others.append(worker)
     read = _by_py_spy(others, end) if timeout else map(_silent, others)
     for worker, stack in zip(others, read, strict=True):
         groups = calls.groups_in_dump(worker, environment()) if with_calls else ()
-        found.append(replace(stack, groups=groups))
-    return found
+        stacks.append(replace(stack, groups=groups))
+    return stacks
 
 
-def _told(worker: Worker, question: bytes = b"") -> Record | None:
+def _answer(worker: Worker, question: bytes = b"") -> ForkAnswer | None:
     with contextlib.suppress(WireError):
         answer = worker.told(question, _ANSWER)
-        return wire.decode(Record, wire.from_json(answer))
+        return wire.decode(ForkAnswer, wire.from_json(answer))
     return None
 
 
 def ended(worker: Worker, failure: Failure | None) -> WorkerStack:
     """Return where a worker was when it ended."""
     part = failure and failure.worker
-    record = _told(worker) or Record()
-    frames = record.frames or tuple(_of_traceback(part.lines if part else ()))
+    answer = _answer(worker) or ForkAnswer()
+    frames = answer.frames or tuple(_of_traceback(part.lines if part else ()))
     how = f"{_IT}{ending(failure.code)}" if failure else ENDED
-    groups = record.groups or calls.groups_in_dump(worker, environment())
+    groups = answer.groups or calls.groups_in_dump(worker, environment())
     problem = "" if frames else how
     return WorkerStack(worker.rank, worker.node, frames, problem, groups=groups)
 
@@ -147,8 +147,8 @@ def _of_traceback(lines: Sequence[str]) -> Iterator[str]:
     """Yield the frames of the last traceback in these lines."""
     headers = [n for n, line in enumerate(lines) if "Traceback (most" in line]
     for line in lines[max(headers, default=len(lines)) :]:
-        if found := _FRAME.match(line):
-            file, number, function = found.groups()
+        if match := _FRAME.match(line):
+            file, number, function = match.groups()
             file = _LIBRARY.sub("", file) if _LIBRARY.match(file) else Path(file).name
             yield printable(f"{function} {file}:{number}", LONGEST)
 
@@ -175,8 +175,8 @@ def _without(workers: Sequence[Worker], problem: str) -> list[WorkerStack]:
 
 
 def _program() -> str | None:
-    own = Path(sys.executable).with_name("py-spy")
-    return str(own) if own.exists() else shutil.which("py-spy")
+    beside_python = Path(sys.executable).with_name("py-spy")
+    return str(beside_python) if beside_python.exists() else shutil.which("py-spy")
 
 
 def _start(program: str, pid: int) -> subprocess.Popen[bytes]:
@@ -195,7 +195,7 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
         left = max(end - time.monotonic(), _LEAST)
         output, errors = process.communicate(timeout=left)
         frames = _frames(wire.from_json(output), worker.pid)
-        return _seen(worker, Record(frames))
+        return _of_running(worker, ForkAnswer(frames))
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
@@ -209,14 +209,14 @@ def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> Work
     return WorkerStack(worker.rank, worker.node, problem=problem, is_lasting=lasts)
 
 
-def _seen(worker: Worker, record: Record) -> WorkerStack:
+def _of_running(worker: Worker, answer: ForkAnswer) -> WorkerStack:
     waits, cpu = _activity(worker.pid)
-    rank, node, groups = worker.rank, worker.node, record.groups
-    return WorkerStack(rank, node, record.frames, waits=waits, cpu=cpu, groups=groups)
+    rank, node, groups = worker.rank, worker.node, answer.groups
+    return WorkerStack(rank, node, answer.frames, waits=waits, cpu=cpu, groups=groups)
 
 
 def _silent(worker: Worker) -> WorkerStack:
-    return replace(_seen(worker, Record()), problem="no answer")
+    return replace(_of_running(worker, ForkAnswer()), problem="no answer")
 
 
 def _frames(threads: Sequence[Any], pid: int) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from torchrun_hpc.doctor.link import MOST_BYTES, Peer
 from torchrun_hpc.doctor.member import LAUNCH
 from torchrun_hpc.doctor.place import Wishes
 from torchrun_hpc.doctor.results import Torch
-from torchrun_hpc.rendezvous.client import State
+from torchrun_hpc.rendezvous.client import JobState
 from torchrun_hpc.schedulers.job import Task
 
 HOSTS = ["n0", "n1", "n2", "n3"]
@@ -161,7 +161,7 @@ def test_who_is_blamed(nodes, made, order):
 
 def client_with(ask_all):
     """Return a client whose job goes on."""
-    return SimpleNamespace(ask_all=ask_all, state=State())
+    return SimpleNamespace(ask_all=ask_all, state=JobState())
 
 
 def test_a_node_has_time_to_wait_for_the_other_one(monkeypatch):

@@ -15,7 +15,7 @@ from waiting import PATIENCE
 
 from torchrun_hpc import wire
 from torchrun_hpc.preload import recorder
-from torchrun_hpc.stacks.calls import ALL, FRAMES, LAST, Record
+from torchrun_hpc.stacks.calls import ASK_ALL, ASK_FRAMES, AT_END, ForkAnswer
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def pair():
 
 
 def read(line):
-    return wire.decode(Record, wire.from_json(line))
+    return wire.decode(ForkAnswer, wire.from_json(line))
 
 
 class Ranks(NamedTuple):
@@ -76,10 +76,10 @@ def test_an_answer_while_the_main_thread_waits(pair, torch):
     recorder.start(theirs)
     assert threading.enumerate() == before
     assert not theirs.get_inheritable()
-    for question in (FRAMES, ALL):
+    for question in (ASK_FRAMES, ASK_ALL):
         ours.send(question)
         told = read(ours.recv(2**17))
-        assert (told.groups == ()) == (question == FRAMES)
+        assert (told.groups == ()) == (question == ASK_FRAMES)
     (wait,) = [frame for frame in told.frames if frame.startswith("test_an_answer")]
     assert "test_recorder.py:" in wait
     assert [(group.name, group.size, group.last) for group in told.groups] == [
@@ -109,7 +109,7 @@ def test_last_words(pair):
         recorder.leave(theirs, error)
     theirs.close()
     line = ours.recv(2**17)
-    assert line[:1] == LAST
+    assert line[:1] == AT_END
     told = read(line[1:])
     assert [frame.partition(" ")[0] for frame in told.frames] == [
         "test_last_words",
@@ -155,7 +155,7 @@ def test_what_python_writes(pair, error, written):
     ours, theirs = pair
     recorder.leave(theirs, error)
     line = ours.recv(2**17)
-    assert line[:1] == LAST
+    assert line[:1] == AT_END
     assert written in read(line[1:]).error
 
 

@@ -17,7 +17,7 @@ from waiting import PATIENCE
 from torchrun_hpc import waiting
 from torchrun_hpc.preload import requests
 from torchrun_hpc.preload.requests import ForkedWorker, Request, request_of
-from torchrun_hpc.stacks.calls import ALL, LAST
+from torchrun_hpc.stacks.calls import ASK_ALL, AT_END
 
 texts = st.text(st.characters(exclude_categories=())).filter(
     lambda text: "\0" not in text
@@ -164,30 +164,30 @@ def test_a_worker_that_answers(asked):
     worker, theirs = asked
     for text in (b"here", b"there"):
         thread = answering(theirs, text)
-        assert worker.told(ALL, PATIENCE) == text
+        assert worker.told(ASK_ALL, PATIENCE) == text
         thread.join()
     assert worker.told(b"", PATIENCE) == b""  # nobody has asked
 
 
 def test_an_answer_that_comes_too_late_is_not_used(asked):
     worker, theirs = asked
-    assert worker.told(ALL, 0.01) == b""
+    assert worker.told(ASK_ALL, 0.01) == b""
     theirs.send(b"late")
-    assert worker.told(ALL, 0.01) == b""
-    assert (theirs.recv(9), theirs.recv(9)) == (ALL, ALL)
+    assert worker.told(ASK_ALL, 0.01) == b""
+    assert (theirs.recv(9), theirs.recv(9)) == (ASK_ALL, ASK_ALL)
 
 
 def test_last_words_remain(asked):
     """Also of a worker that did not read the question, and has left a child."""
     worker, theirs = asked
-    assert worker.told(ALL, 0.01) == b""
+    assert worker.told(ASK_ALL, 0.01) == b""
     theirs.send(b"late")
-    theirs.send(LAST + b"words")
+    theirs.send(AT_END + b"words")
     with theirs.dup():
         theirs.close()
         assert (
             worker.told(b"", PATIENCE)
-            == worker.told(ALL, PATIENCE)
+            == worker.told(ASK_ALL, PATIENCE)
             == worker.told(b"", PATIENCE)
             == b"words"
         )
@@ -196,13 +196,13 @@ def test_last_words_remain(asked):
 def test_a_worker_that_left_nothing(asked):
     worker, theirs = asked
     theirs.close()
-    assert worker.told(ALL, PATIENCE) == b""
+    assert worker.told(ASK_ALL, PATIENCE) == b""
 
 
 def test_a_worker_that_does_not_read(asked):
     """The questions fill the socket; the agent does not wait."""
     worker, _ = asked
-    assert {worker.told(ALL, 1e-4) for _ in range(2000)} == {b""}
+    assert {worker.told(ASK_ALL, 1e-4) for _ in range(2000)} == {b""}
 
 
 def test_several_threads_ask(asked):
@@ -217,7 +217,7 @@ def test_several_threads_ask(asked):
             theirs.send(b"%d" % number)
 
     def ask():
-        answers.extend(worker.told(ALL, PATIENCE) for _ in range(20))
+        answers.extend(worker.told(ASK_ALL, PATIENCE) for _ in range(20))
 
     threads = [threading.Thread(target=each) for each in (answer, ask, ask, ask)]
     for thread in threads:

@@ -39,7 +39,7 @@ from torchrun_hpc import wire
 from torchrun_hpc.agent.elastic import ask_for_stacks
 from torchrun_hpc.failures.failure import Failure, Kind, Summary
 from torchrun_hpc.rendezvous import client as clients
-from torchrun_hpc.rendezvous.client import Listener, State
+from torchrun_hpc.rendezvous.client import JobState, Listener
 from torchrun_hpc.rendezvous.connection import request_of
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
 from torchrun_hpc.rendezvous.loop import SILENCE_REPORT
@@ -743,7 +743,7 @@ def test_an_answer_that_does_not_come(job):
 
 def test_a_late_answer_hides_no_later_one():
     """The first request was given up."""
-    state = State(asked=2).after(Answer(2, value=False))
+    state = JobState(asked=2).after(Answer(2, value=False))
     assert state.after(Answer(1, value=["late"])).answer == Answer(2, value=False)
 
 

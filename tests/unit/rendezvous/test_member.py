@@ -110,7 +110,7 @@ def asked(member, answers):
             whom, where = candidates.send(reply)
             assert where == member.addresses[whom]
             found.append(whom)
-            if whom == member.own:
+            if whom == member.number:
                 break
             reply = answers.get(whom)
     return found

@@ -189,7 +189,7 @@ def test_an_event_of_another_version_is_refused(message):
 )
 def test_looking_for_the_head_node_is_reported_soon_by_one_node(node_rank, seconds):
     written = {
-        second: words(Looking(second, FOUND), meeting(node_rank))
+        second: words(Looking(second, FOUND, is_reached=True), meeting(node_rank))
         for second in range(1, 101)
     }
     assert [second for second, message in written.items() if message] == seconds
@@ -226,7 +226,7 @@ def test_the_cause_is_named(monkeypatch, found, problem, expected):
     )
     hint = f"{KILL} ends all tasks when one fails"
     hints = meeting(1, hint=hint, network_hint="Name the network")
-    assert messages._search_problem(found, hints) == expected
+    assert messages._search_problem(found, hints, is_reached=found == FOUND) == expected
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_the_cause_is_named(monkeypatch, found, problem, expected):
             "HPC160 the head node at jwb0001i:25592 answers again after 42 s",
         ),
         (
-            Looking(10, FOUND),
+            Looking(10, FOUND, is_reached=True),
             (
                 "HPC113 still waiting for the head node at jwb0001i:25592 (10.20.0.1) "
                 f"after 10 s: {STARTED}"

@@ -344,6 +344,28 @@ def test_a_reply_without_a_proof_does_not_count(client):
             assert asked.result(PATIENCE) is None
 
 
+def test_a_question_that_is_cancelled_when_its_answer_arrives(client, monkeypatch):
+    """Before Python 3.12, `asyncio.wait_for` loses such a cancellation."""
+
+    async def cancelled():
+        answer = asyncio.get_running_loop().create_future()
+
+        async def open_channel(*_):
+            return await answer
+
+        monkeypatch.setattr(Channel, "open", open_channel)
+        asking = asyncio.create_task(client._peers._ask((HERE, 1)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        answer.set_result(WELCOME)
+        await asyncio.sleep(0)  # until the channel has it, but nobody else
+        asking.cancel()
+        await asyncio.wait([asking])
+        return asking.cancelled()
+
+    assert asyncio.run(cancelled())
+
+
 # --- the coordinator is here ---------------------------------------------------------
 
 

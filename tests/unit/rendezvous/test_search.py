@@ -63,7 +63,7 @@ def not_found(job, client):
     connected = started(client.connect)
     looking = client._search
     ports = {*looking._address.ports, *looking._address.notice_ports}
-    until(lambda: looking._found.keys() >= ports and not looking._attempts)
+    until(lambda: looking._programs.keys() >= ports and not looking._attempts)
     assert not connected.done()
     job.clock.passes_until(connected.done, looking._address.timeout)
     with pytest.raises(CoordinatorNotFoundError) as caught:
@@ -87,7 +87,7 @@ def test_a_program_that_keeps_the_connection(job):
     with other_program(OTHER_PROGRAMS[SILENT]) as port:
         client = job.client(1, (port,), where={"timeout": FOREVER})
         connected = started(client.connect)
-        until(lambda: client._search._found)  # before any time has passed
+        until(lambda: client._search._programs)  # before any time has passed
         job.clock.passes_until(lambda: job.events[1])
         assert client._search._attempts.keys() == {port}
         assert not connected.done()
@@ -135,7 +135,7 @@ def test_strangers_who_come_and_go(job):
     """They are no coordinator that has had another key for so long."""
     port = job.unused_port()
     client = job.client(1, (port,), where={"timeout": FOREVER})
-    connected, found = started(client.connect), client._search._found
+    connected, found = started(client.connect), client._search._programs
     for _ in range(3):
         with other_program(pretended, port):
             job.clock.passes_until(lambda: "no proof" in found.get(port, ""))
@@ -250,7 +250,7 @@ def test_a_coordinator_that_is_late(job):
     job.clock.passes_until(lambda: events)
     job.start_server(port, nodes=1)
     job.clock.passes_until(connected.done)
-    assert events[0] == Looking(1, f"port {port}: {NOT_YET}")
+    assert events[0] == Looking(1, f"port {port}: {NOT_YET}", is_reached=True)
     assert [event.seconds for event in events] == [*range(1, len(events) + 1)]
 
 
@@ -259,7 +259,7 @@ def test_a_late_coordinator_on_its_last_port(job):
     ports = [job.unused_port() for _ in range(4)]
     client = job.client(0, ports, where={"timeout": FOREVER}, nodes=1)
     connected = started(client.connect)
-    until(lambda: len(client._search._found) == 4)
+    until(lambda: len(client._search._programs) == 4)
     job.start_server(ports[-1], nodes=1)
     job.clock.passes_until(connected.done)
     connected.result()

@@ -23,7 +23,7 @@ from waiting import PATIENCE
 
 from torchrun_hpc import wire
 from torchrun_hpc.stacks import sampling
-from torchrun_hpc.stacks.calls import Call, Group, Record
+from torchrun_hpc.stacks.calls import Call, ForkAnswer, Group
 from torchrun_hpc.stacks.sampling import WorkerStack, received, sample
 
 
@@ -283,7 +283,11 @@ GROUPS = (Group("0", 8, (Call(3, "all_reduce", "float32[1]"),)),)
 def test_a_fork_tells_it_itself(instead):
     started = instead(errors=b"Error: no")
     told, silent, exec_ = sample(
-        [fork(4, Record(("f a.py:1",), GROUPS)), fork(5, None), worker(os.getpid(), 6)],
+        [
+            fork(4, ForkAnswer(("f a.py:1",), GROUPS)),
+            fork(5, None),
+            worker(os.getpid(), 6),
+        ],
         PATIENCE,
     )
     assert (told.rank, told.frames, told.groups) == (4, ("f a.py:1",), GROUPS)
@@ -298,7 +302,7 @@ def test_a_fork_tells_it_itself(instead):
 def test_without_time_py_spy_is_not_started(instead):
     """The main thread's CPU time still shows whether such a worker makes progress."""
     started = instead()
-    told, silent = sample([fork(4, Record(("f a.py:1",))), fork(5, None)], 0)
+    told, silent = sample([fork(4, ForkAnswer(("f a.py:1",))), fork(5, None)], 0)
     assert (told.frames, told.problem) == (("f a.py:1",), "")
     assert silent == WorkerStack(5, 1, problem="no answer")
     assert not silent.is_known
@@ -314,7 +318,7 @@ def test_forks_are_asked_together(instead):
 
     def told(*_):
         all_asked.wait(PATIENCE)
-        return wire.to_line(wire.encode(Record(("f a.py:1",))))
+        return wire.to_line(wire.encode(ForkAnswer(("f a.py:1",))))
 
     found = sample([replace(worker(1, n), told=told) for n in range(4)], PATIENCE)
     assert [stack.frames for stack in found] == [("f a.py:1",)] * 4
@@ -369,7 +373,7 @@ def test_an_ended_worker_has_its_traceback():
 
 def test_an_ended_fork_has_told_it():
     found = sampling.ended(
-        fork(5, Record(("f a.py:1",), GROUPS)), worker_failure(5, lines=TRACEBACK)
+        fork(5, ForkAnswer(("f a.py:1",), GROUPS)), worker_failure(5, lines=TRACEBACK)
     )
     assert (found.frames, found.groups, found.problem) == (("f a.py:1",), GROUPS, "")
 
@@ -380,4 +384,4 @@ def test_a_dump_of_torch_is_used(monkeypatch):
     )
     assert sampling.ended(worker(7), None).groups == GROUPS
     assert sampling.ended(worker(7, 4), None).groups == ()
-    assert sampling.ended(fork(5, Record()), None).groups == GROUPS
+    assert sampling.ended(fork(5, ForkAnswer()), None).groups == GROUPS
