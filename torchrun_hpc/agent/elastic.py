@@ -50,9 +50,7 @@ from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.console import is_reporter
 from torchrun_hpc.reporting.start_line import joined_line
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.stacks import inspection
-from torchrun_hpc.stacks.inspection import HANG, HangStacks, Inspection
-from torchrun_hpc.stacks.stall import FORKS, FRAMES, STACKS
+from torchrun_hpc.stacks.inspection import HANG, Inspection, NodeStacks, OtherNodes
 
 if TYPE_CHECKING:
     import argparse
@@ -60,6 +58,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.agent.end import World
     from torchrun_hpc.failures.failure import Failure
+    from torchrun_hpc.failures.watch import Attempt
     from torchrun_hpc.failures.worker import Worker
     from torchrun_hpc.host.resolver import ResolverCheck
     from torchrun_hpc.options.options import Options
@@ -98,7 +97,7 @@ class AgentStarter(Starter):
         environ = inputs.environ
         has_logs = environ.get("TORCH_LOGS") or environ.get("LOGLEVEL")
         self._is_quiet = is_command and not (has_logs or inputs.options.hpc_debug)
-        self._observer = Observer()
+        self._observer: Observer
         self._death_signals = DeathSignals()
         self._outcomes: Sequence[registry.Outcome] = ()
         self._begins: float | None = time.monotonic()
@@ -144,6 +143,7 @@ class AgentStarter(Starter):
         if CPP_LOG_LEVEL in plan.environment:
             read_log_level()  # of this process, which has imported torch
         is_launch = not plan.asked.hpc_dry_run
+        self._observer = Observer(functools.partial(self._begun, plan))
         try:
             meets = self._rendezvous(plan) if is_launch else contextlib.nullcontext()
             with meets as ours:
@@ -179,10 +179,9 @@ class AgentStarter(Starter):
 
     @contextlib.contextmanager
     def _rendezvous(self, plan: LaunchPlan) -> Iterator[SchedulerRendezvous | None]:
-        args, observer, meeting = self._args, self._observer, plan.meeting
+        args, meeting = self._args, plan.meeting
         outcome.forget(plan)
-        observer.watch.on_begin = functools.partial(self._begun, plan)
-        world = self._world(plan)
+        self._observer.world = world = self._world(plan)
         if meeting.is_ours:
             args.rdzv_backend = SCHEDULER
         with end.together(
@@ -206,27 +205,18 @@ class AgentStarter(Starter):
     def _world(self, plan: LaunchPlan) -> World:
         args, observer, meeting = self._args, self._observer, plan.meeting
         if not meeting.has_coordinator:
-            own = LocalWorld(meeting, observer.explain)
-            observer.watch.on_failure = own.worker_failed
-            return own
+            return LocalWorld(meeting, observer.explain)
         shutdown = args.monitor_interval + capabilities.shutdown_timeout(args)
         settings = settings_of(meeting, str(args.rdzv_id), plan.asked, shutdown)
-        rendezvous = SchedulerRendezvous(
+        return SchedulerRendezvous(
             meeting,
             settings,
             self.inputs.environ,
             address=str(getattr(args, "local_addr", "")),
-            replies=observer.replies,
+            replies=observer.stacks.replies,
             explain=observer.explain,
             end_workers=observer.end_workers,
         )
-        client = rendezvous.client
-        observer.watch.on_failure = lambda failure, _: client.worker_failed(failure)
-        observer.ask_all = functools.partial(ask_for_stacks, client)
-        observer.is_first = lambda: rendezvous.is_first
-        observer.meeting = lambda: rendezvous.meeting
-        observer.watch.hangs = lambda: rendezvous.hangs
-        return rendezvous
 
     def findings(self, plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
         """Return what this torch cannot do: on this node, and on all nodes."""
@@ -338,32 +328,38 @@ def ask_for_stacks(client: Client, what: str, timeout: float) -> dict[int, Any]:
 
 
 class Observer:
-    """Observes the workers of this node.
+    """Observes the workers of this node, and tells the `world` of failed ones.
 
-    For `ask_all`, `is_first` and `meeting`, see `Inspection`.
+    `begun` gets the workers of each attempt.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begun: Callable[[Sequence[Worker]], object]) -> None:
+        self.world: World
         self.relay = Relay()
-        self.watch = Watch(self.relay)
-        kept = HangStacks(self.watch)
-        self.watch.on_hang = kept.sample
-        self.replies = {
-            FORKS: lambda _: inspection.sample(self.watch, 0, with_calls=False),
-            FRAMES: lambda _: inspection.sample(self.watch, with_calls=False),
-            STACKS: lambda _: inspection.sample(self.watch),
-            HANG: lambda _: kept.latest(),
-        }
-        self._inspected: Inspection | None = None
-        self.ask_all: Callable[[str, float], Mapping[int, Any]] | None = None
-        self.is_first: Callable[[], bool] = lambda: True
-        self.meeting: Callable[[], Meeting] | None = None
+        self.watch = Watch(
+            self.relay,
+            on_begin=begun,
+            on_failure=self._worker_failed,
+            on_hang=self._sample_hang,
+            hangs=self._hangs,
+        )
+        self.stacks = NodeStacks(self.watch)
+        self._inspection: Inspection | None = None
+
+    def _worker_failed(self, failure: Failure, attempt: Attempt) -> None:
+        self.world.worker_failed(failure, attempt)
+
+    def _sample_hang(self) -> None:
+        self.stacks.sample_hang()
+
+    def _hangs(self) -> bool:
+        return self.world.hangs
 
     def explain(self, failure: Failure) -> tuple[Failure, Sequence[str]]:
         """Explain a failure if it is a hang; see `report.Explain`."""
-        if self._inspected is None or not failure.is_hang:
+        if self._inspection is None or not failure.is_hang:
             return failure, ()
-        return self._inspected.explain(failure)
+        return self._inspection.explain(failure)
 
     def end_workers(self) -> None:
         """Kill the workers of this node at once, which counts as no failure."""
@@ -376,12 +372,18 @@ class Observer:
     @contextlib.contextmanager
     def at_work(self, plan: LaunchPlan) -> Iterator[None]:
         """Observe them while torch's agent runs."""
-        asked = self.ask_all, self.is_first, self.replies, self.meeting
-        self._inspected = inspected = Inspection(plan, *asked)
-        inspected.start()
+        world, others = self.world, None
+        if not isinstance(world, LocalWorld):
+            others = OtherNodes(
+                functools.partial(ask_for_stacks, world.client),
+                lambda: world.is_first,
+                lambda: world.meeting,
+            )
+        self._inspection = inspection = Inspection(plan, self.stacks, others)
+        inspection.start()
         try:
             yield
         finally:
-            inspected.close()
+            inspection.close()
             self.watch.end()
             self.relay.close(_REST_TIMEOUT)

@@ -31,7 +31,7 @@ class LocalWorld:
     """
 
     took_part = reports = True
-    is_unreported = False
+    hangs = is_unreported = False
     takeovers = 0
     out_at_end: tuple[int, ...] = ()
 

@@ -47,15 +47,23 @@ class Watch:
 
     ``on_begin`` gets the workers of each attempt, ``on_failure`` each failure: the
     first one first, one call at a time. ``on_hang`` is called before the workers are
-    stopped because of a hang; ``hangs`` returns whether another node has reported one.
+    stopped because of a hang. ``hangs`` returns whether another node has reported one.
     """
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        *,
+        on_begin: Callable[[Sequence[Worker]], object] = lambda _: None,
+        on_failure: Callable[[Failure, Attempt], object] = lambda *_: None,
+        on_hang: Callable[[], object] = lambda: None,
+        hangs: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._relay = relay
-        self.on_begin: Callable[[Sequence[Worker]], object] = lambda _: None
-        self.on_failure: Callable[[Failure, Attempt], object] = lambda *_: None
-        self.on_hang: Callable[[], object] = lambda: None
-        self.hangs: Callable[[], bool] = lambda: False
+        self._on_begin = on_begin
+        self._on_failure = on_failure
+        self._on_hang = on_hang
+        self._hangs = hangs
         self._lock = threading.RLock()
         self._workers: list[Worker] = []
         self._running: list[Worker] = []
@@ -74,7 +82,7 @@ class Watch:
             self.failures = {}
             self._has_looked = False
             self._stopped_since = _NEVER
-        self.on_begin(self._workers)
+        self._on_begin(self._workers)
         if self.attempt.number == 1:
             self._thread.start()
 
@@ -93,7 +101,7 @@ class Watch:
         """Whether this attempt has ended because a collective failed."""
         failures = self.failures.values()
         is_other = any(not (f.is_hang or f.is_doubtful) for f in failures)
-        return self.hangs() or (any(f.is_hang for f in failures) and not is_other)
+        return self._hangs() or (any(f.is_hang for f in failures) and not is_other)
 
     def before_stop(self) -> None:
         """Let the workers of a hang be sampled, once, before they are stopped."""
@@ -101,7 +109,7 @@ class Watch:
         if self.is_hang and not self._has_looked:
             self._has_looked = True
             self._stopped_since = _NEVER  # until then, they fail by themselves
-            self.on_hang()
+            self._on_hang()
             self.check()
             self._stopped_since = self._relay.clock()
 
@@ -156,7 +164,7 @@ class Watch:
                     sent = [each.signature for each in self.failures.values()]
                     self.failures[failure.rank] = failure
                     is_new = failure.signature not in sent
-                    self.on_failure(failure if is_new else failure.brief, self.attempt)
+                    self._on_failure(failure if is_new else failure.brief, self.attempt)
 
     def _failure(self, worker: Worker, code: int) -> Failure:
         """Describe a failure, without a signal that only shortened the teardown."""

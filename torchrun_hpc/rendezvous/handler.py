@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.failures.failure import Summary
     from torchrun_hpc.failures.report import Explain
+    from torchrun_hpc.failures.watch import Attempt
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.client import Client, JobState
@@ -267,6 +268,10 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         except CoordinatorNotFoundError as error:
             message = messages.coordinator_missing(error, limit, self._meeting)
             raise CoordinatorMissingError(message) from None
+
+    def worker_failed(self, failure: Failure, _: Attempt) -> None:
+        """Inform the coordinator of a failed worker."""
+        self.client.worker_failed(failure)
 
     def finish(self) -> None:
         """Wait until all nodes have finished, or the job has failed."""

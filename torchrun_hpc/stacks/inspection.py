@@ -1,19 +1,20 @@
-"""The stacks of running workers, on request or for a stall report."""
+"""The stacks of a job's workers: on request, of a hang, and in a stall report."""
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import names, waiting, wire
+from torchrun_hpc.errors import Message, count
+from torchrun_hpc.reporting import console
 from torchrun_hpc.stacks import collectives, sampling
 from torchrun_hpc.stacks.service import Service
-from torchrun_hpc.stacks.stall import STACKS, StallReport, limit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torchrun_hpc.failures.failure import Failure
     from torchrun_hpc.failures.watch import Watch
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.stacks.sampling import WorkerStack
+
+# Questions to all nodes: what their workers do now, or did in a hang. For `FRAMES` and
+# `STACKS`, py-spy reads the stacks of workers that do not answer. Only `STACKS` and
+# `HANG` include the collectives, which cost a fork some milliseconds.
+FORKS, FRAMES, STACKS, HANG = "forks", "frames", "stacks", "hang"
 
 # Seconds: for one node, and for all of them.
 _NODE_TIMEOUT = 3.0
@@ -33,9 +39,6 @@ _HANG_TIMEOUT = 3.0
 _LINES = 6
 _GROUPS = 2
 _PLACES = 2
-
-# A question to all nodes, beside those of `stall`: what their workers did in a hang.
-HANG = "hang"
 
 
 def sample(
@@ -52,18 +55,18 @@ def sample(
     seconds in all, wait until they have ended.
     """
     start = time.monotonic()
-    stacks = sampling.sample(_running(watch), timeout, with_calls=with_calls)
-    found = {stack.rank: stack for stack in stacks}
-    ending = {stack.rank for stack in stacks if not stack.is_known}
+    sampled = sampling.sample(_running(watch), timeout, with_calls=with_calls)
+    ending = {stack.rank for stack in sampled if not stack.is_known}
     waiting.until(
         lambda: ending.isdisjoint(worker.rank for worker in _running(watch)),
         limit - (time.monotonic() - start),
     )
+    stacks = {stack.rank: stack for stack in sampled}
     for worker, is_running in watch.workers:
         if not is_running:
             failure = watch.failures.get(worker.rank)
-            found[worker.rank] = sampling.ended(worker, failure)
-    return [wire.encode(stack) for stack in found.values()]
+            stacks[worker.rank] = sampling.ended(worker, failure)
+    return [wire.encode(stack) for stack in stacks.values()]
 
 
 def _running(watch: Watch) -> list[Worker]:
@@ -71,61 +74,80 @@ def _running(watch: Watch) -> list[Worker]:
     return [worker for worker, is_running in watch.workers if is_running]
 
 
-class HangStacks:
-    """The stacks of this node's workers in a hang, sampled before they are stopped."""
+class NodeStacks:
+    """The stacks of this node's workers; in a hang, sampled before they are stopped.
+
+    `replies` has this node's reply to each question.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
         self._lock = threading.Lock()  # held while it samples
         self._sampled = 0  # the attempt
-        self._stacks: list[dict[str, Any]] = []
+        self._of_hang: list[dict[str, Any]] = []
+        self.replies: Mapping[str, Callable[[Any], list[dict[str, Any]]]] = {
+            FORKS: lambda _: sample(watch, 0, with_calls=False),
+            FRAMES: lambda _: sample(watch, with_calls=False),
+            STACKS: lambda _: sample(watch),
+            HANG: lambda _: self.of_latest_hang(),
+        }
 
-    def sample(self) -> list[dict[str, Any]]:
+    def sample_hang(self) -> list[dict[str, Any]]:
         """Sample the stacks, once in each attempt, and return them as plain data."""
         with self._lock:
             number = self._watch.attempt.number
             if number != self._sampled:
-                self._stacks = sample(self._watch, _HANG_NODE_TIMEOUT, _HANG_LIMIT)
+                self._of_hang = sample(self._watch, _HANG_NODE_TIMEOUT, _HANG_LIMIT)
                 self._sampled = number
-            return self._stacks
+            return self._of_hang
 
-    def latest(self) -> list[dict[str, Any]]:
+    def of_latest_hang(self) -> list[dict[str, Any]]:
         """Return the stacks of the latest hang, even if the next attempt has begun."""
         if self._watch.is_hang:
-            return self.sample()
+            return self.sample_hang()
         is_latest = self._sampled >= self._watch.attempt.number - 1
-        return self._stacks if is_latest else []
+        return self._of_hang if is_latest else []
+
+
+@dataclass(frozen=True)
+class OtherNodes:
+    """The way to the other nodes of a job.
+
+    Attributes:
+        ask_all: Returns replies by node, given a question and a limit in seconds.
+        is_first: Returns whether this node reports a stall.
+        meeting: Returns the meeting, with the names of all nodes that have joined.
+    """
+
+    ask_all: Callable[[str, float], Mapping[int, Any]]
+    is_first: Callable[[], bool]
+    meeting: Callable[[], Meeting]
 
 
 class Inspection:
-    """Answers requests for stacks, and reports a stall.
+    """Answers requests for stacks, explains a hang, and reports a stall.
 
-    `ask_all` returns the stacks by node, given a question and a limit in seconds; it is
-    ``None`` if other nodes cannot be asked. `is_first` returns whether this node
-    reports a stall. `replies` has this node's replies, by question. `meeting` returns
-    the meeting with the names that are known by then.
+    Without `others`, it answers only for this node's own `stacks`.
     """
 
     def __init__(
-        self,
-        plan: LaunchPlan,
-        ask_all: Callable[[str, float], Mapping[int, Any]] | None,
-        is_first: Callable[[], bool],
-        replies: Mapping[str, Callable[[Any], Any]],
-        meeting: Callable[[], Meeting] | None = None,
+        self, plan: LaunchPlan, stacks: NodeStacks, others: OtherNodes | None = None
     ) -> None:
-        self._meeting = meeting or (lambda: plan.meeting)
-        self._ask_all = ask_all
-        self._is_first = is_first
-        self._replies = replies
+        self._plan = plan
+        self._own_stacks = stacks
+        self._others = others
         self._service = Service(plan.meeting.launch_id, self._answer)
-        limit = limit_of(plan, hears_all=ask_all is not None or plan.meeting.nodes == 1)
+        limit = limit_of(plan, hears_all=others is not None or plan.meeting.nodes == 1)
         self._stall = StallReport(*limit, self._if_complete, lambda: self._hosts)
+
+    @property
+    def _meeting(self) -> Meeting:
+        return self._others.meeting() if self._others else self._plan.meeting
 
     @property
     def _hosts(self) -> Mapping[int, str]:
         """The names of the nodes by rank, if a line must name them."""
-        meeting = self._meeting()
+        meeting = self._meeting
         return dict(enumerate(meeting.hosts)) if meeting.nodes > 1 else {}
 
     def start(self) -> None:
@@ -144,50 +166,153 @@ class Inspection:
         Add why there are no stacks. See `report.Explain`.
         """
         stacks, missing = self._collect(HANG, _HANG_TIMEOUT)
-        problems = [stack.problem for stack in stacks if stack.is_lasting]
-        more = f"; where other ranks were is unknown: {problems[0]}" if problems else ""
-        absent = collectives.absent(stacks, self._hosts, failure.rank)
-        failure = replace(failure, absent=absent, text=failure.text + more)
-        lines = [*collectives.compare(stacks, self._hosts)][:_GROUPS]
-        if missing and self._ask_all is not None:
-            lines.append(
-                f"no answer from {names.nodes(missing, self._meeting().hosts)}"
-            )
-        return failure, [*lines, *collectives.summary(stacks, self._hosts, _PLACES)][
-            :_LINES
-        ]
+        hosts, text = self._hosts, failure.text
+        if problems := [stack.problem for stack in stacks if stack.is_lasting]:
+            text += f"; where other ranks were is unknown: {problems[0]}"
+        absent = collectives.absent(stacks, hosts, failure.rank)
+        lines = [*collectives.compare(stacks, hosts)][:_GROUPS]
+        if missing and self._others is not None:
+            lines.append(f"no answer from {names.nodes(missing, self._meeting.hosts)}")
+        lines += collectives.summary(stacks, hosts, _PLACES)
+        return replace(failure, absent=absent, text=text), lines[:_LINES]
 
     def _collect(
         self, what: str = STACKS, timeout: float = _TIMEOUT
     ) -> tuple[list[WorkerStack], list[int]]:
-        answers: dict[int, Any] = {}
-        if self._ask_all is not None:
-            answers.update(self._ask_all(what, timeout))
-        own = self._meeting().node_rank
-        if what == HANG or own not in answers:
-            answers[own] = self._replies[what](None)
-        found = [
+        """Return the stacks by rank, and the nodes without an answer."""
+        meeting, answers = self._meeting, dict[int, Any]()
+        if self._others is not None:
+            answers.update(self._others.ask_all(what, timeout))
+        if what == HANG or meeting.node_rank not in answers:
+            answers[meeting.node_rank] = self._own_stacks.replies[what](None)
+        stacks = [
             replace(stack, node=node)  # do not trust its own claim
             for node, answer in answers.items()
             for stack in sampling.received(answer)
         ]
-        missing = [node for node in range(self._meeting().nodes) if node not in answers]
-        return sorted(found, key=lambda stack: stack.rank), missing
+        missing = [node for node in range(meeting.nodes) if node not in answers]
+        return sorted(stacks, key=lambda stack: stack.rank), missing
 
     def _if_complete(self, what: str) -> list[WorkerStack]:
-        if not self._is_first():
+        if self._others is None:
+            return self._collect(what)[0]
+        if not self._others.is_first():
             return []
         stacks, missing = self._collect(what)
-        return [] if missing and self._ask_all is not None else stacks
+        return [] if missing else stacks
 
     def _answer(self) -> dict[str, Any]:
         stacks, missing = self._collect()
-        hosts = dict(enumerate(self._meeting().hosts))
+        meeting = self._meeting
+        hosts = dict(enumerate(meeting.hosts))
         return {
-            "launch": self._meeting().launch_id,
-            "missing": names.nodes(missing, self._meeting().hosts),
+            "launch": meeting.launch_id,
+            "missing": names.nodes(missing, meeting.hosts),
             "workers": [
                 {**wire.encode(stack), "host": hosts.get(stack.node, "")}
                 for stack in stacks
             ],
         }
+
+
+# --- a stall --------------------------------------------------------------------------
+
+# Even a busy worker is often at the same line: it waits there in each step.
+_SAMPLES = 60
+_SHORTEST, _LONGEST = 0.5, 30.0  # seconds between two
+_DEFAULT = 1800  # seconds without progress
+_TREE_LINES = 30
+
+
+def limit_of(plan: LaunchPlan, *, hears_all: bool) -> tuple[int, str]:
+    """Return after how many seconds to report a stall, and what to ask until then.
+
+    With 0 seconds, there is no report. Before a stall, the default starts no py-spy, so
+    the workers must be forks. It also needs to hear all nodes: the others may make
+    progress.
+    """
+    asked, preload = plan.asked.hpc_stall_report, plan.workers.preload
+    if asked is not None:
+        return asked, FRAMES
+    is_default = preload and not preload.problem and hears_all
+    return _DEFAULT if is_default else 0, FORKS
+
+
+class StallReport:
+    """Compares the stacks of all workers, in its own thread, until they stay the same.
+
+    ``collect`` asks all nodes a question. It returns none if a node does not answer, or
+    another node reports. With 0 ``seconds``, nothing is compared.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        question: str,
+        collect: Callable[[str], Sequence[WorkerStack]],
+        hosts: Callable[[], Mapping[int, str]],
+    ) -> None:
+        self._seconds = seconds
+        self._question = question
+        self._collect = collect
+        self._hosts = hosts
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stall", daemon=True)
+
+    def start(self) -> None:
+        """Start comparing."""
+        if self._seconds:
+            self._thread.start()
+
+    def end(self) -> None:
+        """Stop comparing."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        pause = min(max(self._seconds / _SAMPLES, _SHORTEST), _LONGEST)
+        before: Sequence[WorkerStack] = []
+        since = looked = time.monotonic()
+        while not self._ended.wait(pause):
+            stacks = self._look(self._question)
+            is_seen = any(not stack.problem for stack in stacks)
+            if self._ended.is_set():
+                return
+            if not is_seen and any(stack.is_lasting for stack in stacks):
+                self._give_up(stacks)
+                return
+            now = time.monotonic()
+            if _have_gone_on(stacks, before, now - looked):
+                since = now
+            elif is_seen and now - since >= self._seconds:
+                self._report(self._look(STACKS) or stacks)
+                return
+            before, looked = stacks, now
+
+    def _look(self, what: str) -> Sequence[WorkerStack]:
+        try:
+            return self._collect(what)
+        except Exception:  # noqa: BLE001 - it may be the end of the job
+            return []
+
+    def _give_up(self, stacks: Sequence[WorkerStack]) -> None:
+        why = "; ".join(collectives.render(stacks, self._hosts()))
+        text = f"--hpc-stall-report cannot report a stall: {why}"
+        console.write(Message("HPC175", text), "warning")
+
+    def _report(self, stacks: Sequence[WorkerStack]) -> None:
+        text = (
+            f"the stacks of {count(len(stacks), 'worker')} have not changed for "
+            f"{self._seconds:.0f} s (--hpc-stall-report). The job continues:"
+        )
+        lines = collectives.render(stacks, self._hosts())[:_TREE_LINES]
+        lines += collectives.compare(stacks, self._hosts())
+        console.write(Message("HPC171", text), "warning", [f"    {s}" for s in lines])
+
+
+def _have_gone_on(
+    stacks: Sequence[WorkerStack], before: Sequence[WorkerStack], seconds: float
+) -> bool:
+    if [stack.rank for stack in stacks] != [stack.rank for stack in before]:
+        return True
+    pairs = zip(stacks, before, strict=True)
+    return any(stack.has_progressed(then, seconds) for stack, then in pairs)

@@ -20,9 +20,8 @@ def watched(monkeypatch):
     """Watch programs; what has failed is in a list, in the order in which it came."""
     monkeypatch.setattr("torchrun_hpc.failures.relay.reason_not_to_read", str)
     relay = Relay()
-    watch = Watch(relay)
     children, failures = [], []
-    watch.on_failure = lambda failure, _: failures.append(failure)
+    watch = Watch(relay, on_failure=lambda failure, _: failures.append(failure))
 
     def start(*programs, unread=""):
         relay.unread = unread

@@ -17,8 +17,8 @@ from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.rendezvous.client import Listener
 from torchrun_hpc.rendezvous.protocol import Reply
 from torchrun_hpc.stacks import collectives, sampling
+from torchrun_hpc.stacks.inspection import STACKS
 from torchrun_hpc.stacks.sampling import received
-from torchrun_hpc.stacks.stall import STACKS
 
 NODES = 64
 PROGRAM = """\

@@ -9,8 +9,8 @@ from inspected import worker
 
 from torchrun_hpc.agent.elastic import Observer
 from torchrun_hpc.stacks import sampling
+from torchrun_hpc.stacks.inspection import FORKS, FRAMES, STACKS
 from torchrun_hpc.stacks.sampling import WorkerStack, received
-from torchrun_hpc.stacks.stall import FORKS, FRAMES, STACKS
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,9 @@ def test_which_questions_start_py_spy(question, starts, monkeypatch):
     """The default of the stall report must not: it asks for `FORKS`."""
     started = []
     monkeypatch.setattr(sampling, "_program", lambda: started.append(1))
-    observer = Observer()
+    observer = Observer(lambda _: None)
     observer.watch.begin([worker(os.getpid())], 0)
-    (found,) = received(observer.replies[question](None))
+    (found,) = received(observer.stacks.replies[question](None))
     observer.watch.end()
     observer.relay.close(1)
     assert bool(started) == starts

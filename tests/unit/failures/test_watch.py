@@ -26,8 +26,17 @@ class Watched:
         self._children = children
         self.failures = []
         self.attempts = []
-        self.watch = Watch(children.relay)
-        self.watch.on_failure = self._add
+        self.sample = lambda: None  # in a hang
+        self.others_hang = False
+        self.watch = Watch(
+            children.relay,
+            on_failure=self._add,
+            on_hang=self._sample,
+            hangs=lambda: self.others_hang,
+        )
+
+    def _sample(self):
+        self.sample()
 
     def _add(self, failure, attempt):
         self.failures.append(failure)
@@ -272,7 +281,7 @@ def sampled(watched):
         running = [worker.rank for worker, runs in watched.watch.workers if runs]
         found.append((running, [*watched.watch.failures]))
 
-    watched.watch.on_hang = sample
+    watched.sample = sample
     return found
 
 
@@ -288,7 +297,7 @@ def test_those_that_fail_while_others_are_sampled_failed_by_themselves(watched):
     late, other = watched.start(2)
     late.end(1, HANG)
     watched.watch.before_poll()
-    watched.watch.on_hang = lambda: (watched.later(), other.end(1, HANG))
+    watched.sample = lambda: (watched.later(), other.end(1, HANG))
     watched.watch.before_stop()
     assert watched.ranks() == [4, 5]
 
@@ -313,7 +322,7 @@ def test_what_follows_from_an_ordinary_failure_is_no_hang(watched, sampled):
 
 def test_a_hang_on_another_node(watched, sampled):
     watched.start(2)
-    watched.watch.hangs = lambda: True
+    watched.others_hang = True
     watched.watch.stopping(look=False)  # a signal
     watched.watch.before_stop()
     assert sampled == []

@@ -65,8 +65,7 @@ from torchrun_hpc.rendezvous.protocol import (
     Welcome,
 )
 from torchrun_hpc.rendezvous.rounds import Phase
-from torchrun_hpc.stacks.inspection import HANG
-from torchrun_hpc.stacks.stall import STACKS
+from torchrun_hpc.stacks.inspection import HANG, STACKS
 from torchrun_hpc.wire import WireError
 
 

@@ -238,7 +238,7 @@ def test_a_peer_that_sends_nothing_is_disconnected(job, raw):
     agent.request(1)
     assert isinstance(agent.receive(), Welcome)
     slow.send(b'{"protocol"')
-    until(lambda: len(job.server._unknown) == 2)
+    until(lambda: len(job.server._unproved) == 2)
     job.clock.go_on(servers._JOIN_REQUEST_TIMEOUT)
     assert silent.receive() is None
     assert slow.receive() is None

@@ -20,8 +20,8 @@ def watched():
     with contextlib.ExitStack() as ending:
         ending.callback(relay.close, 1)
 
-        def watch(workers):
-            made = Watch(relay)
+        def watch(workers, **called):
+            made = Watch(relay, **called)
             ending.callback(made.end)
             made.begin(workers, 0)
             return made

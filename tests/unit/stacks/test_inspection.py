@@ -18,27 +18,31 @@ from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.stacks import inspection as inspections
-from torchrun_hpc.stacks import stall
 from torchrun_hpc.stacks.calls import Call, Group
-from torchrun_hpc.stacks.inspection import HANG, HangStacks, Inspection
+from torchrun_hpc.stacks.inspection import (
+    FRAMES,
+    HANG,
+    STACKS,
+    Inspection,
+    NodeStacks,
+    OtherNodes,
+)
 from torchrun_hpc.stacks.sampling import WorkerStack, received
 from torchrun_hpc.stacks.service import ask, launches
-from torchrun_hpc.stacks.stall import STACKS
 
 pytestmark = pytest.mark.usefixtures("own_names")
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003")
-FRAMES = ("<module> sleeps.py:14", "wait sleeps.py:6")
+STACK = ("<module> sleeps.py:14", "wait sleeps.py:6")
 
 
 @pytest.fixture
 def workers(monkeypatch):
     """Return the two workers of node 1, which sleep."""
 
-    def sample(workers, timeout, *, with_calls):
-        assert with_calls
+    def sample(workers, timeout, **_):
         assert timeout in (inspections._NODE_TIMEOUT, inspections._HANG_NODE_TIMEOUT)
-        return [WorkerStack(worker.rank, worker.node, FRAMES) for worker in workers]
+        return [WorkerStack(worker.rank, worker.node, STACK) for worker in workers]
 
     monkeypatch.setattr(inspections.sampling, "sample", sample)
     return [Worker(2 + n, 6, 1, n, os.getpid(), lambda: None) for n in range(2)]
@@ -52,14 +56,11 @@ def inspect(watched):
     def inspect(workers, ask_all=None, is_first=lambda: True, own=None, **changes):
         about = {"nodes": 3, "node_rank": 1, "hosts": HOSTS, "launch_id": "19.0"}
         plan = make_launch_plan(**about | changes)
-        watch = watched(workers)
-        kept = HangStacks(watch)
-        replies = {
-            stall.FRAMES: lambda _: inspections.sample(watch),
-            STACKS: lambda _: inspections.sample(watch),
-            HANG: lambda _: own or kept.latest(),
-        }
-        made.append(Inspection(plan, ask_all, is_first, replies))
+        stacks = NodeStacks(watched(workers))
+        if own:
+            stacks.replies = {HANG: lambda _: own}
+        others = OtherNodes(ask_all, is_first, lambda: plan.meeting)
+        made.append(Inspection(plan, stacks, others if ask_all else None))
         made[-1].start()
         return made[-1]
 
@@ -82,7 +83,7 @@ def test_a_launch_on_one_node(inspect, workers):
     inspect(workers, nodes=1, node_rank=0, hosts=("",), launch_id="")
     found = answer()
     assert (found["launch"], found["missing"]) == ("", "")
-    assert received(found["workers"]) == [WorkerStack(n, 0, FRAMES) for n in (2, 3)]
+    assert received(found["workers"]) == [WorkerStack(n, 0, STACK) for n in (2, 3)]
     assert [worker["host"] for worker in found["workers"]] == ["", ""]
 
 
@@ -111,7 +112,7 @@ def test_a_launch_on_several_nodes(inspect, watched, workers):
     ]
     assert [tuple(stack["frames"]) for stack in found["workers"][1:3]] == [
         ("f a.py:1",),
-        FRAMES,
+        STACK,
     ]
     assert asked == [inspections._TIMEOUT]
     assert inspections._NODE_TIMEOUT < inspections._TIMEOUT < 5  # seconds
@@ -159,14 +160,14 @@ def test_the_end(inspect):
 
 
 def if_complete(made):
-    return [stack.rank for stack in made._if_complete(stall.FRAMES)]
+    return [stack.rank for stack in made._if_complete(FRAMES)]
 
 
 def test_the_first_node_reports_a_stall(inspect, monkeypatch, capfd):
     seconds = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
-    monkeypatch.setattr(stall, "time", clock)
-    monkeypatch.setattr(stall, "_SHORTEST", 0)
+    monkeypatch.setattr(inspections, "time", clock)
+    monkeypatch.setattr(inspections, "_SHORTEST", 0)
     made = inspect(
         [], lambda *_: {n: of_node(n) for n in range(3)}, node_rank=0, stall_report=1.0
     )
@@ -268,7 +269,7 @@ def test_a_hang_is_explained(inspect):
 
 def test_nodes_that_tell_nothing_of_a_hang(inspect, workers):
     """With torch's own rendezvous, a node tells only of itself."""
-    own = as_sent(*(WorkerStack(rank, 1, FRAMES) for rank in (2, 3)))
+    own = as_sent(*(WorkerStack(rank, 1, STACK) for rank in (2, 3)))
     _, lines = inspect(workers, lambda *_: {0: of_hang(0)}, own=own).explain(FAILED)
     assert lines[0].startswith("barrier 4 of group 0: 2 of 6 ranks (0-1, jwb0001)")
     assert lines[1] == "no answer from jwb0003 (node 2)"
@@ -281,7 +282,7 @@ def test_nodes_that_tell_nothing_of_a_hang(inspect, workers):
 def test_stacks_that_are_unknown(inspect):
     problem = "py-spy is not installed. Run python -m pip install py-spy"
     missing = WorkerStack(3, 1, problem=problem, is_lasting=True)
-    own = as_sent(WorkerStack(2, 1, FRAMES), missing)
+    own = as_sent(WorkerStack(2, 1, STACK), missing)
     failure, _ = inspect([], own=own).explain(replace(FAILED, worker=WorkerPart(2, 4)))
     assert failure.absent == ""
     assert failure.text == (
@@ -305,29 +306,29 @@ def test_a_hang_of_thousands_of_ranks_has_six_lines(inspect):
 
 
 def test_stacks_of_a_hang_are_those_before_the_stop(watched, workers):
-    watch, is_hang = watched(workers), True
-    watch.hangs = lambda: is_hang
-    kept = HangStacks(watch)
-    before = kept.latest()
+    is_hang = True
+    watch = watched(workers, hangs=lambda: is_hang)
+    stacks = NodeStacks(watch)
+    before = stacks.of_latest_hang()
     assert [stack["rank"] for stack in before] == [2, 3]
     is_hang = False
     watch.begin(workers[:1], 0)  # a restart
-    assert kept.latest() is before
+    assert stacks.of_latest_hang() is before
     is_hang = True
-    (again,) = kept.latest()
+    (again,) = stacks.of_latest_hang()
     assert again["rank"] == 2
-    assert kept.latest() == [again]
+    assert stacks.of_latest_hang() == [again]
 
 
 def test_a_node_that_was_not_in_a_hang_tells_nothing_of_its_workers(watched, workers):
     """A spare has just taken a place; or that hang was two attempts ago."""
     watch = watched(workers)
-    kept = HangStacks(watch)
-    assert kept.latest() == []
-    kept.sample()
+    stacks = NodeStacks(watch)
+    assert stacks.of_latest_hang() == []
+    stacks.sample_hang()
     for _ in range(2):
         watch.begin(workers, 0)
-    assert kept.latest() == []
+    assert stacks.of_latest_hang() == []
 
 
 def test_workers_that_end_meanwhile(watched, monkeypatch):

@@ -11,9 +11,9 @@ from waiting import NEVER_S, PATIENCE
 
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.stacks import stall
+from torchrun_hpc.stacks import inspection
+from torchrun_hpc.stacks.inspection import FORKS, FRAMES, STACKS, StallReport, limit_of
 from torchrun_hpc.stacks.sampling import ENDED, WorkerStack
-from torchrun_hpc.stacks.stall import FORKS, FRAMES, STACKS, StallReport, limit_of
 
 HOSTS = {0: "jwb0001", 1: "jwb0002"}
 REDUCE = ("<module> train.py:12", "all_reduce c10d.py:9")
@@ -57,9 +57,9 @@ def report(monkeypatch, capfd):
             return sample
 
         clock = SimpleNamespace(monotonic=lambda: float(len(taken)))
-        monkeypatch.setattr(stall, "time", clock)
-        monkeypatch.setattr(stall, "_SHORTEST", 0)
-        monkeypatch.setattr(stall, "_LONGEST", 0)  # no pause between two
+        monkeypatch.setattr(inspection, "time", clock)
+        monkeypatch.setattr(inspection, "_SHORTEST", 0)
+        monkeypatch.setattr(inspection, "_LONGEST", 0)  # no pause between two
         made = StallReport(10, FRAMES, collect, lambda: HOSTS)
         made.start()
         made._thread.join(PATIENCE)
@@ -103,9 +103,11 @@ def test_what_it_asks(monkeypatch, capfd):
         asked.append(question)
         return NO_ANSWER if question == FORKS else ONE_READS
 
-    monkeypatch.setattr(stall, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(stall, "_LONGEST", 0)
-    monkeypatch.setattr(stall, "_SHORTEST", 0)
+    monkeypatch.setattr(
+        inspection, "time", SimpleNamespace(monotonic=lambda: next(clock))
+    )
+    monkeypatch.setattr(inspection, "_LONGEST", 0)
+    monkeypatch.setattr(inspection, "_SHORTEST", 0)
     made = StallReport(10, FORKS, collect, lambda: HOSTS)
     made.start()
     made._thread.join(PATIENCE)
@@ -209,8 +211,8 @@ def test_a_look_that_fails_is_not_the_last_one(report):
 
 def test_no_report_after_the_end(capfd, monkeypatch):
     """Whatever the pause between two looks."""
-    monkeypatch.setattr(stall, "_SHORTEST", NEVER_S)
-    monkeypatch.setattr(stall, "_LONGEST", NEVER_S)
+    monkeypatch.setattr(inspection, "_SHORTEST", NEVER_S)
+    monkeypatch.setattr(inspection, "_LONGEST", NEVER_S)
     made = StallReport(1, FRAMES, lambda _: WAITING, lambda: HOSTS)
     made.start()
     made.end()
