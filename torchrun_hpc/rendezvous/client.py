@@ -90,11 +90,11 @@ class Listener:
 
     Attributes:
         tell: Shows the user some news.
-        report: Reports the failed workers; returns the first failure, of which it may
-            know more.
+        report: Reports the failed workers. It returns the first failure, perhaps with
+            more details.
         reply: Replies to a question to all agents.
-        end_workers: Ends the workers of this node at once. It has its own thread, the
-            others share one.
+        end_workers: Ends the workers of this node at once. It runs in a thread of its
+            own; the other functions share one.
     """
 
     tell: Callable[[News], None] = lambda _: None
@@ -120,14 +120,14 @@ class JobState:
         go: The start of this round, until it joins the next one.
         is_over: Whether that round is over.
         hangs: Whether it is over because a collective failed.
-        own_failure: The first failure of a worker here in this round.
+        own_failure: The first failure of one of its workers in this round.
         failure: Why the job has failed.
-        ending: How it has ended for all nodes.
-        wants_report: Whether it has asked for the failed workers.
+        ending: How the job has ended for all nodes.
+        wants_report: Whether it has asked which workers have failed.
         is_reported: Whether the user knows which workers have failed.
-        asked: The number of the latest request to the agents' store.
-        answer: Its answer.
-        replies: To its own questions, by number and node.
+        asked: The number of its latest request to the agents' store.
+        answer: The answer to this request.
+        replies: The replies to its own questions, by number and node.
     """
 
     is_running: bool = False
@@ -228,7 +228,7 @@ class Client:
         self._silence = Silence(silence_timeout)
         self._lease = Lease(math.inf)
         self._numbers = itertools.count(1)  # of its questions; several threads ask
-        self._changed = threading.Condition()  # the state
+        self._changed = threading.Condition()  # the state has changed
         self._peers: Peers | None = None
         self._channel: Channel | None = None
         self._task: asyncio.Task[None]
@@ -242,7 +242,10 @@ class Client:
     # --- for the main thread ------------------------------------------------------
 
     def connect(self, find: Find, peers: Peers | None = None) -> None:
-        """Find the coordinator, and be accepted; or raise one of `errors`."""
+        """Find the coordinator, and wait until it accepts this agent.
+
+        Raise one of `errors` if one of both is impossible.
+        """
         if peers is not None:
             self._peers, self._lease = peers, Lease(self._silence.limit)
         self._change(lambda state: replace(state, is_running=True))
@@ -312,8 +315,8 @@ class Client:
     ) -> dict[int, Any]:
         """Ask all nodes; return their replies, without those that are ``None``.
 
-        `wait` waits for enough replies; its argument returns them so far. The reply of
-        a lost node is ``None``. `about` is plain data for the nodes.
+        `wait` waits for enough replies; its argument returns the replies so far. The
+        reply of a lost node is ``None``. `about` is plain data for the nodes.
         """
         number = next(self._numbers)
         self._change(lambda s: replace(s, replies={**s.replies, number: {}}))
@@ -347,10 +350,10 @@ class Client:
             self.send(GaveUp(failure.brief))
 
     def leave(self, timeout: float = 0, is_urgent: Callable[[], bool] = never) -> None:
-        """Disconnect; after a failure, once the first failure is known.
+        """Disconnect. After a failure, first wait until the job's failure is known.
 
-        Then wait up to `timeout` seconds until the coordinator's node ends, which
-        reports, or until this `is_urgent`. Some launchers end all tasks when one ends
+        Then wait up to `timeout` seconds until the coordinator's node has reported it
+        and ends, or until this `is_urgent`: some launchers end all tasks when one ends
         with an error.
         """
         if not self.state.is_running:
@@ -359,7 +362,7 @@ class Client:
             text = "it left before the end"
             self.fail(Failure(Kind.AGENT, (self.request.rank,), text=text))
         if self.state.is_unreported and self.request.nodes == 1:
-            self._loop.call(self._ask_for_report)  # all have ended: no more fail
+            self._loop.call(self._ask_for_report)  # no other worker can fail
         if self.state.failure is not None and self.state.is_accepted:
             self.wait_for(lambda: self.state.ending, _DECIDED_TIMEOUT)
             self.wait_for(lambda: not self.state.is_unreported, _REPORT_TIMEOUT)
@@ -411,7 +414,7 @@ class Client:
             self._change(lambda state: replace(state, is_running=False))
 
     def _on_fault(self, error: Exception) -> None:
-        """End this agent, which has a fault. What it serves continues."""
+        """End this agent, which has a fault. Its coordinator continues."""
         text = f"{type(error).__name__}: {error}"
         self._lose(Failure(Kind.AGENT, (self.request.rank,), text=text))
         if self._channel is not None:
@@ -449,7 +452,7 @@ class Client:
                 return
 
     async def _find_again(self, peers: Peers, lost: Channel) -> Answered:
-        """Find the next coordinator, and watch the lease: old workers may still run."""
+        """Find the next coordinator. Watch the lease, because old workers may run."""
         finding = asyncio.create_task(peers.find_again(has_ended=lost.at_end))
         try:
             while not finding.done():
@@ -468,14 +471,14 @@ class Client:
         if self._peers is not None and self.member.coordinates:
             tasks.add(asyncio.create_task(self._peers.watch()))
         self._handle(answer)
-        channel.deliver()  # what arrived with the answer
+        channel.deliver()  # messages that arrived with the answer
         try:
             while not channel.closed.is_set():
                 done, tasks = await asyncio.wait(
                     tasks, timeout=TICK, return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in done:
-                    task.result()  # or its fault
+                    task.result()  # raises its fault
                 if not done:
                     self._tick(channel)
         finally:
@@ -570,7 +573,7 @@ class Client:
             case News():
                 self.tell(message)
             case Refused() | Standby() | Over() | Printed() | Reply() | Answer():
-                pass  # for the state, or for a search
+                pass  # only the state or a search uses them
         self._change(lambda state: state.after(message))
 
     def _ask_later(self, failure: Failure, *, reports: bool) -> None:

@@ -1,4 +1,4 @@
-"""A node's connection: the coordinator, if it is here, and the client."""
+"""A node's connection to its job: the client, and perhaps the coordinator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _CHECK_TIMEOUT = 2
 # Seconds by which the coordinator gives up before the others, and reports.
 _HEAD_START = 10
 
-_REPLIES = 4  # made at once
+_REPLIES = 4  # that are made at the same time
 
 # Identifies this process. A fork of it has another process id.
 _AGENT = secrets.token_hex(16)
@@ -94,7 +94,7 @@ class Connection:
     `segment` is the largest TCP segment in bytes; 0 means the interface's own.
     `own_failure` is why this agent cannot start, if it connects only to report that.
     `replies` has functions that reply to questions to all nodes, by name. They get and
-    return plain data. A `key` is known, and reported, already.
+    return plain data. A given `key` has already been loaded and reported.
     """
 
     def __init__(  # noqa: PLR0913 - the last four are of few
@@ -143,16 +143,14 @@ class Connection:
         opened, peers = self._listen(), None
         if opened is not None and meeting.is_coordinator:
             ports = (opened.getsockname()[1],)
-        # Later, the search asks other members. Another key on the head node is certain
-        # only after LATE seconds, and agents start at different times.
-        settings = self._settings
-        address = CoordinatorAddress(
-            meeting.connect_host,
-            ports,
-            min(timeout, settings.spare_after) if settings.has_spares else timeout,
-            meeting.notice_ports,
-            min(timeout, 2 * LATE),
-        )
+        settings, limit = self._settings, timeout
+        if settings.has_spares:  # then the agent asks the other members
+            limit = min(timeout, settings.spare_after)
+        # Another key on the head node is certain only after LATE seconds, and agents
+        # start at different times.
+        proof_limit = min(timeout, 2 * LATE)
+        host, notice_ports = meeting.connect_host, meeting.notice_ports
+        address = CoordinatorAddress(host, ports, limit, notice_ports, proof_limit)
         search = Search(self._request, address, self.key, self.client.tell)
         if opened is not None:
             self._can_be_asked(opened)
@@ -293,7 +291,7 @@ class Connection:
                 return listen(self._address, port), problems
             except OSError as error:  # noqa: PERF203 - each has its own
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise  # on any port
+                    raise  # no port can be opened
                 problems[port] = error
         return None, problems
 
@@ -306,7 +304,7 @@ class Connection:
         other = Connection(meeting, settings, self._environ, Listener(), key=self.key)
         with closing(other), suppress(CoordinatorNotFoundError, JobFailedError):
             other.open(_CHECK_TIMEOUT)
-            # It accepts this agent: its own one has not connected yet.
+            # It has accepted this agent, so its node's agent has not connected yet.
             raise self._refusal(RefusedError(Refused.TAKEN, ports[0]))
 
 
@@ -316,7 +314,7 @@ def inform(
     """Inform the other nodes why this one cannot start, within `limit` seconds.
 
     Return the coordinator's reason for the job's failure; ``None`` if it was not found,
-    or is this node.
+    or runs on this node.
     """
     silence = SILENCE_REPORT if meeting.is_coordinator else int(limit)
     # This node may have planned with fewer options than the others.
@@ -329,7 +327,7 @@ def inform(
     ):
         if meeting.is_coordinator:
             connection.inform(failure, limit)
-        else:  # a returning agent's request does not tell it
+        else:  # the coordinator reads it only in an agent's first request
             connection.open(limit).fail(failure)
     return connection.client.state.failure
 

@@ -61,8 +61,8 @@ _BESIDE = 2  # at most, from the loss of an agent to SIGTERM for the others
 class Coordinator:
     """The coordinator's view of a job.
 
-    `outbox` has pairs of connection and message, in order. `member` is this node's
-    knowledge. It is on standby until it coordinates.
+    `outbox` has pairs of connection and message, in order. `member` has this node's
+    knowledge. The coordinator is on standby until `coordinate` is called.
     """
 
     def __init__(self, settings: Settings, member: Member) -> None:
@@ -78,33 +78,33 @@ class Coordinator:
         self.rounds = Rounds(settings, self.members, self.roster)
         # Seconds in which nodes may join for the first time.
         self._expected_for = settings.join_timeout if record.round < 0 else 0
-        self._reported: set[Refused] = set()  # why others were refused
-        # To all, by the asking node and its number; with the agents that have it.
+        self._reported: set[Refused] = set()  # reasons that the user has read
+        # Questions to all agents, by node rank and number, and who has received each.
         self._questions: dict[tuple[int, int], tuple[Question, set[str]]] = {}
         self._printed = False  # the user knows which workers have failed
-        # The second of the latest loss of an agent, and the loss.
+        # When the latest agent was lost, in seconds, and how.
         self._loss = -1 - _BESIDE, Failure(Kind.LOST)
         # Agents that have received SIGTERM, or have failed since then.
         self._stopped: dict[int, Failure] = {}
-        self._stopped_at = 0  # the second of the first one
+        self._stopped_at = 0  # when the first of them was stopped, in seconds
 
     # --- taking over --------------------------------------------------------------
 
     def coordinate(self, record: Record) -> None:
-        """Become the coordinator. After the first round, the old one was lost."""
+        """Become the coordinator: of a new job, or instead of a lost coordinator."""
         if self.rounds.phase is Phase.STANDBY:
             self._reset(record)
             self.rounds.take_over()
 
     def step_down(self) -> bool:
-        """Stop coordinating if too few nodes are here; return whether it has."""
+        """Stop coordinating if too few nodes are connected; return whether it has."""
         if not (self.rounds.has_quorum or self.rounds.has_ended):
             self.members.reset()
             self._reset(self.roster.record)
         return self.rounds.phase is Phase.STANDBY
 
     def absent(self, *, ask_all: bool) -> dict[int, Address] | None:
-        """Return where to look for other nodes; ``None`` if enough are here.
+        """Return the addresses of absent nodes; ``None`` if enough are connected.
 
         `ask_all` includes nodes that have not joined yet.
         """
@@ -122,7 +122,7 @@ class Coordinator:
         standby = Standby(self._member.follows, coordinates, has_quorum)
         self.outbox += [(connection, standby), (connection, Close.CLOSE)]
 
-    # --- what others ask ----------------------------------------------------------
+    # --- for its server -----------------------------------------------------------
 
     @property
     def all_informed(self) -> bool:
@@ -133,7 +133,7 @@ class Coordinator:
 
     @property
     def expects_nodes(self) -> bool:
-        """Whether nodes may still join that cannot know that the job has ended."""
+        """Whether nodes may still join: they cannot know that the job has ended."""
         members, failure = self.members, self.rounds.failure
         if self.rounds.began < 0:
             may_come = failure is not None and failure.kind in WHILE_STARTING
@@ -158,19 +158,18 @@ class Coordinator:
 
     def _admit(self, connection: Hashable, request: JoinRequest) -> None:
         first = self.members.agents.get(request.rank)
-        if first is None:
-            if request.failed is not None:
-                self._gave_up(request.rank, request.failed)
-            self._accept(connection, request)
-        elif first.request.agent == request.agent:
+        if first is not None and first.request.agent != request.agent:
+            self.members.claim(connection, request)
+            return
+        if first is not None:
             # It has closed its first connection, whose end has not arrived yet.
             self._remove(request.rank)
-            self._accept(connection, request)
-        else:
-            self.members.claim(connection, request)
+        elif request.failed is not None:
+            self._gave_up(request.rank, request.failed)
+        self._accept(connection, request)
 
     def receive(self, connection: Hashable, message: FromAgent) -> None:  # noqa: C901, PLR0912 - a branch for each message
-        """Handle a message. After a `WireError` the connection must be closed."""
+        """Handle an agent's message. After a `WireError`, close its connection."""
         rounds, members = self.rounds, self.members
         rank = members.rank_of(connection)
         if rank is None:
@@ -220,7 +219,8 @@ class Coordinator:
     def disconnected(self, connection: Hashable, *, ended: bool = False) -> None:
         """Handle the end of a connection.
 
-        Only an end of file proves that the process at its other end has `ended`.
+        `ended` is true after an end of file: only that proves that the other process
+        has ended.
         """
         rank = self.members.rank_of(connection)
         if rank is None:
@@ -234,7 +234,7 @@ class Coordinator:
         self._leave(rank, failure, has_ended=ended)
 
     def tick(self, seconds: int = 1) -> None:
-        """Count seconds, however late; see `Members.tick`."""
+        """Count the passed seconds, usually one; see `Members.tick`."""
         members = self.members
         members.tick(seconds)
         for rank in members.silent(self.settings.silence_timeout):
@@ -267,7 +267,7 @@ class Coordinator:
             self.members.send(rank, Welcome(rounds.round, age, this_node))
             for question in self._questions.values():
                 self._pass_on(rank, *question)
-        if rounds.has_ended:  # it was not here when that was sent
+        if rounds.has_ended:  # it was not connected when that was sent
             self.members.inform(rank, rounds.ending)
             if self._printed:
                 self.members.send(rank, Printed())
@@ -299,9 +299,9 @@ class Coordinator:
     def _leave(
         self, rank: int, failure: Failure | None = None, *, has_ended: bool = False
     ) -> None:
-        """Continue without an agent, or with the second one of its node rank.
+        """Continue without an agent, or with another agent of its node rank.
 
-        Without a `failure` it has left, or is not needed. `has_ended` is true if its
+        Without a `failure`, it has left, or is not needed. If it `has_ended`, its
         process, or at least its workers, have ended.
         """
         rounds, has_spares = self.rounds, self.settings.has_spares
@@ -336,10 +336,10 @@ class Coordinator:
         self._leave(rank, failure)
 
     def _gave_up(self, rank: int, failure: Failure) -> None:
-        """End the job, or continue if enough others are left.
+        """End the job, or continue if enough other nodes are left.
 
-        A launcher that loses an agent sends SIGTERM to all others. The signal may be
-        seen before the loss. So wait a moment for the loss.
+        A launcher that loses an agent sends SIGTERM to all others. Their reports may
+        arrive before the loss is noticed, so wait for it.
         """
         rounds = self.rounds
         is_own_fault = failure.kind is Kind.AGENT and rank != self.settings.coordinator

@@ -1,4 +1,4 @@
-"""Why a node cannot take part, or no longer can."""
+"""The errors that end a search or a round; `messages` and `protocol` share them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Refused(Enum):
     TAKEN = "taken"  # another agent has its node rank
     SPARES = "spares"  # --hpc-spares
     STARTED = "started"  # another command started it
-    UNPROVED = "unproved"  # one of the two has no proof; never sent
+    UNPROVED = "unproved"  # one side has no proof; never sent
 
 
 class CoordinatorNotFoundError(Exception):
@@ -39,7 +39,7 @@ class RefusedError(Exception):
 
 
 class JobFailedError(Exception):
-    """The job has failed, here or on another node. This agent must stop its workers."""
+    """The job has failed, on this or another node. The agent must stop its workers."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.kind.value)

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.protocol import Settings, Store, StoreRequest
 
 _torch: Any = distributed
-# Options of the workers' store, which node rank 0 opens.
+# Options with which node rank 0 opens the workers' store.
 _SERVER = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
 
 # Seconds in which an agent notices that its workers must end, and kills them.
@@ -78,9 +78,10 @@ class CoordinatorMissingError(rendezvous.RendezvousConnectionError):
 
 
 class SchedulerRendezvous(rendezvous.RendezvousHandler):
-    """The rendezvous of a job. `address` is where its workers' store is, if here.
+    """The rendezvous of a job.
 
-    For `explain`, see `report.Explain`.
+    `address` is the workers' store's, if this node opens it. For `explain`, see
+    `report.Explain`.
     """
 
     def __init__(  # noqa: PLR0913 - the last three are of few
@@ -148,9 +149,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         return capabilities.rendezvous_info(store, rank, nodes, address, port)
 
     def num_nodes_waiting(self) -> int:
-        """Return whether another round must begin, without network traffic.
+        """Return 1 if another round must begin, otherwise 0, without network traffic.
 
-        Raise `JobFailedError` if the job has failed elsewhere.
+        Raise `JobFailedError` if the job has failed on another node.
         """
         failure, this_node = self.failure, (self._meeting.node_rank,)
         if failure is not None:
@@ -168,7 +169,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         """Do nothing: a job ends when all have finished, or one has failed."""
 
     def shutdown(self) -> bool:
-        """Leave, unless an error is raised: the launcher informs the others of it."""
+        """Leave. If an error is being raised, the launcher informs the others first."""
         if sys.exc_info()[0] is None:
             self.leave()
         return True
@@ -177,7 +178,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     @property
     def meeting(self) -> Meeting:
-        """The meeting, on the coordinator's node with the names of all that came."""
+        """The meeting; on the coordinator's node, with the names of joined nodes."""
         server = self._connection.server
         names = server.coordinator.members.hosts.copy() if server else {}
         return replace(self._meeting, hosts=placed(self._meeting.hosts, names))
@@ -220,7 +221,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     @property
     def is_first(self) -> bool:
-        """Whether this node does what only one node does while the job runs."""
+        """Whether this node does what only one node must do while the job runs."""
         return self.client.member.coordinates
 
     @property
@@ -284,9 +285,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self.client.fail(replace(failure, nodes=(self._meeting.node_rank,)))
 
     def leave(self, is_urgent: Callable[[], bool] = never) -> None:
-        """Disconnect. The coordinator ends once all others know how the job ended.
+        """Disconnect. The coordinator ends once all agents know how the job ended.
 
-        The others end after it. They stop waiting when this `is_urgent`.
+        The other agents end after it. They stop waiting when this `is_urgent`.
         """
         # With spares, a job may continue without this node.
         may_end = self.reports or self.has_spares
@@ -321,8 +322,9 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         address = self._meeting.local_address
         opened = listen(address, 0)
         port = opened.getsockname()[1]
-        # It serves before it returns, which takes long if no name server answers.
-        # No daemon: C++ would abort this process if it returned while Python ends.
+        # The store serves before its constructor returns, which takes long if no name
+        # server answers. No daemon: C++ would abort this process if the constructor
+        # returned while Python ends.
         self._opening = threading.Thread(
             target=self._serve,
             args=[
@@ -381,7 +383,7 @@ def settings_of(
 class AgentStore(_torch.Store):  # type: ignore[misc]
     """A store that the coordinator keeps. A wait ends when the job fails.
 
-    Questions may raise `JobFailedError`, `RoundOverError`, or PyTorch's timeout error.
+    Methods may raise `JobFailedError`, `RoundOverError`, or PyTorch's timeout error.
     The coordinator is never asked for `fixed` values.
     """
 
@@ -407,7 +409,7 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Set several keys."""
         data = (v.encode() if isinstance(v, str) else bytes(v) for v in values)
-        # As text in JSON; `multi_get` makes it bytes again.
+        # JSON has no bytes; `multi_get` reverses this.
         texts = zip(keys, (each.decode("latin-1") for each in data), strict=True)
         new = {key: text for key, text in texts if key not in self._fixed}
         if new:
@@ -455,9 +457,9 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
 
 
 def check_health(command: str, limit: float, is_over: Callable[[], object]) -> str:
-    """Run a command for ``/bin/sh``; return why the node is unhealthy, or nothing.
+    """Run a command with ``/bin/sh``; return why the node is unhealthy, or nothing.
 
-    Kill it and its children after ``limit`` seconds, or if the job is over.
+    Kill the command and its children after ``limit`` seconds, or if the job is over.
     """
     try:
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
@@ -475,9 +477,9 @@ def check_health(command: str, limit: float, is_over: Callable[[], object]) -> s
         waiting.until(lambda: exit_code_of(process.pid) is not None or is_over(), limit)
     finally:
         code = exit_code_of(process.pid)
-        with suppress(OSError):  # before it is collected: nobody else has its id
+        with suppress(OSError):  # nobody else has its number before it is collected
             os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # the kernel keeps it
+        with suppress(subprocess.TimeoutExpired):  # the kernel may keep it
             process.wait(_KILL_TIMEOUT)
     with output:
         text = end_of(output.fileno()).decode(errors="backslashreplace")

@@ -8,12 +8,12 @@ Both know the launch's secret. The caller begins::
     the request, proof      ───────►
 
 Each side has a random ``nonce``. ``to`` is the dialled address and port, so nobody can
-pass the proofs on from another port. ``request`` is the digest of the request. So both
+pass on the proofs from another port. ``request`` is the request's digest, so that both
 proofs cover it, and the listener proves itself first. Before the caller's proof, the
-listener's answers differ in random numbers only.
+listener's answers differ only in random numbers.
 
-The key is a file of random bytes that all nodes of a job see. Without it, the proofs
-show only that both know the launch id.
+The key is a file of random bytes on a file system that all nodes share. Without it, the
+proofs show only that both sides know the launch id.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.planning.meeting import KeyFile
 
-    # The lines to send, the received ones, and for a listener the request.
+    # Yields the lines to send, takes the received ones; a listener's returns a request.
     Steps = Generator[Mapping[str, Any], Mapping[str, Any], Any]
 
 # --- the proof --------------------------------------------------------------------
@@ -59,7 +59,7 @@ class UnprovedError(ConnectionError):
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message; `request` is the SHA-256 of the request's line of JSON."""
+    """The caller's first line; `request` is the SHA-256 of the request's line."""
 
     nonce: str
     to: tuple[str, int]
@@ -87,13 +87,14 @@ class Secret:
 
     def proof(self, role: str, hello: Hello, nonce: str) -> str:
         """Return one side's proof, in hexadecimal. The nonce is the listener's."""
-        said = [role, self.launch, hello.nonce, nonce, *hello.to, hello.request]
-        return hmac.digest(self._value, wire.to_line(said), "sha256").hex()
+        facts = [role, self.launch, hello.nonce, nonce, *hello.to, hello.request]
+        return hmac.digest(self._value, wire.to_line(facts), "sha256").hex()
 
     def call(self, to: tuple[str, int], request: Mapping[str, Any]) -> Steps:
         """Prove who calls: yield each line to send, and receive the answer to it.
 
-        Raise `UnprovedError`, or for another program `WireError`.
+        Raise `UnprovedError` if the listener has another secret, `WireError` if it is
+        another program.
         """
         hello = Hello(secrets.token_hex(16), to, _digest(request))
         answer = yield wire.encode(hello)
@@ -148,7 +149,7 @@ REMEDY = "Pass --hpc-key-file=FILE on a shared file system"
 class Key:
     """This node's key. `name` is its file and fingerprint, or why there is none.
 
-    A known key stays, whatever happens to the file.
+    Once it is read, it stays, whatever happens to the file.
     """
 
     def __init__(self, file: KeyFile, launch: str) -> None:
@@ -159,8 +160,8 @@ class Key:
     def load(self) -> bool:
         """Read the file, or make it: nodes that start together get the same key.
 
-        Return whether that was possible. If it was not, there is no file at the default
-        path, and nobody requires a key. In all other cases, raise `LaunchError`.
+        Return false if there is no file at the default path, none can be made, and
+        nobody requires a key. In all other cases without a key, raise `LaunchError`.
         """
         waiting.until(lambda: getattr(self.attempt(), "errno", 0) not in _PASSING, LATE)
         problem, file = self.attempt(), self._file
@@ -221,7 +222,7 @@ def _read_or_make(path: Path, wanted: KeyFile) -> bytes:
 
 
 def _is_others(folder: Path) -> bool:
-    """Return whether others can replace what is in a folder, or the folder's link."""
+    """Return whether other users can replace a folder's files, or a link to it."""
     try:
         state = folder.lstat()
     except OSError:  # it does not exist, or a folder above it cannot be searched
@@ -248,7 +249,10 @@ def _read(path: Path) -> bytes:
 
 
 def _make(path: Path, wanted: KeyFile) -> bytes:
-    """Make a key, or return nothing. Raise `FileExistsError` if another node has."""
+    """Make a key, or return nothing. Raise `FileExistsError` if another node was first.
+
+    Raise another `OSError` if this is impossible.
+    """
     folder = Path(os.path.realpath(path.parent))
     kind = procfs.file_system(folder, procfs.read("/proc/self/mountinfo") or "")
     if not wanted.source and kind.removeprefix("fuse.") not in procfs.SHARED:

@@ -24,18 +24,18 @@ class _Waiting(NamedTuple):
 
 
 class KeyValueStore:
-    """A store of texts. A question for a missing key is answered once it exists.
+    """A store of texts. A request for a missing key is answered once the key exists.
 
-    One question of each connection may wait: an agent asks one at a time. An answer has
+    One request of each connection may wait: an agent sends one at a time. An answer has
     the value of each key once, so it is no larger than the store.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
         self._size = 0
-        # Waiting questions, by the first missing key, and by connection.
+        # Waiting requests, by the first missing key, and by connection.
         self._waiting: dict[str, dict[Hashable, _Waiting]] = {}
-        self._missing: dict[Hashable, str] = {}  # that key, by connection
+        self._missing: dict[Hashable, str] = {}  # the first missing key, by connection
 
     def ask(self, connection: Hashable, ask: Ask) -> Iterator[Outgoing]:
         """Answer a request, and those waiting for its keys; or raise `WireError`."""
@@ -56,12 +56,11 @@ class KeyValueStore:
                 yield connection, Answer(number, all(k in self._values for k in keys))
             case Get(keys):
                 self.forget(connection)
-                yield from self._get(
-                    _Waiting(connection, number, [*dict.fromkeys(keys)])
-                )
+                each_once = [*dict.fromkeys(keys)]
+                yield from self._get(_Waiting(connection, number, each_once))
 
     def forget(self, connection: Hashable) -> None:
-        """Forget a connection's waiting question."""
+        """Forget a connection's waiting request."""
         key = self._missing.pop(connection, None)
         if key is not None:
             del self._waiting[key][connection]
@@ -77,17 +76,17 @@ class KeyValueStore:
             self._size = size
             self._values[key] = value
         for key in values:
-            for question in self._waiting.pop(key, {}).values():
-                del self._missing[question.connection]
-                yield from self._get(question)
+            for request in self._waiting.pop(key, {}).values():
+                del self._missing[request.connection]
+                yield from self._get(request)
 
-    def _get(self, question: _Waiting) -> Iterator[Outgoing]:
-        for index in range(question.start, len(question.keys)):
-            key = question.keys[index]
+    def _get(self, request: _Waiting) -> Iterator[Outgoing]:
+        for index in range(request.start, len(request.keys)):
+            key = request.keys[index]
             if key not in self._values:
-                later = question._replace(start=index)
-                self._waiting.setdefault(key, {})[question.connection] = later
-                self._missing[question.connection] = key
+                later = request._replace(start=index)
+                self._waiting.setdefault(key, {})[request.connection] = later
+                self._missing[request.connection] = key
                 return
-        values = [self._values[key] for key in question.keys]
-        yield question.connection, Answer(question.number, values)
+        values = [self._values[key] for key in request.keys]
+        yield request.connection, Answer(request.number, values)

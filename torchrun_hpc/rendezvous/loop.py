@@ -1,4 +1,4 @@
-"""The thread in which a process takes part, its connections, and signs of life."""
+"""The thread that takes part in a job, the ends of its connections, signs of life."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def within(seconds: float, doing: Coroutine[Any, Any, _T]) -> _T:
 class Loop:
     """An event loop in its own thread.
 
-    Calls that may block run aside, in another thread: a full pipe must not keep the
+    Calls that may block run in another thread, "aside": a full pipe must not keep the
     coordinator from answering. The loop's exception handler gets their faults.
     """
 
@@ -83,11 +83,11 @@ class Loop:
 
     @staticmethod
     def call_apart(function: Callable[[], object]) -> None:
-        """Call a function in a thread of its own: it may take long, or hang."""
+        """Call a function in a thread of its own, because it may take long or hang."""
         threading.Thread(target=function, daemon=True).start()
 
     def close(self) -> None:
-        """End once the calls aside have returned, or block for too long."""
+        """End both threads: once the calls aside have returned, or after a second."""
         if not self._thread.is_alive():
             return
         self.call(self.events.stop)
@@ -126,8 +126,8 @@ class Loop:
 class End(asyncio.Protocol):
     """One end of a connection.
 
-    Lines are short until the other end has proved itself. Only an ending process sends
-    an end of file without being asked: the kernel does.
+    Lines are short until the other end has proved itself. An unexpected end of file
+    comes only from the kernel, when it ends a process.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class End(asyncio.Protocol):
         self.at_end = True
 
     def connection_lost(self, error: Exception | None) -> None:
-        """If a fault ends it, let the socket send a reset when asyncio closes it."""
+        """After a fault, let the socket send a reset when asyncio closes it."""
         if error is not None or self._is_aborted:
             with contextlib.suppress(OSError):  # the connection has ended already
                 self.transport.get_extra_info("socket").setsockopt(
@@ -154,7 +154,7 @@ class End(asyncio.Protocol):
                 )
 
     def abort(self) -> None:
-        """Close the connection now. A reset shows that this process lives."""
+        """Reset the connection now, which shows that this process lives."""
         if self.transport is not None:
             self._is_aborted = True
             self.transport.abort()
@@ -169,7 +169,7 @@ class End(asyncio.Protocol):
 
 
 class Silence:
-    """Counts the seconds without a message. A suspended process does not age."""
+    """Counts the seconds without a message, but not while this process is suspended."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -181,7 +181,7 @@ class Silence:
 
     @property
     def ended_after(self) -> int:
-        """The seconds after which the connection was ended; 0 if it was not."""
+        """The limit if it was reached, which has ended the connection; otherwise 0."""
         return self.limit if self._seconds >= self.limit else 0
 
     def tick(self, end: End) -> Iterator[CoordinatorSilent | CoordinatorAnswers]:
@@ -199,7 +199,10 @@ class Silence:
 
 
 class Lease:
-    """The seconds for which workers may run without hearing from the coordinator."""
+    """The time for which workers may run while their agent hears no coordinator.
+
+    `length` is in seconds.
+    """
 
     def __init__(self, length: float) -> None:
         self.length = length
@@ -211,17 +214,18 @@ class Lease:
         self._since = now()
 
     def renew(self, sent: float) -> None:
-        """Count from when this member sent an answer that has arrived."""
+        """Count from the time at which this member sent a received answer."""
         self._since = max(self._since, min(sent, now()))
 
     def is_over(self) -> bool:
-        """Return whether its time is up."""
+        """Return whether the time is up."""
         return now() - self._since >= self.length
 
     def overslept(self) -> int:
         """Return the seconds since the coordinator was heard, after a suspension, or 0.
 
-        Nobody calls this in a suspended process, which counts after the lease's end.
+        A suspension is noticed because this was not called in time. It counts after the
+        end of the lease.
         """
         before, self._checked = self._checked, now()
         due = max(self._since + self.length, before + TICK)

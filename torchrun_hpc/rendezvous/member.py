@@ -3,7 +3,7 @@
 If the coordinator is lost, each member asks the others in the same order. The first one
 that answers takes over. A member takes over itself if all before it are gone or silent.
 In a split network, several may do so. A coordinator with too few members looks for
-others. It steps down for one that has enough, or that comes before it.
+other coordinators. It steps down for one that has enough, or a lower number.
 
 Without spares, nobody can take over, and no member listens for the others.
 """
@@ -46,7 +46,7 @@ class Member:
         self._confirm: Confirm | None = None  # of the latest round
 
     def listens(self, address: Address, hints: Mapping[int, Address]) -> None:
-        """Take note where this member and, probably, the others can be asked."""
+        """Take note of this member's address, and of the others' likely ones."""
         self._address, self._hints = address, {**hints, self.number: address}
 
     # --- with a coordinator -------------------------------------------------------
@@ -81,10 +81,10 @@ class Member:
         if self._confirm is None or replace(self._confirm, store=None) != confirm:
             store = open_store() if record.active[0] == self.number else None
             self._confirm = replace(confirm, store=store)
-        return self._confirm  # perhaps once more
+        return self._confirm  # perhaps for the second time
 
     def informed(self, record: Record) -> None:
-        """Use what has changed since the round was prepared."""
+        """Use a record with what has changed since the round was prepared."""
         if record.age >= self.record.age:
             addresses = {**self.record.addresses, **record.addresses}
             self.record = replace(record, addresses=addresses)
@@ -96,18 +96,18 @@ class Member:
         self.record = replace(self.record, leased=())
 
     def saw_end(self) -> None:
-        """Remember that its coordinator's process has ended, and in which round.
+        """Remember in which round its coordinator's process has ended.
 
         If that agent is started again, it may have workers of a later round.
         """
         if self.follows is not None:
             self._gone = self.follows, self.record.round
 
-    # --- without ------------------------------------------------------------------
+    # --- without a coordinator ----------------------------------------------------
 
     @property
     def addresses(self) -> Mapping[int, Address]:
-        """The members' addresses, in their order."""
+        """The members' addresses, in the order of their numbers."""
         return dict(sorted({**self._hints, **self.record.addresses}.items()))
 
     def candidates(self) -> Generator[tuple[int, Address], Standby | None, None]:
@@ -139,7 +139,10 @@ class Member:
                 left = deque([reply.follows])
 
     def should_step_down(self, answers: Mapping[int, Standby]) -> bool:
-        """Return whether to follow another member, given replies without a quorum."""
+        """Return whether a coordinator without a quorum should follow another member.
+
+        `answers` are replies by member.
+        """
         if self.follows not in {None, self.number}:
             return True
         for member, answer in sorted(answers.items()):

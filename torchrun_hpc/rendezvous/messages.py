@@ -46,10 +46,10 @@ def _head_node(meeting: Meeting) -> str:
 
 
 class News:
-    """What the user reads while the job runs, as a note."""
+    """News for the user while the job runs; by default a note."""
 
     def words(self, meeting: Meeting) -> Message | None:
-        """Return the message, if it is due on this node."""
+        """Return the message; ``None`` if it is not due, or not on this node."""
         raise NotImplementedError
 
     def is_warning(self, meeting: Meeting) -> bool:  # noqa: ARG002 - of subclasses
@@ -75,7 +75,7 @@ class AlarmOfSpares(News):
 
 @dataclass(frozen=True)
 class Waiting(News):
-    """Nodes have not joined; `unproved` callers are perhaps some of them."""
+    """Nodes have not joined. Callers at `unproved` addresses may be some of them."""
 
     nodes: tuple[int, ...]
     seconds: int
@@ -111,7 +111,7 @@ class Finishing(News):
 
 @dataclass(frozen=True)
 class Silent(AlarmOfSpares):
-    """Nodes have not answered for some seconds; `left` seconds are left to them."""
+    """Nodes have not answered for some seconds; they have `left` seconds."""
 
     nodes: tuple[int, ...]
     seconds: int
@@ -188,7 +188,7 @@ class Replaced(Alarm):
 
 @dataclass(frozen=True)
 class Stranger(Alarm):
-    """An agent is refused, which claims to be one of these nodes."""
+    """A refused agent claims to be one of these nodes; without nodes, it is unknown."""
 
     nodes: tuple[int, ...]
     because: AnyText
@@ -203,13 +203,13 @@ class Stranger(Alarm):
 
 @dataclass(frozen=True)
 class Unproved(Alarm):
-    """A caller has no proof that it belongs to the job. `key` names the key here."""
+    """A caller has no proof that it belongs to the job. `key` names this node's key."""
 
     address: AnyText
     key: AnyText
 
     def words(self, meeting: Meeting) -> Message:  # noqa: ARG002 - no node
-        """Name the caller, and its possible kinds."""
+        """Name the caller, and what it may be."""
         text = f"ignored {self.address}, which does not prove that it belongs to this "
         text += "job. It belongs to another user or job, has another key, or runs an "
         return Message("HPC237", f"{text}older torchrun_hpc. Key here: {self.key}")
@@ -217,7 +217,7 @@ class Unproved(Alarm):
 
 @dataclass(frozen=True)
 class Differ(Alarm):
-    """Nodes have different values: nodes by what is compared."""
+    """Nodes have different values of what must be equal: `nodes` by value."""
 
     nodes: Mapping[AnyText, tuple[int, ...]]
 
@@ -228,7 +228,7 @@ class Differ(Alarm):
 
 @dataclass(frozen=True)
 class Excluded(Alarm):
-    """A node, perhaps this one, is excluded; without a reason, it is a spare again."""
+    """A node is excluded, perhaps this one. Without a reason, it is a spare again."""
 
     node: int
     because: AnyText
@@ -287,7 +287,7 @@ class Looking(News):
     is_reached: bool = False
 
     def words(self, meeting: Meeting) -> Message | None:
-        """Report the search now and then."""
+        """Name the problem, when a report is due."""
         is_reporter = reports_wait_for(meeting.node_rank, meeting.coordinator)
         if not waiting.is_report_due(self.seconds, is_reporter=is_reporter):
             return None
@@ -350,7 +350,7 @@ class Seeks(AlarmOfSpares):
     left: int
 
     def words(self, meeting: Meeting) -> Message | None:
-        """Name the time that is left, now and then."""
+        """Name the time that is left, when a report is due."""
         if not waiting.is_report_due(self.seconds):
             return None
         text = f"has looked for the coordinator for {self.seconds} s. It gives up in "
@@ -378,11 +378,11 @@ def _coordinator(node: int | None, meeting: Meeting) -> str:
 
 
 def disagreement(ranks: Mapping[str, Sequence[int]], meeting: Meeting) -> Message:
-    """Report that nodes differ, given node ranks by what is compared ("" is none)."""
-    shown = {printable(values, _SHORT): values for values in ranks}
+    """Report that nodes differ, given node ranks by value; "" is no value."""
+    shown = {printable(value, _SHORT): nodes for value, nodes in ranks.items()}
     who = "; ".join(
-        f"{text or 'none'} on {names(ranks[values], meeting)}"
-        for text, values in shown.items()
+        f"{value or 'none'} on {names(nodes, meeting)}"
+        for value, nodes in shown.items()
     )
     text = (
         f"the nodes have different values: {who}. Pass --hpc-site=NAME, or set each "
@@ -425,7 +425,7 @@ def refusal(
     environ: Mapping[str, str],
     key: str,
 ) -> LaunchError:
-    """Return why the coordinator refuses this agent, which has this key."""
+    """Return why the coordinator refuses this agent; `key` names this node's key."""
     endpoint = join_endpoint(meeting.connect_host, refused.port)
     node = f"the head node at {endpoint}"
     reason, outer = refused.reason, environ.get(RUN_ID, "")

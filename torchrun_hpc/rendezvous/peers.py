@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 # Seconds.
 _ANSWER_TIMEOUT = 3.0  # of an asked member
 _PAUSE = 0.2  # before all are asked again
-_AT_ONCE = 32  # members: those that are joining do not have to be asked
-_ALL_EVERY = 25  # turns, members that never joined are also asked
+_AT_ONCE = 32  # members: if more are absent, most are still joining
+_ALL_EVERY = 25  # turns, to also ask members that never joined
 
 
 class Peers:
     """Finds the coordinator among the other members, or lets this member coordinate.
 
-    The limits are in seconds: `timeout` is for a search, `late_timeout` if the expected
-    address was tried before.
+    The limits are in seconds: `timeout` for a search among the members, `late_timeout`
+    if the search at the expected address has failed before.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Peers:
         self._timeout, self._late_timeout = timeout, late_timeout
 
     async def watch(self) -> None:
-        """While too few members are here, look for a coordinator with enough."""
+        """While too few members are connected, look for a coordinator with enough."""
         turn = 0
         while self._member.coordinates:
             await asyncio.sleep(_PAUSE)
@@ -62,14 +62,10 @@ class Peers:
         if len(absent) > _AT_ONCE:
             absent = dict(random.sample([*absent.items()], _AT_ONCE))
         asked = (self._ask(address, asks=True) for address in absent.values())
-        replies = await asyncio.gather(*asked)
-        answers = {
-            member: answer
-            for member, answer in zip(absent, replies, strict=True)
-            if isinstance(answer, Standby)
-        }
+        replies = zip(absent, await asyncio.gather(*asked), strict=True)
+        standby = {n: reply for n, reply in replies if isinstance(reply, Standby)}
         member, server = self._member, self._server
-        if member.should_step_down(answers) and server.coordinator.step_down():
+        if member.should_step_down(standby) and server.coordinator.step_down():
             server.flush()
             member.coordinates = False
 

@@ -1,9 +1,10 @@
 """The messages between agents and coordinator: lines of JSON, of limited length.
 
-A connection begins with the proofs of both sides, see `key`. Then the agent sends a
-`JoinRequest`. Any release can read its `Version`. `Welcome`, `Refused` or `Ended`
-answers it, or `Standby` if the agent only asks, or the node does not coordinate. After
-that, each side sends messages at any time: the agent `FromAgent`, the coordinator
+Each connection begins with a proof from each side; see `key`. Then the agent sends a
+`JoinRequest`, whose `Version` any release can read. The answer is `Welcome`, `Refused`
+or `Ended`. It is `Standby` if the agent only asks, or the node does not coordinate.
+
+After that, each side sends messages at any time: the agent `FromAgent`, the coordinator
 `FromCoordinator`. `wire` checks them on arrival. Nothing in a message is ever run or
 unpickled.
 """
@@ -45,9 +46,9 @@ Store = Annotated[tuple[str, int], _on_port]
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A question whether the other side lives; or the answer, with the agent's clock.
+    """The coordinator's question whether an agent lives, or the agent's answer.
 
-    The question repeats the agent's last answer, 0 at first.
+    An answer has the agent's clock. A question repeats the last answer, 0 at first.
     """
 
     seconds: float = 0.0
@@ -60,7 +61,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Question:
-    """A question to all agents, also to later ones, until its `QuestionOver`.
+    """A question to all agents. Agents that join before its `QuestionOver` also get it.
 
     `about` is data for the reply. The coordinator adds the node rank of the `asker`.
     """
@@ -92,7 +93,7 @@ class JoinRequest:
     """An agent's request to join: the first message of a connection.
 
     Attributes:
-        run_id: PyTorch's rendezvous id: the same, or the user's.
+        run_id: PyTorch's rendezvous id: the launch id, or the user's.
         host: Its node's name, for messages.
         pid: Its process id, for messages. Containers on a host may use the same one.
         release: Its release of torchrun_hpc.
@@ -207,7 +208,7 @@ class WantsReport:
 
 @dataclass(frozen=True)
 class QuestionOver:
-    """The agent needs no more replies to its question."""
+    """The agent needs no more replies to its question with this number."""
 
     number: int
 
@@ -307,7 +308,7 @@ class Go:
 
 @dataclass(frozen=True)
 class Over:
-    """This round has ended; perhaps because a collective failed. Join the next one."""
+    """This round has ended. It `hangs` if a collective failed. Join the next one."""
 
     round: int
     hangs: bool
@@ -358,7 +359,7 @@ def read_request(message: object) -> JoinRequest | Version:
     return wire.decode(JoinRequest, message) if version.protocol == VERSION else version
 
 
-# For `wire`: mypy knows no type of a union yet.
+# For `wire`, because mypy has no type for a union yet.
 FROM_AGENT: type[FromAgent] = cast("Any", FromAgent)
 FROM_COORDINATOR: type[FromCoordinator] = cast("Any", FromCoordinator)
 
@@ -383,12 +384,12 @@ Outgoing: TypeAlias = tuple[Hashable, FromCoordinator | Close]
 
 @dataclass(frozen=True)
 class Settings:
-    """The values that all agents of a job agree on, and `coordinator`.
+    """The values that all agents of a job agree on, and this node's rank.
 
     Times are in seconds.
 
     Attributes:
-        coordinator: This node's rank, for a coordinator here.
+        coordinator: This node's rank, for a coordinator on this node.
         join_timeout: The time that a round waits for all nodes.
         silence_timeout: The time until a silent agent ends the job, or with spares is
             lost.

@@ -1,11 +1,11 @@
-"""The record: what all nodes know of a job; and how it changes, by pure functions.
+"""The record of what all nodes know of a job, and pure functions that change it.
 
 Without spares, all nodes are active. A spare replaces a lost, late or excluded node.
 """
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401 - later, no file may be left to import it
+import encodings.idna  # noqa: F401 - later, the process may have too many open files
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias
@@ -17,8 +17,8 @@ LOSSES = 2  # after so many, a node is excluded
 _LONGEST = 253  # characters of a host's name (RFC 1035)
 
 
-def _looked_for(address: tuple[str, int]) -> tuple[str, int]:
-    """Return an address for `socket.getaddrinfo`, or raise `ValueError`."""
+def _valid_address(address: tuple[str, int]) -> tuple[str, int]:
+    """Return an address that `socket.getaddrinfo` takes, or raise `ValueError`."""
     host, port = address
     if not (0 < len(host) <= _LONGEST and " " not in host and 0 < port < 2**16):
         raise ValueError("not an address")
@@ -26,7 +26,7 @@ def _looked_for(address: tuple[str, int]) -> tuple[str, int]:
     return address
 
 
-Address = Annotated[tuple[str, int], _looked_for]
+Address = Annotated[tuple[str, int], _valid_address]
 Term: TypeAlias = tuple[int, int]
 Age: TypeAlias = tuple[int, Term]
 
@@ -114,8 +114,9 @@ def blamed(record: Record, member: int, *, has_spare: bool) -> Record:
     """Record that a worker of an active member was the first to fail in a round.
 
     After two consecutive rounds with the same member, its node may be the cause, and is
-    excluded. If a worker also fails on the replacing node, the script was the cause.
-    Then the first node comes back, and nobody is blamed for this node rank any more.
+    excluded. If a worker also fails on the node that replaces it, the script is the
+    cause. Then the excluded node becomes a spare, and this node rank is never blamed
+    again.
     """
     rank, suspect = record.active.index(member), record.suspect
     record = replace(record, suspect=-1)

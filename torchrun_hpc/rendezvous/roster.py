@@ -1,7 +1,7 @@
 """The coordinator's nodes: the connected agents, and who takes part.
 
-With spares, the workers of an unreachable node may continue, and another coordinator
-may lead them. So a round waits until their time is up: until their leases end.
+With spares, the workers of an unreachable node may continue, perhaps with another
+coordinator. So a new round waits until their leases end.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _DIFFERENT = {
 class Agent:
     """An accepted agent, or one that claims the node rank of another.
 
-    `silent_for` is in seconds. `heartbeat` is its last answer, by its own clock. Only
-    the loss of an agent that `has_joined` a round counts.
+    `silent_for` is in seconds. `heartbeat` is its last answer, by its own clock. The
+    loss of an agent counts only if it `has_joined` a round.
     """
 
     connection: Hashable
@@ -103,7 +103,7 @@ class Members:
         self.candidates: dict[int, Agent] = {}
         self.unproved: dict[str, bool] = {}
         self._key = ""  # the name of this node's key
-        self._silent: set[int] = set()  # reported ones
+        self._silent: set[int] = set()  # agents reported as silent
         self.seconds = 0
         limit = settings.silence_timeout // 3
         self._heartbeat_interval = min(HEARTBEAT_INTERVAL, max(1, limit))
@@ -132,7 +132,7 @@ class Members:
     def _refuse(
         self, connection: Hashable, reason: Refused, rank: Any, *values: object
     ) -> Rejection:
-        """Refuse an agent. It hears only the reason: anybody may have asked."""
+        """Refuse an agent. It learns only the reason: anybody may have asked."""
         self._outbox += [(connection, reason), (connection, Close.CLOSE)]
         is_rank = type(rank) is int and 0 <= rank < self._settings.nodes
         shown = (printable(str(value), _SHORT) for value in values)
@@ -147,7 +147,7 @@ class Members:
         self.accounted_for.add(request.rank)
 
     def joined(self, rank: int) -> None:
-        """Take note that an agent has joined a round: its loss counts."""
+        """Take note that an agent has joined a round, so its loss counts."""
         self.agents[rank].has_joined = True
 
     @property
@@ -156,7 +156,7 @@ class Members:
         return {rank: agent.request.compared for rank, agent in self.agents.items()}
 
     def remove(self, rank: int) -> Hashable:
-        """Remove an agent; return its connection, which is reset."""
+        """Remove an agent, and reset its connection; return this connection."""
         connection = self.agents.pop(rank).connection
         del self._ranks[connection]
         self.unread.discard(connection)
@@ -174,8 +174,8 @@ class Members:
     def claim(self, connection: Hashable, request: JoinRequest) -> None:
         """Keep a second agent of a node rank as a candidate.
 
-        Perhaps it was started again, and the first one's connection has not ended yet.
-        A heartbeat shows whether the first one still runs.
+        Perhaps the agent was started again, and the end of its first connection has not
+        arrived yet. A heartbeat shows whether the first agent still runs.
         """
         if older := self.candidates.get(request.rank):
             self._outbox.append((older.connection, Close.CLOSE))
@@ -203,10 +203,10 @@ class Members:
         agent.heartbeat = agent.heartbeat if heartbeat is None else heartbeat
 
     def tick(self, seconds: int) -> None:
-        """Count the passed seconds, and send the heartbeats that are due.
+        """Count a second, and send the heartbeats that are due.
 
-        Late seconds count only with spares: members expect this coordinator to give up
-        in time.
+        With spares, an agent's silence is counted in the real `seconds`, because the
+        members expect this coordinator to give up in time.
         """
         self.seconds += 1
         for rank, agent in self.agents.items():
@@ -221,9 +221,9 @@ class Members:
         return [rank for rank, a in self.agents.items() if a.silent_for >= seconds]
 
     def replaced(self) -> list[Hashable]:
-        """Return the connections of agents whose candidates replace them.
+        """Return the connections of agents that their candidates replace.
 
-        These agents have been silent for as long as the candidate has waited.
+        These agents have not answered since the candidates came.
         """
         claimed = self.candidates.items()
         ranks = [r for r, second in claimed if second.silent_for >= CANDIDATE_TIMEOUT]
@@ -245,7 +245,7 @@ class Members:
     def came_unproved(self, address: str, key: str) -> None:
         """Report the address of a caller without a proof: once, when that is possible.
 
-        A program here can use all of 127.0.0.0/8.
+        A program on this node can use all of 127.0.0.0/8.
         """
         address = "127.0.0.1" if address.startswith("127.") else address
         self._key = key
@@ -274,12 +274,12 @@ class Members:
         self._outbox += [(agent.connection, message) for agent in self.agents.values()]
 
     def report(self, news: NewsOfCoordinator) -> bool:
-        """Send news to this node's own agent, if it is there, for the user."""
+        """Send news for the user to this node's agent; return whether there is one."""
         self.send(self._settings.coordinator, news)
         return self._settings.coordinator in self.agents
 
     def inform(self, rank: int, ending: Ended) -> None:
-        """Tell an agent how the job ended, and this node's own one to report it."""
+        """Tell an agent how the job ended. This node's agent also reports it."""
         is_own = rank == self._settings.coordinator
         reports = ending.failure is not None and is_own
         self.send(rank, replace(ending, reports=True) if reports else ending)
@@ -295,11 +295,11 @@ class Roster:
         record: What all nodes know of the job.
         ready: Nodes that wait for the next round, because their workers have ended.
         present: Connected nodes that have sent what they know.
-        addresses: Where the nodes can be asked that have joined so far.
+        addresses: The addresses of all nodes that have joined so far.
         gone: Nodes whose agent has ended, and their last round.
         lost: Active nodes lost since the last round, and how.
         late: Active nodes that are not waited for.
-        leases: Seconds for which nodes may have workers, at most.
+        leases: The seconds for which nodes may still have workers, at most.
         coordinators: Nodes that may coordinate some of the others.
     """
 
@@ -315,7 +315,7 @@ class Roster:
         self.coordinators = {record.term[1]}
         self._settings = settings
         self._members = members
-        self._next_ones: dict[int, Address] = {}  # all know that they may take over
+        self._successors: dict[int, Address] = {}  # as all nodes know them
 
     # --- who can take part --------------------------------------------------------
 
@@ -331,9 +331,9 @@ class Roster:
 
     @property
     def is_complete(self) -> bool:
-        """Whether so many nodes are here that too few are left elsewhere.
+        """Whether so many nodes are connected that the others are too few for a round.
 
-        Without spares, no other node can coordinate the others.
+        Without spares, no other node can coordinate them.
         """
         fit = self.present - self.record.excluded.keys()
         return not self._settings.has_spares or len(fit) >= self.wanted
@@ -358,17 +358,17 @@ class Roster:
         """Return the active nodes of the next round; ``None`` if some are missing."""
         if len(self.ready) < self.wanted:
             return None
-        # Without spares, nobody looks for a node.
+        # Without spares, nodes do not send what they know.
         ready = self.ready & self.present if self._settings.has_spares else self.ready
         leaving = self.lost.keys() | self.late
         return records.assigned(self.record, ready, leaving)
 
     @property
     def to_confirm(self) -> set[int]:
-        """The nodes that confirm a round: all of it, so that no other one can begin.
+        """The nodes that confirm a round: all active ones, so that no other can begin.
 
-        Without spares, none can, and all nodes know who is active. Only node rank 0
-        confirms, with the workers' store.
+        Without spares, no other round can begin. Then only node rank 0 confirms, with
+        the workers' store.
         """
         return {*self.active} if self._settings.has_spares else {self.active[0]}
 
@@ -378,7 +378,7 @@ class Roster:
         self.record = replace(
             self.record, term=term, round=number, active=active, leased=leased
         )
-        self._next_ones = self._first_addresses()
+        self._successors = self._first_addresses()
         has_spares, agents = self._settings.has_spares, self._members.agents
         self.prepare_again(agents.keys() if has_spares else self.to_confirm)
 
@@ -418,7 +418,7 @@ class Roster:
         self.present.discard(node)
 
     def why(self, cause: Failure | None) -> Failure:
-        """Return why the job cannot continue, given the latest restart's cause."""
+        """Return why the job cannot continue; `cause` is the latest restart's cause."""
         if self.gone:
             return Failure(Kind.LOST, tuple(sorted(self.gone)))
         if out := self.record.excluded:
@@ -450,21 +450,21 @@ class Roster:
 
     @property
     def longest_run(self) -> int:
-        """Seconds for which workers may run that nobody can end: a node's lease.
+        """A node's lease: how many seconds its workers may run if nobody can end them.
 
-        Their agent ends them if it has not heard of the coordinator for so long.
+        Their agent ends them if it has not heard from the coordinator for so long.
         """
         return self._settings.silence_timeout + self._settings.kill
 
     def lease(self, nodes: Iterable[int]) -> None:
-        """Count for how long these nodes, and no others, may have workers.
+        """Begin the leases of these nodes, and end those of all others.
 
-        Without spares, all nodes must come back, and each has ended its workers then.
+        Without spares, all nodes must join again, and each ends its workers before.
         """
         self.leases = self._longest(nodes) if self._settings.has_spares else {}
 
     def _longest(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Return the seconds after which nodes can no longer have workers."""
+        """Return the seconds after which each of these nodes can have no workers."""
         limit = self.longest_run
         connected = {self._settings.coordinator, *self._members.agents}
         elsewhere = self.coordinators - connected - self.gone.keys()
@@ -474,7 +474,7 @@ class Roster:
         return {n: limit if {n} == elsewhere else limit + late for n in nodes}
 
     def ended(self, node: int, number: int, *, has_begun: bool) -> None:
-        """Record that a node's agent has ended, which was in a round."""
+        """Record that a node's agent has ended; `number` is its last round."""
         self.gone[node] = number
         self.leases.pop(node, None)
         shorter = self._longest(self.leases)
@@ -485,8 +485,8 @@ class Roster:
     def count(self, *, has_quorum: bool) -> None:
         """Count a second of the leases, if there is a quorum.
 
-        Otherwise the others may be a world, which continues. Nodes that come from it
-        have ended it.
+        Otherwise begin them again: the other nodes may be a world that continues. It
+        has ended when its nodes join this coordinator.
         """
         if has_quorum:
             self.leases = {n: left - 1 for n, left in self.leases.items() if left > 1}
@@ -496,9 +496,9 @@ class Roster:
     # --- what nodes say, and are told ---------------------------------------------
 
     def came(self, node: int, state: Present) -> tuple[int, int] | None:
-        """Record where a node can be asked.
+        """Record a node's address.
 
-        Return an absent node whose agent it saw end, and the round of that.
+        If it saw the end of an absent node's agent, return that node and its round.
         """
         self.addresses[node] = state.address
         self.present.add(node)
@@ -509,7 +509,7 @@ class Roster:
         return state.gone if is_away else None
 
     def adopt(self, record: Record) -> None:
-        """Use another coordinator's record of a round that may have begun."""
+        """Use another coordinator's record; its round may have begun."""
         self.coordinators.add(record.term[1])
         if record.age > self.record.age:
             self.addresses = {**record.addresses, **self.addresses}
@@ -519,9 +519,9 @@ class Roster:
         self.lease(running - self.gone.keys())
 
     def share_news(self) -> None:
-        """Send the record to all if other nodes may take over than they know."""
-        if (first := self._first_addresses()) != self._next_ones:
-            self._next_ones = first
+        """Send the record to all nodes when other nodes than before may take over."""
+        if (first := self._first_addresses()) != self._successors:
+            self._successors = first
             whole, rest = self._shared()
             for node in sorted(self._members.agents):
                 self._members.send(node, whole if node in first else rest)
@@ -530,18 +530,18 @@ class Roster:
         """Send nodes the record of a round that they have not confirmed."""
         whole, rest = map(Prepare, self._shared())
         for node in sorted(nodes & self._members.agents.keys()):
-            self._members.send(node, whole if node in self._next_ones else rest)
+            self._members.send(node, whole if node in self._successors else rest)
 
     def _shared(self) -> tuple[Record, Record]:
         """Return the record for nodes that may take over, and for all others.
 
-        The former need all addresses. The latter need only theirs: if more are lost,
-        the job cannot continue.
+        The former need all addresses. The others need only the addresses of nodes that
+        may take over: if more nodes are lost, the job cannot continue.
         """
         nodes = self.present & self.addresses.keys()
         addresses = {node: self.addresses[node] for node in nodes}
         self.record = replace(self.record, addresses=addresses)
-        return self.record, replace(self.record, addresses=self._next_ones)
+        return self.record, replace(self.record, addresses=self._successors)
 
     def _first_addresses(self) -> dict[int, Address]:
         fit = self.present & self.addresses.keys() - self.record.excluded.keys()

@@ -66,15 +66,15 @@ _ENDS = (Phase.FINISHED, Phase.FAILED)
 _RESTART_REPORT = 2  # for other failures, one of which may have been the first
 _AGAIN = 5  # until an unconfirmed round is sent again
 
-# Failures before all nodes have connected.
+# Failures that can happen before all nodes have connected.
 WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)
 
 
 class Rounds:
     """The rounds of a job.
 
-    `round` is the current or next one. The last one that `began` is -1 before the
-    first. `store` and `failures` belong to this round.
+    `round` is the number of the current or next round. The last round that `began` is
+    -1 before the first one. `store` and `failures` belong to it.
     """
 
     def __init__(self, settings: Settings, members: Members, roster: Roster) -> None:
@@ -94,10 +94,10 @@ class Rounds:
         self._done: set[int] = set()
         self._replaced: list[tuple[int, int, int]] = []  # node rank, old and new node
         self._cause: Failure | None = None  # of the latest restart
-        self._is_suspect = False  # a failed worker's node
-        self._is_told = True  # the user knows the cause
-        self._waited = 0  # seconds since one node was ready or done
-        # Seconds since the last round ended, or enough nodes are here.
+        self._is_suspect = False  # whether a failed worker's node may be the cause
+        self._is_told = True  # whether the user knows the cause
+        self._waited = 0  # seconds since the first node was ready or done
+        # Seconds since the last round ended, or since enough nodes are connected.
         self._gathered_for = 0
         self._go: Go
         self._failed_in: Phase | None = None
@@ -109,7 +109,7 @@ class Rounds:
 
     @property
     def has_quorum(self) -> bool:
-        """Whether so many nodes are here that too few are left elsewhere."""
+        """Whether no other coordinator can have enough nodes for a round."""
         phase = self._failed_in or self.phase
         return phase not in BETWEEN_ROUNDS or self.roster.is_complete
 
@@ -159,7 +159,7 @@ class Rounds:
             self._unconfirm()
 
     def came(self, node: int, state: Present) -> None:
-        """Use what a node knows, which has just been accepted."""
+        """Use the knowledge of a node that has just been accepted."""
         self._adopt(state.term, state.record)
         gone = self.roster.came(node, state)
         if gone is not None and gone[1] >= self.roster.record.round:
@@ -181,7 +181,7 @@ class Rounds:
             self._members.send(node, Excluded(node, record.excluded[node]))
 
     def unhealthy(self, node: int, reason: str) -> None:
-        """Exclude an unhealthy node. Its workers have ended."""
+        """Exclude an unhealthy node, whose workers have ended."""
         self.roster.leases.pop(node, None)
         self.exclude(node, reason)
 
@@ -212,7 +212,7 @@ class Rounds:
         self._form_or_fail()
 
     def ended(self, node: int, number: int) -> None:
-        """Handle that a node's agent has ended, which was in a round."""
+        """Handle that a node's agent has ended; `number` is its last round."""
         self.roster.ended(node, number, has_begun=self.began >= 0)
         if self.phase is not Phase.RUN:  # the active nodes may finish without it
             self._form_or_fail()
@@ -315,7 +315,7 @@ class Rounds:
         roster.began()
 
     def end(self, failure: Failure) -> None:
-        """Let all join the next round, or end the job if there is none."""
+        """Let all nodes join the next round, or end the job if no restart is left."""
         is_last = self._done or self.round >= self._settings.max_restarts
         if self.has_ended or is_last:
             self.fail(replace(failure, finished=len(self._done)))
@@ -334,9 +334,9 @@ class Rounds:
     def died(
         self, node: int, failure: Failure, number: int, *, may_restart: bool
     ) -> None:
-        """Handle a failed worker, also of a round that has just ended.
+        """Handle a failed worker of a round, even if the round has just ended.
 
-        It may have been the first one.
+        Its failure may have been the first one.
         """
         if number != self.began:
             return
@@ -348,7 +348,7 @@ class Rounds:
     def done(self, node: int, number: int) -> None:
         """Handle that a node's workers have finished a round."""
         if self.phase in BETWEEN_ROUNDS:
-            # It had finished before it heard of the restart, so it cannot take part.
+            # The node has finished without hearing of the restart: it cannot take part.
             if self._cause is not None and number == self.round - 1:
                 self.fail(replace(self._cause, finished=1))
         elif self.phase is Phase.RUN and number == self.round:
@@ -359,7 +359,7 @@ class Rounds:
                 self._members.send_all(self.ending)
 
     def is_done(self, node: int) -> bool:
-        """Return whether the end of a node's agent is no loss: its workers are done."""
+        """Return whether a node's agent may end, because its workers are done."""
         return self.has_ended or node in self._done
 
     def fail(self, failure: Failure) -> None:
@@ -370,17 +370,19 @@ class Rounds:
         self._enter(Phase.FAILED)
         if failure.kind in WHILE_STARTING:
             self._members.accounted_for.update(failure.nodes)
-        told = self.ending
+        ending = self.ending
         for rank in self._members.agents:
-            self._members.inform(rank, told)
+            self._members.inform(rank, ending)
 
     @property
     def ending(self) -> Ended:
         """The message to agents about the job's end."""
-        failure = self.failure and self.failure.brief
-        has_begun, has_quorum = self.began >= 0, self.has_quorum
-        told = self.roster.ending(failure, has_begun=has_begun, has_quorum=has_quorum)
-        return replace(told, takeovers=self._own_term[0])
+        ending = self.roster.ending(
+            self.failure and self.failure.brief,
+            has_begun=self.began >= 0,
+            has_quorum=self.has_quorum,
+        )
+        return replace(ending, takeovers=self._own_term[0])
 
     # --- time ---------------------------------------------------------------------
 
@@ -410,7 +412,7 @@ class Rounds:
         if is_formed:
             away = self.roster.to_confirm - self._confirmed
         missing = [node for node in record.active if node in away]
-        # If none is ready, all train; or a dry run, which joins nothing.
+        # If none is ready, all train; or it is a dry run, which has no round.
         if not ready or not missing:
             return
         self._waited += 1
@@ -424,7 +426,7 @@ class Rounds:
             self.fail(Failure(Kind.MISSING, tuple(missing), code=timeout))
 
     def _wait_to_form(self) -> None:
-        """Form the round without late nodes, once that is safe."""
+        """Form the round, without late nodes if that is safe."""
         roster, settings = self.roster, self._settings
         active, has_quorum = {*roster.active}, self.phase is not Phase.SEEK
         roster.count(has_quorum=has_quorum)
@@ -444,9 +446,10 @@ class Rounds:
             self._fail_without_quorum()
 
     def _fail_without_quorum(self) -> None:
-        """End the job if too few nodes have joined for too long.
+        """End the job if too few nodes have been connected for too long.
 
-        If the others could be a world of their own, this node may be wanted as a spare.
+        If the other nodes could be a world, wait longer: it may need this node as a
+        spare.
         """
         away, limit = self.roster.away, self.roster.longest_run
         if self.began < 0 or len(away) >= self.roster.wanted:

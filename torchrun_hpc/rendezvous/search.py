@@ -1,4 +1,4 @@
-"""An agent's search for the coordinator, on a few ports of a known host."""
+"""An agent's search for the coordinator, on a few ports of the expected host."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ _SILENT = "a program that sends nothing"
 class CoordinatorAddress:
     """The coordinator's host, and the ports in the order in which it tries them.
 
-    It may be on `notice_ports` only to report that it cannot start. `timeout` is the
-    search's limit in seconds; `proof_timeout`, if longer, while a port has no proof.
+    On `notice_ports`, it only reports that it cannot start. `timeout` is the search's
+    limit in seconds. While a port gives no proof, `proof_timeout` is the limit if it is
+    longer.
     """
 
     host: str
@@ -70,8 +71,8 @@ class CoordinatorAddress:
 class Channel(End):
     """A connection to the coordinator.
 
-    The `request` is sent once the other side has proved itself. `on_message` takes the
-    messages after the first one. The loop's exception handler gets its faults.
+    The `request` is sent once the other side has proved itself. `on_message` takes all
+    messages after the answer. The loop's exception handler gets the faults of both.
     """
 
     def __init__(self, request: JoinRequest, secret: Secret) -> None:
@@ -93,7 +94,7 @@ class Channel(End):
         self._write(next(self._steps))
 
     def data_received(self, data: bytes) -> None:
-        """Split what has arrived into messages. The first one is a proof."""
+        """Handle received data: first the proof, then messages."""
         self.has_received = True
         try:
             for message in self.lines.feed(data):
@@ -113,7 +114,7 @@ class Channel(End):
         self.deliver()
 
     def deliver(self) -> None:
-        """Pass on what has arrived, once `on_message` is set."""
+        """Pass on the messages that have arrived, once `on_message` is set."""
         try:
             while self.on_message is not None and self._messages:
                 self.on_message(self._messages.pop(0))
@@ -128,7 +129,8 @@ class Channel(End):
     ) -> FromCoordinator | None:
         """Connect; return the answer to the request, see `answer`.
 
-        Without such a host or port, raise `OSError`, `ValueError` or `OverflowError`.
+        If there is no such host or port, or nobody listens, raise `OSError`,
+        `ValueError` or `OverflowError`.
         """
         opening = asyncio.get_running_loop().create_connection(lambda: self, host, port)
         try:
@@ -150,7 +152,7 @@ class Channel(End):
         return self._messages.pop(0) if self._messages else None
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Wake whoever waits."""
+        """Wake the tasks that wait for the end, or for the answer."""
         super().connection_lost(error)
         self.closed.set()
         self._arrived.set()
@@ -182,7 +184,7 @@ def accepted(answer: FromCoordinator | None) -> Welcome | Ended | None:
 
 
 class Search:
-    """Looks for the coordinator at its expected address; reports it each second."""
+    """Looks for the coordinator at its expected address; tells the news each second."""
 
     def __init__(
         self,
@@ -226,7 +228,7 @@ class Search:
             await asyncio.gather(*self._attempts.values(), return_exceptions=True)
 
     async def _try_ports(self, *, all_ports: bool) -> Answered | None:
-        """Try the ports in their order, besides those that have not answered yet.
+        """Try the ports in their order. Earlier attempts without an answer continue.
 
         Without `all_ports`, stop at a port where nobody listens: the coordinator takes
         the first free port.
@@ -271,7 +273,7 @@ class Search:
         channel = Channel(self.request, self.key.secret)
         now = asyncio.get_running_loop().time()
         since = self._unproved.pop(port, now)
-        # The next report is due before a silent program has had its time.
+        # A report may be due before the time-out of a silent program.
         silent = functools.partial(self._programs.setdefault, port, _SILENT)
         try:
             answer = await channel.open(self._address.host, port, silent)
@@ -279,7 +281,7 @@ class Search:
             self._unproved[port] = since
             if now - since > LATE and port in self._address.ports:
                 raise RefusedError(Refused.UNPROVED, port) from None
-            await asyncio.to_thread(self.key.attempt)  # it may exist now
+            await asyncio.to_thread(self.key.attempt)  # the key may exist now
             program = str(error)
         except asyncio.TimeoutError:
             program = _SILENT if channel.transport else "no answer to the connection"

@@ -62,10 +62,11 @@ def listen(address: str | None, port: int) -> socket.socket:
 class Server:
     """Accepts connections whose callers prove that they have the same `key`.
 
-    It closes `listening`; without it, it serves only connections passed to `take`.
-    Beyond `most` connections, it closes the oldest one without a proof: the next caller
-    may be an agent. `on_problem` is called aside, once, with the system's reason if a
-    connection still cannot be accepted. Subclasses handle requests and messages.
+    It closes `listening` at the end. Without `listening`, it serves only connections
+    passed to `take`. Beyond `most` connections, it closes the oldest one without a
+    proof, because the next caller may be an agent. If a connection still cannot be
+    accepted, `on_problem` is called aside, once, with the system's reason. Subclasses
+    handle requests and messages.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Server:
     def close(
         self, timeout: float = CLOSE_TIMEOUT, late_timeout: float = LATE_NODES_TIMEOUT
     ) -> None:
-        """Stop serving as soon as `may_close` returns, within these seconds."""
+        """Stop serving as soon as `may_close` returns, which gets both limits."""
         end = self._end or asyncio.run_coroutine_threadsafe(
             self._close(timeout, late_timeout), self._events
         )
@@ -118,7 +119,7 @@ class Server:
         """Do what is due each second."""
 
     def catch_up(self) -> None:
-        """Do what was due before anything is read."""
+        """Do what is due before received data are handled."""
 
     def proved(self, caller: Caller, request: Mapping[str, Any]) -> None:
         """Handle a caller's request. After a `WireError` it is aborted."""
@@ -152,7 +153,7 @@ class Server:
         except OSError as error:
             if error.errno in _NO_FILES and not self._abort_oldest():
                 self._pause_accepting(listening, str(error.strerror))
-            return  # it has already ended, or waits
+            return  # the connection has ended, or waits
         if len(self._callers) >= self._most:
             self._abort_oldest()
         self.take(opened)
@@ -222,7 +223,7 @@ class Caller(End):
         self._server.connected(self)
 
     def data_received(self, data: bytes) -> None:
-        """Split what has arrived into messages. The first ones are the proof."""
+        """Handle received data: first the proof, then messages."""
         self._server.catch_up()
         try:
             for message in self.lines.feed(data):
@@ -298,9 +299,9 @@ class CoordinatorServer(Server):
         self.flush()
 
     def catch_up(self, least: int = 3) -> None:
-        """Let the coordinator count the seconds that have passed, if enough have.
+        """Let the coordinator count the passed seconds, if they are at least so many.
 
-        Count before reading anything, because messages may be as old.
+        It counts them before it handles messages, which may be as old.
         """
         if (seconds := int(now() - self._counted)) >= least:
             self._counted += seconds
