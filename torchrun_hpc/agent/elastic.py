@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import os
 import signal
 import time
 import traceback
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.agent.end import World
     from torchrun_hpc.failures.failure import Failure
-    from torchrun_hpc.failures.watch import Attempt
     from torchrun_hpc.failures.worker import Worker
     from torchrun_hpc.host.resolver import ResolverCheck
     from torchrun_hpc.options.options import Options
@@ -142,22 +141,8 @@ class AgentStarter(Starter):
             plan = replace(plan, workers=replace(workers, preload=by_exec))
         if CPP_LOG_LEVEL in plan.environment:
             read_log_level()  # of this process, which has imported torch
-        is_launch = not plan.asked.hpc_dry_run
-        self._observer = Observer(functools.partial(self._begun, plan))
         try:
-            meets = self._rendezvous(plan) if is_launch else contextlib.nullcontext()
-            with meets as ours:
-                if plan.asked.hpc_debug and is_launch:
-                    preload = plan.workers.preload or NONE
-                    console.write_text(f"{console.PREFIX}preload: {preload}")
-                hooks = Hooks(
-                    forward=signals.forward,
-                    relay=self._observer.relay,
-                    watch=self._observer.watch,
-                    death_signals=self._death_signals,
-                    rendezvous=ours,
-                    fork=self._preloaded.fork,
-                )
+            with self._observing(plan) as hooks:
                 self._outcomes = registry.apply_patches(plan, hooks)
                 torchrun_parser.check_configuration(args, plan.asked, environ)
                 yield plan
@@ -178,19 +163,36 @@ class AgentStarter(Starter):
             _fail(Message("HPC085", text), error)
 
     @contextlib.contextmanager
-    def _rendezvous(self, plan: LaunchPlan) -> Iterator[SchedulerRendezvous | None]:
+    def _observing(self, plan: LaunchPlan) -> Iterator[Hooks | None]:
+        """Prepare to observe the workers; a dry run has none."""
         args, meeting = self._args, plan.meeting
+        if plan.asked.hpc_dry_run:
+            yield None
+            return
         outcome.forget(plan)
-        self._observer.world = world = self._world(plan)
+        begun, make_world = partial(self._begun, plan), partial(self._world, plan)
+        observer = self._observer = Observer(plan, begun, make_world)
+        world, ours = observer.world, None
         if meeting.is_ours:
             args.rdzv_backend = SCHEDULER
         with end.together(
             plan, world, self._death_signals, is_command=self._is_command
         ):
-            ours = None if isinstance(world, LocalWorld) else world
-            if ours is not None and meeting.in_process:
-                ours.connect()  # also reports failures before torch's rendezvous
-            yield ours
+            if not isinstance(world, LocalWorld):
+                ours = world
+                if meeting.in_process:
+                    ours.connect()  # also reports failures before torch's rendezvous
+            if plan.asked.hpc_debug:
+                preload = plan.workers.preload or NONE
+                console.write_text(f"{console.PREFIX}preload: {preload}")
+            yield Hooks(
+                forward=signals.forward,
+                relay=observer.relay,
+                watch=observer.watch,
+                death_signals=self._death_signals,
+                rendezvous=ours,
+                fork=self._preloaded.fork,
+            )
 
     def _begun(self, plan: LaunchPlan, workers: Sequence[Worker]) -> None:
         outcome.begin(plan, workers)
@@ -202,8 +204,8 @@ class AgentStarter(Starter):
             seconds = time.monotonic() - since
             console.write_text(joined_line(plan, first.nodes, first.size, seconds))
 
-    def _world(self, plan: LaunchPlan) -> World:
-        args, observer, meeting = self._args, self._observer, plan.meeting
+    def _world(self, plan: LaunchPlan, observer: Observer) -> World:
+        args, meeting = self._args, plan.meeting
         if not meeting.has_coordinator:
             return LocalWorld(meeting, observer.explain)
         shutdown = args.monitor_interval + capabilities.shutdown_timeout(args)
@@ -271,7 +273,7 @@ class AgentStarter(Starter):
         has_report = registry.is_applied(self._outcomes, WatchWorkers)
         try:
             with (
-                self._observer.at_work(plan),
+                self._observer.at_work(),
                 output.withhold(is_quiet=self._is_quiet and has_report),
                 _backend_faults(self._args.rdzv_backend, plan.asked),
             ):
@@ -330,36 +332,35 @@ def ask_for_stacks(client: Client, what: str, timeout: float) -> dict[int, Any]:
 class Observer:
     """Observes the workers of this node, and tells the `world` of failed ones.
 
-    `begun` gets the workers of each attempt.
+    `begun` gets the workers of each attempt. `make_world` gets this observer.
     """
 
-    def __init__(self, begun: Callable[[Sequence[Worker]], object]) -> None:
-        self.world: World
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        begun: Callable[[Sequence[Worker]], object],
+        make_world: Callable[[Observer], World],
+    ) -> None:
         self.relay = Relay()
         self.watch = Watch(
             self.relay,
             on_begin=begun,
-            on_failure=self._worker_failed,
-            on_hang=self._sample_hang,
-            hangs=self._hangs,
+            # Both are made below, from this watch.
+            on_failure=lambda *failed: self.world.worker_failed(*failed),  # noqa: PLW0108
+            on_hang=lambda: self.stacks.sample_hang(),  # noqa: PLW0108
+            hangs=lambda: self.world.hangs,
         )
         self.stacks = NodeStacks(self.watch)
-        self._inspection: Inspection | None = None
-
-    def _worker_failed(self, failure: Failure, attempt: Attempt) -> None:
-        self.world.worker_failed(failure, attempt)
-
-    def _sample_hang(self) -> None:
-        self.stacks.sample_hang()
-
-    def _hangs(self) -> bool:
-        return self.world.hangs
+        self.world = world = make_world(self)
+        others = None
+        if not isinstance(world, LocalWorld):
+            ask_all = partial(ask_for_stacks, world.client)
+            others = OtherNodes(ask_all, lambda: world.is_first, lambda: world.meeting)
+        self._inspection = Inspection(plan, self.stacks, others)
 
     def explain(self, failure: Failure) -> tuple[Failure, Sequence[str]]:
         """Explain a failure if it is a hang; see `report.Explain`."""
-        if self._inspection is None or not failure.is_hang:
-            return failure, ()
-        return self._inspection.explain(failure)
+        return self._inspection.explain(failure) if failure.is_hang else (failure, ())
 
     def end_workers(self) -> None:
         """Kill the workers of this node at once, which counts as no failure."""
@@ -370,20 +371,12 @@ class Observer:
                     os.killpg(worker.pid, signal.SIGKILL)
 
     @contextlib.contextmanager
-    def at_work(self, plan: LaunchPlan) -> Iterator[None]:
+    def at_work(self) -> Iterator[None]:
         """Observe them while torch's agent runs."""
-        world, others = self.world, None
-        if not isinstance(world, LocalWorld):
-            others = OtherNodes(
-                functools.partial(ask_for_stacks, world.client),
-                lambda: world.is_first,
-                lambda: world.meeting,
-            )
-        self._inspection = inspection = Inspection(plan, self.stacks, others)
-        inspection.start()
+        self._inspection.start()
         try:
             yield
         finally:
-            inspection.close()
+            self._inspection.close()
             self.watch.end()
             self.relay.close(_REST_TIMEOUT)

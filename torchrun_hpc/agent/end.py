@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from torchrun_hpc.rendezvous.messages import bad_nodes
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torchrun_hpc.agent.death_signals import Handler
     from torchrun_hpc.failures.local import LocalWorld
@@ -84,20 +85,48 @@ def together(
             handlers.update(dict.fromkeys(signals.FORWARDED, signal.SIG_IGN))
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    if plan.meeting.is_ours:
+        whose = Whose.OURS
+    else:
+        whose = Whose.TORCHS if is_command else Whose.PROGRAMS
+    _exit(problem, world, whose)
+
+
+class Whose(IntEnum):
+    """The world of a launch: by whose rendezvous, and whether a program launches."""
+
+    OURS = 0
+    TORCHS = 1  # the command, with torch's rendezvous or on one node
+    PROGRAMS = 2  # the same, but `torchrun_hpc.auto` lets a program launch
+
+
+# How this process ends, by kind of end and whose world: with an exit code, or with the
+# exception (``None``), of which torch or the program writes a traceback.
+_ENDS: dict[type[BaseException], Sequence[int | None]] = {
+    # The reporting node says it: HPC125.
+    JobFailedError: (FAILED, FAILED, FAILED),
+    # The coordinator knows it, and its node says it: HPC125.
+    SignalException: (FAILED, None, None),
+    # This node has said it: HPC127.
+    OSError: (FAILED, FAILED, None),
+    BaseException: (None, None, None),
+}
+
+
+def _exit(problem: BaseException | None, world: World, whose: Whose) -> None:
+    """End this process, or a program's launch, by `_ENDS`; do nothing after success."""
     if isinstance(problem, _EarlySignal):
         raise SystemExit(_KILLED + problem.sigval)  # this also ends a program
-    failure = world.failure
+    failure, cause = world.failure, problem
     if failure is not None and isinstance(problem, JobFailedError | None):
+        problem = JobFailedError(failure)
         cause = RendezvousError(str(report.failed(failure, world.meeting)))
-        raise SystemExit(FAILED) from cause
-    # In all other cases torch's own traceback follows, as after torchrun.
-    is_silent = plan.meeting.is_ours and isinstance(problem, SignalException)
-    is_ours = is_command or plan.meeting.is_ours
-    is_silent = is_silent or (is_ours and isinstance(problem, OSError))
-    if is_silent or isinstance(problem, JobFailedError):
-        raise SystemExit(FAILED) from problem
-    if problem is not None:
+    if problem is None:
+        return
+    code = next(_ENDS[kind] for kind in _ENDS if isinstance(problem, kind))[whose]
+    if code is None:
         raise problem
+    raise SystemExit(code) from cause
 
 
 def _handle(plan: LaunchPlan, handler: Handler) -> dict[int, Any]:

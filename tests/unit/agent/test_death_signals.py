@@ -28,10 +28,12 @@ def handle(signals, act):
 def strike(*_):
     os.kill(os.getpid(), signal.SIGTERM)
 
-def wait():
+def wait(is_last=True):
     try:
         time.sleep(NEVER_S)
     except Ended as ended:
+        if is_last:
+            signals.end()  # the signal would be sent again
         return str(ended)
 
 handle(signals, end)
@@ -90,6 +92,7 @@ try:
         time.sleep(0.3)
         print("held")
 except Ended as ended:
+    signals.end()
     print(ended)
 """,
         "held SIGTERM",
@@ -98,7 +101,7 @@ except Ended as ended:
         """
 with contextlib.suppress(Ended), signals.held(death_signals.LIMIT):
     strike()
-    print(wait())
+    print(wait(is_last=False))
     os.read(os.pipe()[0], 1)
 print(wait())
 """,
@@ -113,6 +116,7 @@ try:
         strike()
         print("held")
 except Ended:
+    signals.end()
     print("ended")
 """,
         "held ended",

@@ -6,8 +6,10 @@ import os
 
 import pytest
 from inspected import worker
+from plans import make_launch_plan
 
 from torchrun_hpc.agent.elastic import Observer
+from torchrun_hpc.failures.local import LocalWorld
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.inspection import FORKS, FRAMES, STACKS
 from torchrun_hpc.stacks.sampling import WorkerStack, received
@@ -20,7 +22,12 @@ def test_which_questions_start_py_spy(question, starts, monkeypatch):
     """The default of the stall report must not: it asks for `FORKS`."""
     started = []
     monkeypatch.setattr(sampling, "_program", lambda: started.append(1))
-    observer = Observer(lambda _: None)
+    plan = make_launch_plan()
+
+    def make_world(observer):
+        return LocalWorld(plan.meeting, observer.explain)
+
+    observer = Observer(plan, lambda _: None, make_world)
     observer.watch.begin([worker(os.getpid())], 0)
     (found,) = received(observer.stacks.replies[question](None))
     observer.watch.end()
