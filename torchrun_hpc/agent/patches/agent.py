@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.distributed.elastic.agent.server import api as server
+from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -47,12 +48,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _torch: Any = api
-_Simple: Any = server.SimpleElasticAgent
-_Local: Any = LocalElasticAgent
 
 _AGENT = "LocalElasticAgent"
-_FIND = "get_rendezvous_handler"
-_HANDLE = "_terminate_process_handler"
+
+# Where torch's classes and functions are, which parts name without their modules.
+_MODULES: tuple[Any, ...] = (api, server, local_elastic_agent, rendezvous, launcher)
+
+# Functions outside the agent, with their parameters, by the method of `Part` that
+# stands for each.
+_FUNCTIONS = {
+    "find_rendezvous": ("get_rendezvous_handler", "params"),
+    "start_worker": ("SubprocessHandler._popen", "self args env"),
+    "close_context": ("PContext.close", "self death_sig timeout"),
+    "handle_signal": ("_terminate_process_handler", "signum frame"),
+}
 
 
 class Part(Patch, LocalElasticAgent):
@@ -61,10 +70,28 @@ class Part(Patch, LocalElasticAgent):
     Its methods have the names of torch's, and call the next part by ``super()``. Later
     parts in this file are around earlier ones. The class methods below stand for
     functions outside the agent; ``original`` is torch's.
+
+    Attributes:
+        USES: Functions of torch on which this part relies, each with names that it
+            must use.
     """
 
+    USES: ClassVar[tuple[tuple[str, ...], ...]] = ()
     plan: ClassVar[LaunchPlan]
     hooks: ClassVar[Hooks]
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Check what the part extends, with its parameters, and what it relies on."""
+        extended = {_FUNCTIONS[name] for name in _FUNCTIONS if name in vars(cls)}
+        for name, method in vars(cls).items():
+            if inspect.isfunction(method):
+                extended.add((f"{_AGENT}.{name}", _parameters(method)))
+        return (
+            is_extensible()
+            and all(_takes(_of_torch(name), wanted) for name, wanted in extended)
+            and all(capabilities.uses(_of_torch(f), *names) for f, *names in cls.USES)
+        )
 
     @classmethod
     def find_rendezvous(cls, original: Any, parameters: Any) -> Any:
@@ -87,13 +114,35 @@ class Part(Patch, LocalElasticAgent):
         original(number, frame)
 
 
-# The functions for which class methods of `Part` stand.
-_FUNCTIONS: dict[str, tuple[Any, str]] = {
-    "find_rendezvous": (rendezvous, _FIND),
-    "start_worker": (_torch.SubprocessHandler, "_popen"),
-    "close_context": (_torch.PContext, "close"),
-    "handle_signal": (_torch, _HANDLE),
-}
+def _place(name: str) -> tuple[Any, str]:
+    """Return the class or module of a function of torch, and the function's name."""
+    owner, _, function = name.rpartition(".")
+    home = next(m for m in _MODULES if hasattr(m, owner or function))
+    return getattr(home, owner) if owner else home, function
+
+
+def _of_torch(name: str) -> Any:
+    """Return a function of torch by its dotted name; raise something without it."""
+    function = getattr(*_place(name))
+    if getattr(function, "__isabstractmethod__", False):
+        raise LookupError(name)
+    return function
+
+
+def _parameters(function: Any) -> str:
+    return " ".join(inspect.signature(function).parameters)
+
+
+def _takes(function: Any, parameters: str) -> bool:
+    """Return whether a function takes these parameters; ``args`` stands for any."""
+    return "args options" in parameters or _parameters(function) == parameters
+
+
+def is_extensible() -> bool:
+    """Return whether agents are created by a name that can be replaced."""
+    agent = getattr(launcher, _AGENT, None)  # a program may have another one
+    is_class = isinstance(agent, type) and issubclass(agent, LocalElasticAgent)
+    return is_class and capabilities.uses(launcher.launch_agent, _AGENT)
 
 
 def extend(
@@ -105,16 +154,9 @@ def extend(
     bases = *reversed(parts), getattr(launcher, _AGENT)
     agent: Any = type(_AGENT, bases, {"plan": plan, "hooks": hooks})
     replace(launcher, _AGENT, agent)
-    for name, (owner, function) in _FUNCTIONS.items():
-        if any(name in vars(part) for part in parts):
-            wrap(owner, function, getattr(agent, name))
-
-
-def is_extensible() -> bool:
-    """Return whether agents are created by a name that can be replaced."""
-    agent = getattr(launcher, _AGENT, None)  # a program may have another one
-    is_class = isinstance(agent, type) and issubclass(agent, LocalElasticAgent)
-    return is_class and capabilities.uses(launcher.launch_agent, _AGENT)
+    for method, (name, _) in _FUNCTIONS.items():
+        if any(method in vars(part) for part in parts):
+            wrap(*_place(name), getattr(agent, method))
 
 
 # --- the job --------------------------------------------------------------------------
@@ -133,23 +175,11 @@ class ActTogether(Part):
         "an agent that gives up leaves the others running (pytorch#111646, #99051), "
         "and restarts are counted per agent (pytorch#108158)"
     )
-
-    @classmethod
-    def fits(cls) -> bool:
-        """Check the methods, and the name of the restart counter."""
-        results = {*inspect.signature(server.RunResult).parameters}
-        return (
-            is_extensible()
-            and takes(_Simple, "_rendezvous", "self", "worker_group")
-            and takes(_Simple, "_exit_barrier", "self")
-            and has(_Local, "_shutdown")
-            and has(_Simple, "_invoke_run")
-            and takes(_Local, "_monitor_workers", "self", "worker_group")
-            and {"state", "return_values"} <= results
-            and capabilities.uses(_Simple.__init__, "_remaining_restarts")
-            and takes(rendezvous, _FIND, "params")
-            and capabilities.uses(launcher.launch_agent, _FIND)
-        )
+    USES = (
+        ("launch_agent", "get_rendezvous_handler"),
+        ("SimpleElasticAgent.__init__", "_remaining_restarts"),
+        ("RunResult.__init__", "state", "return_values"),
+    )
 
     is_found: ClassVar[bool] = False
 
@@ -218,15 +248,7 @@ class KeepOpenOnRestart(Part):
     TARGET = "LocalElasticAgent._stop_workers"
     REASON = "a restart closes the rendezvous and fails (pytorch#123678)"
     IS_FOR = capabilities.STOP_CLOSES_RENDEZVOUS
-
-    @classmethod
-    def fits(cls) -> bool:
-        """Check that the agent keeps the rendezvous under this name."""
-        return (
-            is_extensible()
-            and has(_Local, "_stop_workers")
-            and capabilities.uses(_Local.__init__, "_rdzv_handler")
-        )
+    USES = (("LocalElasticAgent.__init__", "_rdzv_handler"),)
 
     def _stop_workers(self, *args: Any, **options: Any) -> None:
         handler: Any = self._rdzv_handler
@@ -239,10 +261,6 @@ class KeepOpenOnRestart(Part):
 
 
 # --- the start of a worker ------------------------------------------------------------
-
-
-def _starts_workers() -> bool:
-    return takes(_torch.SubprocessHandler, "_popen", "self", "args", "env")
 
 
 class ParentDeathSignal(Patch):
@@ -269,7 +287,7 @@ class ParentDeathSignal(Patch):
         popen, home = _torch.SubprocessHandler._popen, cls._home()
         return (
             sys.platform == "linux"
-            and _starts_workers()
+            and takes(_torch.SubprocessHandler, "_popen", "self", "args", "env")
             and capabilities.uses(popen, "Popen")
             and (has(home, "Popen") or home.subprocess is subprocess)
             and "preexec_fn" not in str(popen.__code__.co_consts)
@@ -304,12 +322,7 @@ class ForkWorkers(Part):
     NAME = "fork_workers"
     TARGET = "SubprocessHandler._popen"
     REASON = "each worker of a node imports torch again (as in pytorch#103117)"
-
-    @classmethod
-    def fits(cls) -> bool:
-        """Check that the workers are started here, and where their files are."""
-        popen = _torch.SubprocessHandler._popen
-        return _starts_workers() and capabilities.uses(popen, "_stdout", "_stderr")
+    USES = (("SubprocessHandler._popen", "_stdout", "_stderr"),)
 
     @classmethod
     def start_worker(cls, original: Any, handler: Any, args: Any, env: Any) -> Any:
@@ -330,11 +343,6 @@ class BindWorkers(Part):
     NAME = "bind_workers"
     TARGET = "SubprocessHandler._popen"
     REASON = "workers share the CPUs of their agent (pytorch#115305)"
-
-    @classmethod
-    def fits(cls) -> bool:
-        """Check that workers are started here, with their rank in the environment."""
-        return _starts_workers()
 
     @classmethod
     def start_worker(cls, original: Any, handler: Any, args: Any, env: Any) -> Any:
@@ -364,17 +372,11 @@ class ForwardSignals(Part):
     NAME = "forward_signals"
     TARGET = "LocalElasticAgent._monitor_workers"
     REASON = "SIGUSR1 ends the agent and does not reach the workers (pytorch#154849)"
-
-    @classmethod
-    def fits(cls) -> bool:
-        """Check that the agent monitors its workers, and knows their numbers."""
-        contexts = _torch.MultiprocessContext, _torch.SubprocessContext
-        return (
-            is_extensible()
-            and takes(_Local, "_monitor_workers", "self", "worker_group")
-            and capabilities.uses(_Local.__init__, "_pcontext")
-            and all(takes(context, "pids", "self") for context in contexts)
-        )
+    USES = (
+        ("LocalElasticAgent.__init__", "_pcontext"),
+        ("MultiprocessContext.pids",),
+        ("SubprocessContext.pids",),
+    )
 
     def _monitor_workers(self, worker_group: Any) -> Any:
         if self._pcontext is not None:
@@ -394,23 +396,13 @@ class WatchWorkers(Part):
     REASON = (
         "the traceback of the first failure is lost (pytorch#113546, #75087, #60911)"
     )
-
-    @classmethod
-    def fits(cls) -> bool:
-        """Check where workers are started and stopped, and where their files are."""
-        return (
-            is_extensible()
-            and _starts_workers()
-            and capabilities.uses(_torch.SubprocessHandler._popen, "_stderr")
-            and takes(_Local, "_start_workers", "self", "worker_group")
-            and has(_Local, "_shutdown")
-            and takes(_Local, "_monitor_workers", "self", "worker_group")
-            and has(server.RunResult, "is_failed")
-            and capabilities.uses(_Local.__init__, "_pcontext")
-            and capabilities.uses(_Simple.__init__, "_remaining_restarts")
-            and has(_torch.PContext, "close")
-            and capabilities.uses(_torch.PContext.__init__, "stderrs", "error_files")
-        )
+    USES = (
+        ("SubprocessHandler._popen", "_stderr"),
+        ("LocalElasticAgent.__init__", "_pcontext"),
+        ("SimpleElasticAgent.__init__", "_remaining_restarts"),
+        ("PContext.__init__", "stderrs", "error_files"),
+        ("RunResult.is_failed",),
+    )
 
     @classmethod
     def start_worker(cls, original: Any, handler: Any, args: Any, env: Any) -> Any:
@@ -510,24 +502,12 @@ class DeferSignals(Part):
     """
 
     NAME = "defer_signals"
-    TARGET = _HANDLE
+    TARGET = "_terminate_process_handler"
     REASON = (
         "a death signal is lost while a worker is started, and an agent signalled "
         "twice can leave workers behind (since pytorch#61602)"
     )
-
-    @classmethod
-    def fits(cls) -> bool:
-        """Check where workers start and end, and that torch's handler raises."""
-        return (
-            is_extensible()
-            and takes(_Local, "_start_workers", "self", "worker_group")
-            and has(_Local, "_shutdown")
-            and takes(_torch.PContext, "close", "self", "death_sig", "timeout")
-            and takes(_torch, _HANDLE, "signum", "frame")
-            and has(_torch, "SignalException")
-            and capabilities.uses(_torch.PContext.start, _HANDLE)
-        )
+    USES = (("PContext.start", "_terminate_process_handler"),)
 
     @classmethod
     def handle_signal(cls, original: Any, number: int, frame: Any) -> None:
