@@ -325,6 +325,11 @@ class ForkWorkers(Part):
     USES = (("SubprocessHandler._popen", "_stdout", "_stderr"),)
 
     @classmethod
+    def is_wanted(cls, plan: LaunchPlan) -> bool:
+        """Return whether modules are preloaded."""
+        return plan.workers.preload is not None
+
+    @classmethod
     def start_worker(cls, original: Any, handler: Any, args: Any, env: Any) -> Any:
         """Fork the worker, if possible."""
         worker = cls.hooks.fork(args, env, handler._stdout, handler._stderr)
@@ -343,6 +348,11 @@ class BindWorkers(Part):
     NAME = "bind_workers"
     TARGET = "SubprocessHandler._popen"
     REASON = "workers share the CPUs of their agent (pytorch#115305)"
+
+    @classmethod
+    def is_wanted(cls, plan: LaunchPlan) -> bool:
+        """Return whether each worker has CPUs of its own."""
+        return plan.workers.binding is not None and bool(plan.workers.binding.shares)
 
     @classmethod
     def start_worker(cls, original: Any, handler: Any, args: Any, env: Any) -> Any:

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.relay import Relay
     from torchrun_hpc.failures.watch import Watch
     from torchrun_hpc.host.capabilities import Capability
+    from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 
 
 class Patch:
-    """A change inside torch; registry applies it if it fits.
+    """A change inside torch, which `registry` applies if it fits.
 
     Attributes:
         NAME: Its name in ``--hpc-without-patches``.
@@ -38,6 +39,11 @@ class Patch:
     def fits(cls) -> bool:
         """Return whether torch looks as the patch expects."""
         raise NotImplementedError
+
+    @classmethod
+    def is_wanted(cls, _plan: LaunchPlan) -> bool:
+        """Return whether a launch needs the patch; some belong to an option."""
+        return True
 
     @classmethod
     def apply(cls, plan: Any, hooks: Any) -> None:

@@ -110,12 +110,7 @@ def apply_patches(
 
 def planned(plan: LaunchPlan) -> tuple[Outcome, ...]:
     """Return what would become of a launch's patches: some belong to an option."""
-    left_out: set[type[Patch]] = set()
-    if plan.workers.preload is None:
-        left_out.add(ForkWorkers)
-    if plan.workers.binding is None or not plan.workers.binding.shares:
-        left_out.add(BindWorkers)
-    patches = [patch for patch in PATCHES if patch not in left_out]
+    patches = [patch for patch in PATCHES if patch.is_wanted(plan)]
     return examine(patches, plan.asked.hpc_without_patches)
 
 
