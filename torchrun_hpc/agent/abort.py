@@ -146,23 +146,21 @@ def meeting_place(known: LaunchState) -> Meeting | None:
     """
     found, seen, job = known.meeting, known.preflight, known.job
     if found is None and seen and job and job.context is LaunchContext.STEP:
-        # --rdzv-conf can name the host, so it is part of the endpoint.
-        endpoint = ("rdzv_endpoint", "master_addr", "master_port", "rdzv_conf")
-        options = known.options.without("local_addr", *known.options.wrong)
-        found = _meeting(known, seen, options)
-        found = found or _meeting(known, seen, options.without(*endpoint))
+        found = _meeting(known, seen, job)
     if not (found and seen and found.uses_ours(known.options)):
         return None
     run_id = known.options.rdzv_id or found.launch_id
     return None if messages.nested(seen.environ, run_id) else found
 
 
-def _meeting(known: LaunchState, seen: Preflight, options: Options) -> Meeting | None:
+def _meeting(known: LaunchState, seen: Preflight, job: Job) -> Meeting | None:
+    options = known.options
+    right = options.without(*options.wrong, *several_nodes.OF_ENDPOINT)
     try:
-        mode = known.mode or choose_mode(seen, CommandLine(options), has_agent=True)
+        mode = known.mode or choose_mode(seen, CommandLine(right), has_agent=True)
         if mode is not Mode.SEVERAL_NODES:
             return None
-        return several_nodes.meet_anyway(inputs_of(mode, seen, options))
+        return several_nodes.meeting_to_give_up(inputs_of(mode, seen, options), job)
     except (ImportError, LaunchError, OSError):
         return None
 

@@ -36,7 +36,8 @@ class WorkerStarter(Starter):
 
     def run(self, _plan: LaunchPlan) -> None:
         """Tell the process manager when this process ends."""
-        if self.inputs.the_job.pmi_is_open:
+        job = self.inputs.direct_job
+        if job is not None and job.pmi_is_open:
             pmi.finalize_at_end(self.inputs.environ)
 
 

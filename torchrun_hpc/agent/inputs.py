@@ -56,9 +56,9 @@ def inputs_of(
 def _node_of(inputs: Inputs) -> Node:
     """Return this node's CPUs and GPUs, without a driver call."""
     cpus = len(topology.own_cpus())
-    if inputs.mode.is_direct:
+    if job := inputs.direct_job:
         if not topology.is_bound():  # they share
-            cpus = max(cpus // inputs.the_job.task.local_size, 1)
+            cpus = max(cpus // job.task.local_size, 1)
         return Node(1, cpus, resolver=ask_name_servers())
     workers = workers_here(inputs.options, inputs)
     if inputs.options.hpc_bind == BIND_NONE:

@@ -61,11 +61,10 @@ def _problem(inputs: Inputs) -> str:
     options, node = inputs.options, inputs.node
     mask, workers = node.topology.mask, node.workers
     agents = 1 if inputs.job is None else inputs.job.task.local_size
-    if inputs.mode.is_direct:
-        launcher = inputs.the_job.launcher
-        line = f". Use {launcher.name} {launcher.bind_option}"
+    if job := inputs.direct_job:
+        launcher, option = job.launcher, job.launcher.bind_option
         problem = "in direct mode, the launcher binds each worker"
-        return problem + (line if launcher.bind_option else "")
+        return f"{problem}. Use {launcher.name} {option}" if option else problem
     if "bind_workers" in options.hpc_without_patches:
         return str(options["hpc_without_patches"])
     if options.run_path:
@@ -201,7 +200,8 @@ def _share(cores: Sequence[Core], reason: str) -> Share:
 
 def advice(inputs: Inputs, binding: Binding | None) -> tuple[Message, ...]:
     """Return a warning if the binding differs from the user's option."""
-    is_other_task = inputs.mode.is_direct and inputs.the_job.task.rank > 0
+    job = inputs.direct_job
+    is_other_task = job is not None and job.task.rank > 0
     if binding is None or "hpc_bind" not in inputs.options or is_other_task:
         return ()
     if binding.instead:

@@ -6,14 +6,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.values import DIRECT
 from torchrun_hpc.planning import head_node, messages, network_env
-from torchrun_hpc.planning.head_node import LOOPBACK, MASTER_ADDR, MASTER_PORT
-from torchrun_hpc.planning.meeting import Meeting, key_file
+from torchrun_hpc.planning.head_node import (
+    LOOPBACK,
+    MASTER_ADDR,
+    MASTER_PORT,
+    HeadNode,
+)
+from torchrun_hpc.planning.meeting import (
+    Meeting,
+    key_file,
+    meeting_of,
+    place_of,
+    with_environment,
+)
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.schedulers.job import Job
 
@@ -22,76 +34,73 @@ _ROLE = "default"
 _ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
-def meet_on_one_node(inputs: Inputs) -> Meeting:
+def meet_on_one_node(inputs: Inputs, job: Job) -> Meeting:
     """Return where the tasks of a step on one node meet."""
-    job = inputs.the_job
-    port = inputs.free_port or head_node.port_of(job.launch_id)
+    head, notes = head_node.exported(inputs, job)
+    if head is None:
+        port = inputs.free_port or head_node.port_of(job.launch_id)
+        head = HeadNode(LOOPBACK, port)
     source = "alone" if inputs.free_port else "one node"
-    exported, notes = head_node.exported_endpoint(inputs, job)
-    host, port, _ = exported or (LOOPBACK, port, None)
-    where = Meeting(
-        DIRECT, endpoint=join_endpoint(host, port), connect_host=host, ports=(port,)
-    )
-    return _completed(inputs, job, replace(where, notes=notes), source)
+    head = replace(head, connect_host=head.host)
+    return replace(_meeting(inputs, job, head, source, {}), notes=notes)
 
 
-def meet_on_several(inputs: Inputs) -> Meeting:
+def meet_on_several(inputs: Inputs, job: Job) -> Meeting:
     """Return where the tasks of a step on several nodes meet."""
-    job = inputs.the_job
-    node_rank, index = messages.place_of(job)
-    exported, notes = head_node.exported_endpoint(inputs, job)
-    endpoint = head_node.endpoint_of(inputs, job, exported)
-    head_node.check_first_is_known(job, endpoint, f"export {MASTER_ADDR}=")
-    here = head_node.local_endpoint(inputs, job, index, endpoint)
-    if not here.connect_host:
-        raise head_node.unreachable(inputs, job, endpoint, here)
-    if job.task.rank == 0 and messages.is_foreign(inputs, here.connect_host):
+    node_rank, index = place_of(job)
+    exported, notes = head_node.exported(inputs, job)
+    by_name = head_node.by_name(inputs, job, exported)
+    head_node.check_first_is_known(job, by_name, f"export {MASTER_ADDR}=")
+    head = head_node.on_this_node(inputs, job, index, by_name)
+    if not head.connect_host:
+        raise head_node.unreachable(inputs, job, head)
+    if job.task.rank == 0 and messages.is_foreign(inputs, head.connect_host):
         but = "The other tasks would look for rank 0 there. To correct this"
-        fault = messages.foreign(inputs, here.host, but)
+        fault = messages.foreign(inputs, head.host, but)
         raise LaunchError(fault.code, fault.text)
-    name = head_node.hosts_of(job)[node_rank]
-    where = Meeting(
-        DIRECT,
+    source = head_node.source_of(inputs, job, head)
+    network = network_env.network(inputs, head.local_address)
+    meeting = _meeting(inputs, job, head, source, network)
+    name = meeting.hosts[node_rank]
+    return replace(
+        meeting,
         key=key_file(inputs),
         site=inputs.site_setting,
-        endpoint=str(here),
-        connect_host=here.connect_host,
-        ports=(here.port,),
-        environment=network_env.network(inputs, here.local_address),
         notes=notes,
         advice=() if job.task.rank else network_env.advice(inputs),
         # All tasks of a node find the same problem. Its first one reports it.
-        warnings=() if job.task.local_rank else messages.warnings(inputs, here, name),
+        warnings=() if job.task.local_rank else messages.warnings(inputs, head, name),
     )
-    source = head_node.source_of(inputs, job, endpoint, here)
-    return _completed(inputs, job, where, source)
 
 
-def _completed(inputs: Inputs, job: Job, where: Meeting, source: str) -> Meeting:
+def _meeting(
+    inputs: Inputs,
+    job: Job,
+    head: HeadNode,
+    source: str,
+    network: Mapping[str, Setting],
+) -> Meeting:
+    """Return the meeting of a task; ``source`` is that of the head node's address."""
     if problem := messages.nested(inputs.environ, job.launch_id):
         raise problem
-    node_rank, _ = messages.place_of(job)
-    environment = {**where.environment, **_agents_variables(inputs, job, where, source)}
-    hosts, is_first = head_node.hosts_of(job), job.task.rank == 0
+    is_first = job.task.rank == 0
     # A free port was chosen a moment ago, so it needs no check.
     listens = is_first and not inputs.free_port
-    return replace(
-        where,
-        launch_id=job.launch_id,
-        nodes=len(job.nodes),
-        node_rank=node_rank,
+    meeting = replace(
+        meeting_of(inputs, job, DIRECT),
         report_rank=job.task.rank,
-        hosts=hosts,
-        fast_hosts=tuple(map(inputs.rewrite, hosts)),
-        local_address=where.connect_host if is_first else None,
-        listen=(where.connect_host, where.ports[0]) if listens else None,
-        interface=network_env.interface_name(inputs.environ, environment),
-        environment=environment,
+        endpoint=str(head),
+        connect_host=head.connect_host,
+        ports=(head.port,),
+        local_address=head.connect_host if is_first else None,
+        listen=(head.connect_host, head.port) if listens else None,
     )
+    variables = _agents_variables(inputs, job, head, source)
+    return with_environment(inputs, meeting, {**network, **variables})
 
 
 def _agents_variables(
-    inputs: Inputs, job: Job, where: Meeting, source: str
+    inputs: Inputs, job: Job, head: HeadNode, source: str
 ) -> dict[str, Setting]:
     """Return the variables of torchrun's agent: LocalElasticAgent._start_workers."""
     task, provenance = job.task, job.provenance
@@ -99,7 +108,7 @@ def _agents_variables(
     local_rank = (task.local_rank, provenance.get("local_rank", rank))
     if inputs.options.virtual_local_rank:
         local_rank = (0, "--virtual-local-rank")
-    found = {
+    variables = {
         "RANK": (task.rank, rank),
         "LOCAL_RANK": local_rank,
         "WORLD_SIZE": (task.size, size),
@@ -109,12 +118,12 @@ def _agents_variables(
         "ROLE_RANK": (task.rank, rank),
         "ROLE_WORLD_SIZE": (task.size, size),
         "ROLE_NAME": (_ROLE, "default"),
-        MASTER_ADDR: (where.connect_host, source),
-        MASTER_PORT: (where.ports[0], source),
+        MASTER_ADDR: (head.connect_host, source),
+        MASTER_PORT: (head.port, source),
         messages.RUN_ID: (job.launch_id, provenance.get("launch_id", "")),
         "TORCHELASTIC_RESTART_COUNT": (0, "no agent"),
         "TORCHELASTIC_MAX_RESTARTS": (0, "no agent"),
     }
     if not inputs.environ.get(_ASYNC_ERRORS):
-        found[_ASYNC_ERRORS] = (1, "as torchrun")
-    return {name: Setting(str(value), by) for name, (value, by) in found.items()}
+        variables[_ASYNC_ERRORS] = (1, "as torchrun")
+    return {name: Setting(str(value), by) for name, (value, by) in variables.items()}

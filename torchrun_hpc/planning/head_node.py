@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.host.network import is_number, join_endpoint
-from torchrun_hpc.names import placed
 from torchrun_hpc.options import values
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import same_host
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torchrun_hpc.host.network import Address, Interface
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
@@ -41,14 +42,46 @@ _NOTICES = 4
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """The place where the nodes meet, by name."""
+class HeadNode:
+    """The node where the nodes meet: node 0, unless the user names another one.
 
-    host: str  # name or number of the host, rewritten for the site
-    plain: str  # the host before it was rewritten
+    `by_name` makes it, equal on all nodes. `on_this_node` adds this node's view. Until
+    then, the fields after ``index`` have their defaults.
+
+    Attributes:
+        host: Its name or number, rewritten for the site. On this node, the name that
+            resolves here.
+        setting: The explicit endpoint; ``None`` if the host was derived.
+        plain: The host before it was rewritten.
+        index: Index in the job's nodes; ``None`` if it has no node's name.
+        connect_host: Number of ``host``, so that torch asks no name server. The name if
+            it has several numbers; empty if it has none.
+        local_name: Name of this node, as used here.
+        local_address: This node's address; ``None`` if no known address is reachable
+            from other nodes.
+        is_local: Whether this node is the head node.
+        others_may_differ: Whether other nodes could use another name or address.
+        warnings: Problems that the launch survives.
+    """
+
+    host: str
     port: int
-    node: int | None  # index of the node with this name; ``None`` without one
-    setting: Setting | None  # the explicit endpoint; ``None`` if the host was derived
+    setting: Setting | None = None
+    plain: str = ""
+    index: int | None = None
+    connect_host: str = ""
+    local_name: str = ""
+    local_address: Address | None = None
+    is_local: bool = False
+    others_may_differ: bool = False
+    warnings: tuple[Message, ...] = ()
+
+    def __str__(self) -> str:
+        """Return host and port as an endpoint."""
+        return join_endpoint(self.host, self.port)
+
+
+# --- the port -------------------------------------------------------------------------
 
 
 def port_of(launch_id: str) -> int:
@@ -65,70 +98,80 @@ def ports_of(launch_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return ports[:_TRIES], ports[_TRIES:]
 
 
-def explicit_endpoint(
-    options: Options, host: str, port: int
-) -> tuple[str, int, Setting | None]:
-    """Return the explicit host and port, or these ones, and the source of the host."""
+# --- by name: equal on all nodes ------------------------------------------------------
+
+
+def explicit(options: Options, host: str, port: int) -> HeadNode:
+    """Return the head node of the options; ``host`` and ``port`` are the defaults."""
     port = port if options.master_port is None else options.master_port
     endpoint = options.endpoint
     if endpoint is None:
-        return host, port, None
+        return HeadNode(host, port)
     port = port if endpoint.port is None else endpoint.port
-    return endpoint.host, port, options.endpoint_setting
+    return HeadNode(endpoint.host, port, options.endpoint_setting)
 
 
-def endpoint_of(
-    inputs: Inputs, job: Job, exported: tuple[str, int, Setting] | None = None
-) -> Endpoint:
-    """Return where the nodes meet; refuse port 0.
+def by_name(inputs: Inputs, job: Job, exported: HeadNode | None = None) -> HeadNode:
+    """Return the head node by name; refuse port 0.
 
     The first known host counts: the user's, the scheduler's first node,
     ``MASTER_ADDR``, the machine that the launcher shows.
     """
-    options, port = inputs.options, port_of(job.launch_id)
     # The only node of a launch is this one, even if the launcher does not name it.
     first = job.nodes[0] or (job.hostname if len(job.nodes) == 1 else "")
-    host, port, setting = exported or explicit_endpoint(options, first, port)
-    if setting is None and not (host and job.nodelist_is_shared):
-        master, port, setting = _exported_host(inputs, port, job)
-        host = master or host
-    host = host or _shown_by_launcher(inputs, job)
-    if port == 0:
-        is_in_endpoint = options.endpoint is not None and options.endpoint.port == 0
-        raise LaunchError(
-            "HPC051",
-            f"{setting if is_in_endpoint else options['master_port']}: port 0 means a "
-            "random port, which the other nodes cannot know. Remove the port, or pass "
-            f"one: --rdzv_endpoint={join_endpoint(host, C10D_PORT)}",
-            everywhere=True,
-        )
-    node: int | None = 0
-    if setting is not None:
-        named = (
-            index
-            for index, name in enumerate(job.nodes)
-            if name and (same_host(name, host) or same_host(inputs.rewrite(name), host))
-        )
-        node = None if is_number(host) else next(named, None)
-    fast = host if node is None or is_number(host) else inputs.rewrite(host)
-    return Endpoint(fast, host, port, node, setting)
+    head = exported or explicit(inputs.options, first, port_of(job.launch_id))
+    if head.setting is None and not (head.host and job.nodelist_is_shared):
+        head = _of_master_addr(inputs, job, head)
+    host = head.host or _shown_by_launcher(inputs, job)
+    if head.port == 0:
+        raise _port_0(inputs.options, host)
+    index = 0 if head.setting is None else _index_of(inputs, job, host)
+    is_rewritten = index is not None and not is_number(host)
+    fast = inputs.rewrite(host) if is_rewritten else host
+    return replace(head, host=fast, plain=host, index=index)
 
 
-def _exported_host(
-    inputs: Inputs, port: int, job: Job
-) -> tuple[str, int, Setting | None]:
-    """Read ``MASTER_ADDR`` and ``MASTER_PORT`` for agents without node names.
+def _of_master_addr(inputs: Inputs, job: Job, head: HeadNode) -> HeadNode:
+    """Return the head node of ``MASTER_ADDR`` for agents without node names.
 
-    A user passes them to mpirun. With node names they are ignored, because hooks of
+    A user passes it to mpirun. With node names it is ignored, because hooks of
     containers export old values. A port that not all nodes know is also ignored.
     """
-    host = inputs.environ.get(MASTER_ADDR, "")
+    host, port = inputs.environ.get(MASTER_ADDR, ""), head.port
     if not host:
-        return "", port, None
+        return head
     explicit_port = inputs.environ.get(MASTER_PORT, "")
     if explicit_port and job.nodelist_is_shared:
-        port = int(values.port(Setting(explicit_port, MASTER_PORT)))
-    return host, port, Setting(host, MASTER_ADDR)
+        port = _exported_port(explicit_port)
+    return HeadNode(host, port, Setting(host, MASTER_ADDR))
+
+
+def _exported_port(text: str) -> int:
+    return int(values.port(Setting(text, MASTER_PORT)))
+
+
+def _port_0(options: Options, host: str) -> LaunchError:
+    endpoint, setting = options.endpoint, options.endpoint_setting
+    if endpoint is None or endpoint.port != 0:
+        setting = options["master_port"]
+    return LaunchError(
+        "HPC051",
+        f"{setting}: port 0 means a random port, which the other nodes cannot know. "
+        "Remove the port, or pass one: "
+        f"--rdzv_endpoint={join_endpoint(host, C10D_PORT)}",
+        everywhere=True,
+    )
+
+
+def _index_of(inputs: Inputs, job: Job, host: str) -> int | None:
+    """Return the index of the node with this name, also of its name for the site."""
+    if is_number(host):
+        return None
+    for index, name in enumerate(job.nodes):
+        names = (name, inputs.rewrite(name)) if name else ()
+        if any(same_host(each, host) for each in names):
+            return index
+    return None
 
 
 def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
@@ -148,21 +191,21 @@ def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
     numbers = [ipaddress.ip_address(h) for h in job.head_candidates if is_number(h)]
     if not numbers:
         return job.head_candidates[0]
-    here, is_first = inputs.network, job.node_rank == 0
-    others = [n for n in numbers if is_first or not here.owner(n)] or numbers
-    near = [n for n in others if here.shares(n)] or others
+    network, is_first = inputs.network, job.node_rank == 0
+    others = [n for n in numbers if is_first or not network.owner(n)] or numbers
+    near = [n for n in others if network.shares(n)] or others
     names = (inputs.rewrite(job.own_name), job.own_name)
-    own = next(filter(None, map(here.own_address, names)), None)
-    found = [n for n in near if own and here.address_toward(n) == own]
-    differ = inputs.mode.is_direct and len({*map(here.address_toward, near)}) > 1
-    if differ and not (found or is_first):
+    address = next(filter(None, map(network.own_address, names)), None)
+    same = [n for n in near if address and network.address_toward(n) == address]
+    differ = inputs.mode.is_direct and len({*map(network.address_toward, near)}) > 1
+    if differ and not (same or is_first):
         raise LaunchError(
             "HPC230",
             f"{job.launcher.name} runs at {' and '.join(map(str, near))}, and this "
             f"node's name, {job.own_name}, does not show which of these networks the "
             f"job uses. {network_hint(job)}",
         )
-    return str((found or near)[0])
+    return str((same or near)[0])
 
 
 def network_hint(job: Job, interface: Interface | None = None) -> str:
@@ -188,9 +231,9 @@ def head_hint(inputs: Inputs, job: Job, host: str) -> str:
     return f"{either}set the variable:{to_copy(line)}"
 
 
-def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
+def check_first_is_known(job: Job, head: HeadNode, option: str) -> None:
     """Check that all tasks know rank 0's node; its host completes ``option``."""
-    if "order" not in job.provenance or endpoint.setting:
+    if "order" not in job.provenance or head.setting:
         return
     first = job.own_name if job.task.rank == 0 else "HOST"
     raise LaunchError(
@@ -205,10 +248,8 @@ def check_first_is_known(job: Job, endpoint: Endpoint, option: str) -> None:
 # --- the exported endpoint, in direct mode --------------------------------------------
 
 
-def exported_endpoint(
-    inputs: Inputs, job: Job
-) -> tuple[tuple[str, int, Setting] | None, tuple[Message, ...]]:
-    """Return the endpoint of ``MASTER_ADDR`` and ``MASTER_PORT``, in direct mode.
+def exported(inputs: Inputs, job: Job) -> tuple[HeadNode | None, tuple[Message, ...]]:
+    """Return the head node of ``MASTER_ADDR`` and ``MASTER_PORT``, in direct mode.
 
     Users export them to place rank 0. Hooks of containers export values of another
     step: these are ignored, with a note.
@@ -226,14 +267,13 @@ def exported_endpoint(
         return None, (Message("HPC078", text),)
     port = inputs.free_port or port_of(job.launch_id)
     if exported_port:
-        port = int(values.port(Setting(exported_port, MASTER_PORT)))
+        port = _exported_port(exported_port)
     source = MASTER_ADDR if address else MASTER_PORT
     if not address and exported_port and job.is_ranked:
         address = LOOPBACK if inputs.mode is Mode.DIRECT_ONE_NODE else job.nodes[0]
     if not address:
         return None, ()  # neither is set, or only the launcher knows rank 0's node
-    setting = Setting(join_endpoint(address, port), source)
-    return (address, port, setting), ()
+    return HeadNode(address, port, Setting(join_endpoint(address, port), source)), ()
 
 
 def _may_be_first_node(inputs: Inputs, job: Job, address: str) -> bool:
@@ -263,94 +303,29 @@ def _is_named(address: str, node: str) -> bool:
 # --- for several modes ----------------------------------------------------------------
 
 
-def check_resolves(inputs: Inputs, host: str, setting: Setting | None) -> None:
+def is_explicit(options: Options) -> bool:
+    """Return whether the user has set the host, or the port."""
+    names = ("rdzv_endpoint", "master_addr", "master_port")
+    return any(name in options for name in names)
+
+
+def check_resolves(inputs: Inputs, head: HeadNode) -> None:
     """Check that an explicit host has an address here."""
-    if not inputs.network.resolve(host):
+    if not inputs.network.resolve(head.host):
         raise LaunchError(
             "HPC067",
-            f"{setting} does not resolve here. Pass a name or an address that does: "
-            "HOST:PORT",
+            f"{head.setting} does not resolve here. Pass a name or an address that "
+            "does: HOST:PORT",
         )
 
 
-def may_join(inputs: Inputs) -> bool:
+def may_join(options: Options) -> bool:
     """Return whether another agent of this machine can have the port.
 
     This is the rule of torch's c10d, unless the user sets ``is_host``.
     """
-    options = inputs.options
     is_told = "rdzv_endpoint" in options and options.rdzv_conf.is_host is None
     return options.is_c10d and is_told
-
-
-def hosts_of(job: Job) -> tuple[str, ...]:
-    """Return the names of the nodes by rank; unknown ones are empty.
-
-    Only this node's name is certain: under Slurm, a rank may be no place in the list.
-    """
-    own = {} if job.node_rank is None else {job.node_rank: job.own_name}
-    return placed(job.nodes, own)
-
-
-# --- the endpoint on this node --------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LocalEndpoint:
-    """The place where the nodes meet, as this node sees it.
-
-    Attributes:
-        connect_host: Number of ``host``, so that torch asks no name server. The name if
-            it has several numbers; empty if it has none.
-        local_address: This node's address; ``None`` if no known address is reachable
-            from other nodes.
-    """
-
-    host: str  # its name or number, as used here
-    name: str  # of this node, as used here
-    port: int
-    connect_host: str
-    local_address: Address | None
-    is_host: bool  # whether this node is the host
-    used_plain_name: bool  # whether others could use another name or address
-    warnings: tuple[Message, ...]  # problems that the launch survives
-
-    def __str__(self) -> str:
-        """Return host and port as an endpoint."""
-        return join_endpoint(self.host, self.port)
-
-
-def local_endpoint(
-    inputs: Inputs, job: Job, index: int, endpoint: Endpoint
-) -> LocalEndpoint:
-    """Resolve the endpoint on this node, which has this index in the job's nodes."""
-    warnings: list[Message] = []
-    host = _resolvable(inputs, endpoint.host, endpoint.plain, warnings)
-    _check_rank_0(inputs, job, endpoint, host)
-    plain = job.own_name
-    name = inputs.rewrite(plain)
-    name = host if name == endpoint.host else _resolvable(inputs, name, plain, warnings)
-    neighbours = filter(None, job.nodes[:index] + job.nodes[index + 1 :])
-    neighbour = next(neighbours, endpoint.plain)
-    named = _named_address(inputs, endpoint, host, name, neighbour)
-    own = explicit_local_address(inputs) if inputs.options.local_addr else named
-    connect_host = _connect_host(inputs, host)
-    if endpoint.node == index and not is_number(endpoint.host):
-        # It reaches its own store even if its name means 127.0.1.1 here.
-        connect_host = str(
-            named or connect_host or next(iter(inputs.network.resolve(host)), "")
-        )
-    return LocalEndpoint(
-        host=host,
-        name=name,
-        port=endpoint.port,
-        connect_host=connect_host,
-        local_address=own,
-        is_host=_is_host(inputs, job, index, endpoint, host),
-        used_plain_name=host != endpoint.host
-        or (endpoint.setting is None and any(map(is_number, job.head_candidates))),
-        warnings=tuple(warnings),
-    )
 
 
 def explicit_local_address(inputs: Inputs) -> Address:
@@ -365,125 +340,171 @@ def explicit_local_address(inputs: Inputs) -> Address:
     )
 
 
-def _named_address(
-    inputs: Inputs, endpoint: Endpoint, host: str, name: str, neighbour: str
-) -> Address | None:
+# --- as this node sees it -------------------------------------------------------------
+
+
+def on_this_node(inputs: Inputs, job: Job, index: int, head: HeadNode) -> HeadNode:
+    """Add this node's view of the head node; ``index`` is this node's in the job.
+
+    Check on rank 0 that the other nodes will look for it here.
+    """
+    host = _resolving(inputs, head.host, head.plain)
+    _check_rank_0(inputs, job, head, host)
+    fast = inputs.rewrite(job.own_name)
+    is_same = fast == head.host
+    name = host if is_same else _resolving(inputs, fast, job.own_name)
+    is_derived = head.setting is None
+    others_may_differ = is_derived and any(map(is_number, job.head_candidates))
+    used = replace(
+        head,
+        host=host,
+        local_name=name,
+        is_local=_is_local(inputs, job, index, head, host),
+        others_may_differ=others_may_differ or host != head.host,
+        warnings=_plain_names(inputs, {head.host: host, fast: name}),
+    )
+    return _with_addresses(inputs, job, index, used)
+
+
+def _with_addresses(inputs: Inputs, job: Job, index: int, head: HeadNode) -> HeadNode:
+    neighbours = filter(None, job.nodes[:index] + job.nodes[index + 1 :])
+    named = _named_address(inputs, head, next(neighbours, head.plain))
+    address = explicit_local_address(inputs) if inputs.options.local_addr else named
+    connect_host = _connect_host(inputs, head.host)
+    if head.index == index and not is_number(head.host):
+        # It reaches its own store even if its name means 127.0.1.1 here.
+        any_address = next(iter(inputs.network.resolve(head.host)), "")
+        connect_host = str(named or connect_host or any_address)
+    return replace(head, connect_host=connect_host, local_address=address)
+
+
+def _named_address(inputs: Inputs, head: HeadNode, neighbour: str) -> Address | None:
     """Return the address by which the other nodes know this one.
 
     An address of the node's name that an interface owns comes first, then the kernel's
     source address toward a neighbour. An explicit endpoint that is no node's name
     chooses the network.
     """
+    network = inputs.network
     return (
-        (inputs.network.address_near(host) if endpoint.node is None else None)
-        or inputs.network.own_address(name)
-        or inputs.network.address_near(inputs.rewrite(neighbour))
-        or inputs.network.address_near(neighbour)
+        (network.address_near(head.host) if head.index is None else None)
+        or network.own_address(head.local_name)
+        or network.address_near(inputs.rewrite(neighbour))
+        or network.address_near(neighbour)
     )
 
 
 def _connect_host(inputs: Inputs, host: str) -> str:
-    known = inputs.network.addresses_of(host)
-    if not known:
+    addresses = inputs.network.addresses_of(host)
+    if not addresses:
         return ""
-    alike = [address for address in known if address.version == known[0].version]
+    alike = [each for each in addresses if each.version == addresses[0].version]
     # Torch tries all addresses of a name.
     return str(alike[0]) if len(alike) == 1 else host
 
 
-def _resolvable(inputs: Inputs, host: str, plain: str, warnings: list[Message]) -> str:
-    if host == plain or inputs.network.resolve(host):
-        return host
+def _resolving(inputs: Inputs, fast: str, plain: str) -> str:
+    """Return the name for the site if it resolves here, otherwise the plain name."""
+    return fast if fast == plain or inputs.network.resolve(fast) else plain
+
+
+def _plain_names(inputs: Inputs, used: Mapping[str, str]) -> tuple[Message, ...]:
+    """Return a warning for each name that is used instead of the name for the site."""
     site = inputs.site.name if inputs.site else ""
-    text = (
-        f"{host} does not resolve here, although site {site!r} uses this name. Using "
-        f"{plain}. If this is not that site, pass --hpc-site=none"
+    return tuple(
+        Message(
+            "HPC056",
+            f"{fast} does not resolve here, although site {site!r} uses this name. "
+            f"Using {name}. If this is not that site, pass --hpc-site=none",
+        )
+        for fast, name in used.items()
+        if name != fast
     )
-    warnings.append(Message("HPC056", text))
-    return plain
 
 
-def _is_host(
-    inputs: Inputs, job: Job, index: int, endpoint: Endpoint, host: str
-) -> bool:
-    """Return whether this node is the host.
+def _is_local(inputs: Inputs, job: Job, index: int, head: HeadNode, host: str) -> bool:
+    """Return whether this node is the head node.
 
-    The host is the node that the endpoint names, otherwise the owner of its address,
-    otherwise the first node.
+    The head node is the one that the endpoint names, otherwise the owner of its
+    address, otherwise the first node.
     """
-    if endpoint.node is not None:
-        return index == endpoint.node
+    if head.index is not None:
+        return index == head.index
     if inputs.network.own_address(host) is not None:
         return True
     if index > 0:
         return False
-    wanted = set(inputs.network.addresses_of(host))
+    addresses = {*inputs.network.addresses_of(host)}
     return not any(
-        wanted.intersection(inputs.network.addresses_of(name))
+        addresses.intersection(inputs.network.addresses_of(name))
         for node in filter(None, job.nodes[1:])
         for name in dict.fromkeys((inputs.rewrite(node), node))
     )
 
 
-def _check_rank_0(inputs: Inputs, job: Job, endpoint: Endpoint, host: str) -> None:
-    """Check on rank 0 that the other nodes will look for it here."""
+def _check_rank_0(inputs: Inputs, job: Job, head: HeadNode, host: str) -> None:
+    setting = head.setting
     is_first = job.node_rank == 0
     if inputs.mode.is_direct:
         is_first = job.task.rank == 0  # hosts in another order: on any node
-    elif not job.head_candidates or (
-        endpoint.setting and endpoint.setting.source != MASTER_ADDR
-    ):
+    elif not job.head_candidates or (setting and setting.source != MASTER_ADDR):
         return  # the agents find each other, and the scheduler ranks them
-    here = job.hostname or job.own_name
-    if not is_first or same_host(host, here) or same_host(endpoint.plain, here):
+    hostname = job.hostname or job.own_name
+    names = (host, head.plain)
+    if not is_first or any(same_host(name, hostname) for name in names):
         return
-    if any(map(inputs.network.local_address, (host, endpoint.plain))):
+    if any(map(inputs.network.local_address, names)):
         return
-    source = job.provenance["nodes" if job.nodes[0] else "head"]
-    if endpoint.setting:
-        source = endpoint.setting.source
-    text = f"{source}). Let {job.launcher.name} place it there. Or"
-    if not job.nodes[0] and not endpoint.setting:
+    if setting or job.nodes[0]:
+        source = setting.source if setting else job.provenance["nodes"]
+        text = f"{source}). Let {job.launcher.name} place it there. Or"
+    else:
+        source = job.provenance["head"]
         text = f"{source}), where {job.launcher.name} runs. To name its host,"
     raise LaunchError(
         "HPC039",
-        f"rank 0 is on {here}, but the other nodes will look for it on "
-        f"{endpoint.plain} ({text} {head_hint(inputs, job, here)}",
+        f"rank 0 is on {hostname}, but the other nodes will look for it on "
+        f"{head.plain} ({text} {head_hint(inputs, job, hostname)}",
     )
 
 
-def unreachable(
-    inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint
-) -> LaunchError:
+# --- its sources and faults -----------------------------------------------------------
+
+
+def unreachable(inputs: Inputs, job: Job, head: HeadNode) -> LaunchError:
     """Return why this node cannot reach the head node."""
-    known = ", ".join(str(address) for address in inputs.network.resolve(here.host))
-    fault = f"resolves only to {known} here" if known else "does not resolve here"
-    fix = f" --rdzv_endpoint=HOST:{here.port}"
+    addresses = ", ".join(map(str, inputs.network.resolve(head.host)))
+    fault = "does not resolve here"
+    if addresses:
+        fault = f"resolves only to {addresses} here"
+    fix = f" --rdzv_endpoint=HOST:{head.port}"
     if inputs.mode.is_direct:
         fix = to_copy(f"export {MASTER_ADDR}=HOST")
     return LaunchError(
         "HPC059",
-        f"the head node's name {here.host} "
-        f"({endpoint.setting or job.provenance['nodes']}) {fault}. Pass a name or an "
+        f"the head node's name {head.host} "
+        f"({head.setting or job.provenance['nodes']}) {fault}. Pass a name or an "
         f"address that every node can reach:{fix}",
         # An explicit name is wrong on all nodes, a derived one perhaps only here. An
         # agent would find out, a task in direct mode cannot.
-        everywhere=endpoint.setting is not None and not inputs.mode.is_direct,
+        everywhere=head.setting is not None and not inputs.mode.is_direct,
     )
 
 
-def source_of(inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint) -> str:
+def source_of(inputs: Inputs, job: Job, head: HeadNode) -> str:
     """Return the source of host and port."""
-    parts = [str(endpoint.setting)]
-    if endpoint.setting is None:
+    if head.setting is not None:
+        parts = [str(head.setting)]
+    elif job.nodes[0]:
         parts = [f"first of {job.provenance['nodes']}"]
-        if not job.nodes[0]:
-            one = len(job.nodes) == 1
-            parts = ["this node" if one else f"by {job.provenance['head']}"]
-    if here.host != endpoint.plain and inputs.site:
-        parts.append(f"{here.host} by site {inputs.site.name}")
-    if here.connect_host != here.host:
+    elif len(job.nodes) == 1:
+        parts = ["this node"]
+    else:
+        parts = [f"by {job.provenance['head']}"]
+    if head.host != head.plain and inputs.site:
+        parts.append(f"{head.host} by site {inputs.site.name}")
+    if head.connect_host != head.host:
         parts.append("its address")
-    if endpoint.port == port_of(job.launch_id):
+    if head.port == port_of(job.launch_id):
         parts.append(f"port by hash of {job.launch_id}")
     return ", ".join(parts)

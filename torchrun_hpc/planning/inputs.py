@@ -65,11 +65,9 @@ class Inputs:
         return patch in {*self.options.hpc_without_patches, *incompatible}
 
     @property
-    def the_job(self) -> Job:
-        """The job, in a mode that has one."""
-        if self.job is None:
-            raise ValueError(f"{self.mode} without a job")
-        return self.job
+    def direct_job(self) -> Job | None:
+        """The job in direct mode, where each of its tasks is a worker."""
+        return self.job if self.mode.is_direct else None
 
     @property
     def site_setting(self) -> Setting | None:

@@ -11,15 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.values import C10D, STATIC
 from torchrun_hpc.planning import head_node, messages, network_env
 from torchrun_hpc.planning.head_node import C10D_PORT, LOOPBACK, STATIC_PORT
-from torchrun_hpc.planning.meeting import Meeting, key_file
+from torchrun_hpc.planning.meeting import Meeting, key_file, with_environment
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from torchrun_hpc.host.network import Address
+    from torchrun_hpc.planning.head_node import HeadNode
     from torchrun_hpc.planning.inputs import Inputs
 
 
@@ -34,17 +33,17 @@ def meet(inputs: Inputs) -> Meeting:
             "pass on every node: --rdzv_backend=c10d --rdzv_endpoint=HOST:PORT",
         )
     port = C10D_PORT if options.backend == C10D else STATIC_PORT
-    host, port, setting = head_node.explicit_endpoint(options, LOOPBACK, port)
-    own, is_host, derived = None, True, {}
-    if setting is not None:
-        head_node.check_resolves(inputs, host, setting)
-        own = inputs.network.address_near(host)
-        is_host = inputs.network.local_address(host) is not None
+    head = head_node.explicit(options, LOOPBACK, port)
+    is_host, derived = True, {}
+    if head.setting is not None:
+        head_node.check_resolves(inputs, head)
+        head = replace(head, local_address=inputs.network.address_near(head.host))
+        is_host = inputs.network.local_address(head.host) is not None
         if options.backend == C10D:
-            derived = _c10d_options(inputs, own, host)
-    listen = inputs.network.own_address(host) if "rdzv_conf" in derived else None
-    environment = network_env.network(replace(inputs, site=None), own)
-    return Meeting(
+            derived = _c10d_options(inputs, head)
+    address = head.local_address
+    listen = inputs.network.own_address(head.host) if "rdzv_conf" in derived else None
+    meeting = Meeting(
         backend=options.backend,
         nodes=options.nnodes.high,
         node_rank=options.node_rank,
@@ -52,18 +51,18 @@ def meet(inputs: Inputs) -> Meeting:
         fewest=options.nnodes.low,
         may_grow=True,
         key=key_file(inputs),
-        endpoint=join_endpoint(host, port) if setting else options.rdzv_endpoint,
-        connect_host=host if setting else "",
-        ports=(port,) if setting else (),
-        local_address=None if own is None else str(own),
-        listen=(str(listen), port) if listen else None,
-        may_join=head_node.may_join(inputs),
-        interface=network_env.interface_name(inputs.environ, environment),
+        endpoint=str(head) if head.setting else options.rdzv_endpoint,
+        connect_host=head.host if head.setting else "",
+        ports=(head.port,) if head.setting else (),
+        local_address=None if address is None else str(address),
+        listen=(str(listen), head.port) if listen else None,
+        may_join=head_node.may_join(options),
         options=derived,
-        environment=environment,
         notes=messages.unused_on_one_node(inputs, "without a scheduler"),
-        warnings=_warning_of_node_0(inputs, setting, is_host=is_host),
+        warnings=_warning_of_node_0(inputs, head.setting, is_host=is_host),
     )
+    environment = network_env.network(replace(inputs, site=None), address)
+    return with_environment(inputs, meeting, environment)
 
 
 def _warning_of_node_0(
@@ -78,18 +77,19 @@ def _warning_of_node_0(
     return (Message("HPC137", text),)
 
 
-def _c10d_options(inputs: Inputs, own: Address | None, host: str) -> dict[str, Setting]:
+def _c10d_options(inputs: Inputs, head: HeadNode) -> dict[str, Setting]:
     """Return options that torch derives wrongly on a machine with several networks.
 
-    Torch knows this machine by the addresses of its name. ``is_host`` is set only if
-    that is not enough: with it, torch would not join another agent of this machine.
+    Torch recognises this machine by the addresses to which its host name resolves.
+    ``is_host`` is set only if that is not enough: with it, torch would not join another
+    agent of this machine.
     """
     options = {}
-    address, conf = inputs.network.own_address(host), inputs.options.rdzv_conf
-    is_known = address in inputs.network.addresses_of(inputs.hostname)
-    if address is not None and not is_known and not conf.uses_file:
+    address, conf = inputs.network.own_address(head.host), inputs.options.rdzv_conf
+    is_recognised = address in inputs.network.addresses_of(inputs.hostname)
+    if address is not None and not is_recognised and not conf.uses_file:
         text = conf.filled(is_host=1)
         options["rdzv_conf"] = Setting(text, "owner of the address")
-    if own is not None and "local_addr" not in inputs.options:
-        options["local_addr"] = Setting(str(own), "this node's address")
+    if head.local_address is not None and "local_addr" not in inputs.options:
+        options["local_addr"] = Setting(str(head.local_address), "this node's address")
     return options

@@ -7,17 +7,20 @@ others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.names import placed
 from torchrun_hpc.options.values import C10D, NONE, REQUIRE, SCHEDULER, STATIC
+from torchrun_hpc.planning import network_env
 from torchrun_hpc.schedulers.job import Launcher
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
+    from torchrun_hpc.schedulers.job import Job
 
 
 @dataclass(frozen=True)
@@ -43,64 +46,79 @@ class KeyFile:
 
 @dataclass(frozen=True)
 class Meeting:
-    """The nodes, and where they meet.
+    """The nodes, and where they meet."""
 
-    Attributes:
-        report_rank: Rank that decides who reports: the node's, or the task's in direct
-            mode.
-        started: The end of what must be equal in the command, with a digest of all of
-            it; empty if ``launch_id`` identifies a launch.
-        fast_hosts: Their names on the fast network, by the site's rule, unresolved.
-        site: Name of the site, with the variable that identifies it.
-        compared: Values that should be equal on all nodes, for a message.
-        ports: Ports of the coordinator, in the order in which it tries them.
-        notice_ports: Ports on which it reports that ``ports`` are taken.
-        coordinator: Rank of the node that hosts the rendezvous; ``None`` if only that
-            node knows.
-        is_coordinator: Whether this node hosts it; without ``ports``, in the agent's
-            process.
-        local_address: This node's address for the job, as a number; ``None`` if
-            unknown.
-        listen: Address and port on which this process hosts the rendezvous; ``None`` if
-            it hosts none, or listens on all addresses.
-        may_join: Whether another agent of this machine can have the port and be the
-            host.
-        options: Derived options of torchrun, by their names in its parser.
-    """
-
-    backend: str  # ``scheduler`` and ``direct`` are ours, the others are torch's
+    # --- who takes part ---
+    # ``scheduler`` and ``direct`` are ours, the others are torch's.
+    backend: str
+    # Number of nodes, with the spares.
     nodes: int = 1
     node_rank: int = 0
+    # Rank that decides who reports: the node's, or the task's in direct mode.
     report_rank: int = 0
-    launch_id: str = ""  # of this launch alone; can be empty on one node
-    started_by: Launcher | None = None  # as in `Job`
+    # Unique name of this launch; can be empty on one node.
+    launch_id: str = ""
+    # As in `Job`.
+    started_by: Launcher | None = None
+    # The end of what must be equal in the command, with a digest of all of it; empty if
+    # ``launch_id`` identifies a launch.
     started: str = ""
-    hosts: tuple[str, ...] = ()  # by rank; empty without a scheduler
+    # Names of the nodes by rank, empty ones if unknown; none without a scheduler.
+    hosts: tuple[str, ...] = ()
+    # Their names on the fast network, by the site's rule, unresolved.
     fast_hosts: tuple[str, ...] = ()
-    fewest: int = 0  # number of nodes that is enough to start; 0 if all are needed
-    may_grow: bool = False  # whether agents of other launches can join
-    silence_timeout: int = 0  # seconds that an agent may be silent, if ours
+    # Number of nodes that is enough to start; 0 if all are needed.
+    fewest: int = 0
+    # Whether agents of other launches can join.
+    may_grow: bool = False
+    # Seconds that an agent may be silent, if the rendezvous is ours.
+    silence_timeout: int = 0
     spares: Spares = field(default_factory=Spares)
-    key: KeyFile = field(default_factory=KeyFile)  # empty if nobody else can connect
+    # Its path is empty if nobody else can connect.
+    key: KeyFile = field(default_factory=KeyFile)
+    # Name of the site, with the variable that identifies it.
     site: Setting | None = None
+    # Values that should be equal on all nodes, for a message.
     compared: str = ""
-    endpoint: str = ""  # for messages
-    connect_host: str = ""  # address or name to connect to; empty if torch finds it
+
+    # --- where they meet ---
+    # Host and port, for messages.
+    endpoint: str = ""
+    # Address or name to connect to; empty if torch finds it.
+    connect_host: str = ""
+    # Ports of the coordinator, in the order in which it tries them.
     ports: tuple[int, ...] = ()
+    # Ports on which it reports that ``ports`` are taken.
     notice_ports: tuple[int, ...] = ()
+    # Rank of the node that hosts the rendezvous; ``None`` if only that node knows.
     coordinator: int | None = None
+    # Whether this node hosts it; without ``ports``, in the agent's process.
     is_coordinator: bool = False
+    # This node's address for the job, as a number; ``None`` if unknown.
     local_address: str | None = None
+    # Address and port on which this process hosts the rendezvous; ``None`` if it hosts
+    # none, or listens on all addresses.
     listen: tuple[str, int] | None = None
+    # Whether another agent of this machine can have the port and be the host.
     may_join: bool = False
-    interface: str = ""  # of gloo, for messages; empty if gloo chooses it
+    # Interfaces of gloo and NCCL, for messages; empty if gloo chooses its own.
+    interface: str = ""
+
+    # --- what follows ---
+    # Derived options of torchrun, by their names in its parser.
     options: Mapping[str, Setting] = field(default_factory=dict)
+    # Variables to set, by name.
     environment: Mapping[str, Setting] = field(default_factory=dict)
-    notes: tuple[Message, ...] = ()  # corrections, the same on all nodes
-    advice: tuple[Message, ...] = ()  # probable mistakes
-    warnings: tuple[Message, ...] = ()  # problems of this node that the launch survives
-    hint: str = ""  # for nodes that do not join
-    network_hint: str = ""  # for a node that does not reach the head node
+    # Corrections, the same on all nodes.
+    notes: tuple[Message, ...] = ()
+    # Probable mistakes.
+    advice: tuple[Message, ...] = ()
+    # Problems of this node that the launch survives.
+    warnings: tuple[Message, ...] = ()
+    # Advice about nodes that do not join.
+    hint: str = ""
+    # Advice to a node that does not reach the head node.
+    network_hint: str = ""
 
     @property
     def active(self) -> int:
@@ -130,6 +148,49 @@ class Meeting:
         is_known = self.nodes > 1 and bool(self.hosts)
         can_meet = self.backend in {C10D, STATIC} and not options.rdzv_conf.uses_file
         return self.is_ours or (bool(options.hpc_dry_run) and is_known and can_meet)
+
+
+# --- parts that several modes share ---------------------------------------------------
+
+
+def meeting_of(inputs: Inputs, job: Job, backend: str) -> Meeting:
+    """Return the nodes of a step, with this node's rank, and the launch."""
+    node_rank, _ = place_of(job)
+    hosts = hosts_of(job)
+    return Meeting(
+        backend=backend,
+        nodes=len(job.nodes),
+        node_rank=node_rank,
+        report_rank=node_rank,
+        launch_id=job.launch_id,
+        hosts=hosts,
+        fast_hosts=tuple(map(inputs.rewrite, hosts)),
+    )
+
+
+def with_environment(
+    inputs: Inputs, meeting: Meeting, environment: Mapping[str, Setting]
+) -> Meeting:
+    """Return the meeting with variables to set, and the interfaces that they name."""
+    interface = network_env.interface_name(inputs.environ, environment)
+    return replace(meeting, environment=environment, interface=interface)
+
+
+def place_of(job: Job) -> tuple[int, int]:
+    """Return the rank of this node, and its index in the job's nodes."""
+    if job.node_rank is None or job.index is None:
+        text = "this process is not on one of the job's nodes. Start it with "
+        raise LaunchError("HPC068", text + job.launcher.name)
+    return job.node_rank, job.index
+
+
+def hosts_of(job: Job) -> tuple[str, ...]:
+    """Return the names of the nodes by rank; unknown ones are empty.
+
+    Only this node's name is certain: under Slurm, a rank may be no place in the list.
+    """
+    certain = {} if job.node_rank is None else {job.node_rank: job.own_name}
+    return placed(job.nodes, certain)
 
 
 # --- the proof of ownership -----------------------------------------------------------

@@ -13,9 +13,8 @@ from torchrun_hpc.schedulers.job import LaunchContext, Launcher
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torchrun_hpc.planning.head_node import LocalEndpoint
+    from torchrun_hpc.planning.head_node import HeadNode
     from torchrun_hpc.planning.inputs import Inputs
-    from torchrun_hpc.schedulers.job import Job
 
 NO_SCHEDULER = "no scheduler"
 
@@ -77,60 +76,53 @@ def unused_on_one_node(inputs: Inputs, where: str) -> tuple[Message, ...]:
     return unused(inputs, where, [name for name in is_useless if is_useless[name]])
 
 
-def warnings(inputs: Inputs, here: LocalEndpoint, host: str) -> tuple[Message, ...]:
-    """Return the problems of this node that the launch works around."""
-    found = [*here.warnings, *network_env.warnings(inputs)]
-    interface = inputs.network.owner(here.local_address)
-    if here.local_address is None:
+def warnings(inputs: Inputs, head: HeadNode, host: str) -> tuple[Message, ...]:
+    """Return the problems of this node, ``host``, that the launch works around."""
+    problems = [*head.warnings, *network_env.warnings(inputs)]
+    address, name = head.local_address, head.local_name
+    interface = inputs.network.owner(address)
+    if address is None:
         text = (
             f"{host} has no known address that other nodes can reach, so "
             f"{network_env.GLOO} and {network_env.NCCL} are not set, and torch listens "
             "on all interfaces. In a container, use the host's network. Otherwise "
             "export both variables, and pass --local-addr"
         )
-        found.append(Message("HPC057", text))
+        problems.append(Message("HPC057", text))
     elif interface and not interface.up:
         text = (
-            f"interface {interface.name}, which has {here.local_address}, is down, "
-            "so no other node can reach this one. Report it to the centre, and exclude "
-            "this node until it is repaired"
+            f"interface {interface.name}, which has {address}, is down, so no other "
+            "node can reach this one. Report it to the centre, and exclude this node "
+            "until it is repaired"
         )
-        found.append(Message("HPC165", text))
-    elif "local_addr" not in inputs.options and is_foreign(inputs, here.name):
-        used = f"The other nodes use {here.local_address}. If they cannot reach it"
-        found.append(foreign(inputs, here.name, used))
-    return tuple(found)
+        problems.append(Message("HPC165", text))
+    elif "local_addr" not in inputs.options and is_foreign(inputs, name):
+        used = f"The other nodes use {address}. If they cannot reach it"
+        problems.append(foreign(inputs, name, used))
+    return tuple(problems)
 
 
 def foreign(inputs: Inputs, host: str, but: str) -> Message:
     """Return that no interface here has a name's address; ``but`` begins the remedy."""
-    known = ", ".join(map(str, inputs.network.addresses_of(host)))
-    own = inputs.network.own_addresses()
+    network = inputs.network
+    addresses = ", ".join(map(str, network.addresses_of(host)))
     text = (
-        f"{host} resolves to {known}, which no interface of this node has ({own}). "
-        f"{but}, let the container use the host's network"
+        f"{host} resolves to {addresses}, which no interface of this node has "
+        f"({network.own_addresses()}). {but}, let the container use the host's network"
     )
     return Message("HPC136", text)
 
 
 def is_foreign(inputs: Inputs, host: str) -> bool:
     """Return whether a name of this node has only addresses of other machines."""
-    known = inputs.network.addresses_of(host)
-    return bool(known) and not any(map(inputs.network.owner, known))
+    addresses = inputs.network.addresses_of(host)
+    return bool(addresses) and not any(map(inputs.network.owner, addresses))
 
 
 def fail_together(launcher: Launcher) -> str:
     """Return the launcher's option that ends all tasks of a launch, if it has one."""
     option = launcher.fail_together
     return f"{option} ends all tasks when one fails" if option else ""
-
-
-def place_of(job: Job) -> tuple[int, int]:
-    """Return the rank of this node, and its index in the job's nodes."""
-    if job.node_rank is None or job.index is None:
-        text = "this process is not on one of the job's nodes. Start it with "
-        raise LaunchError("HPC068", text + job.launcher.name)
-    return job.node_rank, job.index
 
 
 def nested(environ: Mapping[str, str], run_id: str) -> LaunchError | None:

@@ -33,14 +33,13 @@ def meet(inputs: Inputs) -> Meeting:
             "them",
             everywhere=True,
         )
-    where = {"rdzv_endpoint", "master_addr", "master_port"} & {*options.given}
-    has_endpoint = bool(where) and not options.standalone
+    has_endpoint = head_node.is_explicit(options) and not options.standalone
     listen = _listens(inputs) if has_endpoint else (LOOPBACK, 0)
     if options.standalone and "rdzv_backend" in options:
         derived["rdzv_backend"] = Setting(C10D, "--standalone")
         derived["rdzv_endpoint"] = Setting("localhost:0", "--standalone")
     if not options.standalone and not options.is_static:
-        derived |= _c10d_options(inputs, is_host=bool(where and listen))
+        derived |= _c10d_options(inputs, is_host=has_endpoint and listen is not None)
     # Torch would publish getfqdn(), which does not always resolve: pytorch#174513.
     address = LOOPBACK
     if options.local_addr:
@@ -103,8 +102,8 @@ def _range_note(inputs: Inputs) -> tuple[Message, ...]:
 
 def _c10d_options(inputs: Inputs, *, is_host: bool) -> dict[str, Setting]:
     job, asked = inputs.job, inputs.options
-    where = {"rdzv_backend", "rdzv_endpoint", "rdzv_id"}
-    if job is None and not where.intersection(asked.given):
+    names = ("rdzv_backend", "rdzv_endpoint", "rdzv_id")
+    if job is None and not any(name in asked for name in names):
         return {"standalone": Setting(value=True, source=_RULE)}
     options = {"rdzv_backend": Setting(C10D, _RULE)}
     if asked.is_c10d:
@@ -123,11 +122,11 @@ def _c10d_options(inputs: Inputs, *, is_host: bool) -> dict[str, Setting]:
 def _listens(inputs: Inputs) -> tuple[str, int] | None:
     options = inputs.options
     port = STATIC_PORT if options.is_static else C10D_PORT
-    host, port, setting = head_node.explicit_endpoint(options, LOOPBACK, port)
+    head = head_node.explicit(options, LOOPBACK, port)
     if not options.is_static and not options.is_c10d:
         return None
-    head_node.check_resolves(inputs, host, setting)
+    head_node.check_resolves(inputs, head)
     if options.rdzv_conf.is_host is False:
         return None
-    own = inputs.network.local_address(host)
-    return None if own is None else (str(own), port)
+    address = inputs.network.local_address(head.host)
+    return None if address is None else (str(address), head.port)

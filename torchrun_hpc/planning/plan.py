@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 
 _OF_AGENT = ("hpc_stall_report", "hpc_outcome", "hpc_without_patches", "hpc_rendezvous")
 
+# How the nodes of a job meet.
 _MEETINGS = {
-    Mode.ONE_NODE: one_node.meet,
     Mode.SEVERAL_NODES: several_nodes.meet,
-    Mode.MANUAL: manual.meet,
     Mode.DIRECT: direct.meet_on_several,
     Mode.DIRECT_ONE_NODE: direct.meet_on_one_node,
 }
@@ -78,7 +77,12 @@ def meet(inputs: Inputs) -> Meeting:
     network_env.check_gloo(inputs.environ, inputs.network)
     several_nodes.check_rendezvous(inputs)
     several_nodes.check_spares(inputs)
-    meeting = _MEETINGS[inputs.mode](inputs)
+    if inputs.mode is Mode.ONE_NODE:
+        meeting = one_node.meet(inputs)
+    elif inputs.job is None:
+        meeting = manual.meet(inputs)
+    else:
+        meeting = _MEETINGS[inputs.mode](inputs, inputs.job)
     check_key(inputs, meeting)
     return meeting
 
@@ -116,19 +120,17 @@ def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
 def _workers(inputs: Inputs) -> Workers:
     bound = binding.plan(inputs)
     threads = resources.worker_threads(inputs, bound)
-    if not inputs.mode.is_direct:
-        return Workers(inputs.node.workers, 0, threads, bound, inputs.preload)
-    task = inputs.the_job.task
-    gpu = resources.own_gpu(inputs) if inputs.options.virtual_local_rank else {}
-    return Workers(task.local_size, task.size, threads | gpu, bound)
+    if job := inputs.direct_job:
+        gpu = resources.own_gpu(inputs, job)
+        return Workers(job.task.local_size, job.task.size, threads | gpu, bound)
+    return Workers(inputs.node.workers, 0, threads, bound, inputs.preload)
 
 
 def _messages(inputs: Inputs, meeting: Meeting, own: Workers) -> Messages:
-    of_node = (
-        resources.task_advice(inputs, own)
-        if inputs.mode.is_direct
-        else resources.advice(inputs, own, meeting.nodes)
-    )
+    if job := inputs.direct_job:
+        of_node = resources.task_advice(inputs, job, own)
+    else:
+        of_node = resources.advice(inputs, own, meeting.nodes)
     return Messages(
         title=messages.title(inputs, meeting.nodes),
         notes=(

@@ -74,7 +74,8 @@ def worker_threads(inputs: Inputs, binding: Binding | None) -> dict[str, Setting
         return {OMP: Setting("1", "torchrun's default")}
     # The scheduler's value counts as unset. Over ssh, other nodes may lack it. Tasks in
     # direct mode cannot compare their values.
-    is_lacked = inputs.mode is Mode.DIRECT and not inputs.the_job.nodelist_is_shared
+    job = inputs.job if inputs.mode is Mode.DIRECT else None
+    is_lacked = job is not None and not job.nodelist_is_shared
     if inputs.environ.get(OMP) or is_lacked:
         source = f"this process's CPUs; {inputs.promise.threads.source}".rstrip("; ")
         return {OMP: Setting(str(_share(node, binding)), source)}
@@ -105,12 +106,11 @@ def advice(inputs: Inputs, workers: Workers, nodes: int) -> tuple[Message, ...]:
     )
 
 
-def task_advice(inputs: Inputs, workers: Workers) -> tuple[Message, ...]:
+def task_advice(inputs: Inputs, job: Job, workers: Workers) -> tuple[Message, ...]:
     """Return warnings about probable mistakes in direct mode.
 
     Tasks of a node mostly find the same. The second one reports it.
     """
-    job = inputs.the_job
     if (job.node_rank, job.task.local_rank) != (0, 1):  # the second of the first node
         is_first = job.task.rank == 0
         return tuple(_about_threads(inputs, workers)) if is_first else ()
@@ -142,9 +142,11 @@ def _about_own_gpu(inputs: Inputs) -> Iterator[Message]:
         )
 
 
-def own_gpu(inputs: Inputs) -> dict[str, Setting]:
+def own_gpu(inputs: Inputs, job: Job) -> dict[str, Setting]:
     """Return the variable that shows a task only its GPU, for --virtual-local-rank."""
-    rank, source = inputs.the_job.task.local_rank, "--virtual-local-rank"
+    if not inputs.options.virtual_local_rank:
+        return {}
+    rank, source = job.task.local_rank, "--virtual-local-rank"
     visible = _visible(inputs.environ)
     if not visible:
         return {VISIBLE[0]: Setting(str(rank), source)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shlex
 from dataclasses import replace
@@ -12,13 +13,22 @@ from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.options import EQUAL, OF_STATIC
 from torchrun_hpc.options.values import C10D, SCHEDULER, STATIC
 from torchrun_hpc.planning import head_node, messages, network_env, resources
-from torchrun_hpc.planning.meeting import Meeting, Spares, key_file
+from torchrun_hpc.planning.meeting import (
+    Meeting,
+    Spares,
+    hosts_of,
+    key_file,
+    meeting_of,
+    place_of,
+    with_environment,
+)
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.preflight import JOIN_TIMEOUT
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from torchrun_hpc.planning.head_node import Endpoint, LocalEndpoint
+    from torchrun_hpc.options.options import Options
+    from torchrun_hpc.planning.head_node import HeadNode
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.schedulers.job import Job
 
@@ -29,78 +39,117 @@ READ_TIMEOUT = 600
 _SHORT = 160  # characters of a command: its end has the script and its arguments
 
 
-def meet(inputs: Inputs) -> Meeting:
+# Options that name the endpoint. --rdzv-conf can name the host.
+OF_ENDPOINT = ("rdzv_endpoint", "master_addr", "master_port", "rdzv_conf")
+
+
+def meet(inputs: Inputs, job: Job) -> Meeting:
     """Return where the nodes of a step meet; refuse options that do not fit it."""
-    job, options = inputs.the_job, inputs.options
-    is_possible = meets_by_ours(inputs) and not inputs.lacks("watch_workers")
-    if options.hpc_spares and not is_possible:
-        raise spares_not_possible(inputs)
+    options = inputs.options
+    _check_number_of_spares(inputs, job)
     _check_nnodes(inputs, job)
     problem = messages.nested(inputs.environ, job.launch_id)
-    has_endpoint = {"rdzv_endpoint", "master_addr", "master_port"} & {*options.given}
-    if problem and not has_endpoint:
+    if problem and not head_node.is_explicit(options):
         raise problem
-    return meet_anyway(inputs)
-
-
-def meet_anyway(inputs: Inputs) -> Meeting:
-    """Return where the nodes of a step meet, even if they cannot start."""
-    job, options = inputs.the_job, inputs.options
-    node_rank, index = messages.place_of(job)
-    endpoint = head_node.endpoint_of(inputs, job)
+    node_rank, index = place_of(job)
+    by_name = head_node.by_name(inputs, job)
     if options.is_static:
-        head_node.check_first_is_known(job, endpoint, "--master_addr=")
-        _check_static(inputs, job, node_rank, endpoint)
-    here = _local_endpoint(inputs, job, index, endpoint)
-    meets_here = options.is_static or options.is_c10d
+        head_node.check_first_is_known(job, by_name, "--master_addr=")
+        _check_static(inputs, job, node_rank, by_name)
+    head = _on_this_node(inputs, job, index, by_name)
+    if options.is_static and head.is_local != (node_rank == 0):
+        source = head.setting or head.plain
+        raise _not_on_node_0(job, f"{source} is not an address of node 0")
+    meeting = _meeting(inputs, job, head)
+    notes = (*_notes(inputs, head), *messages.interactive_note(inputs))
+    return replace(
+        meeting,
+        options=_options(inputs, job, head),
+        notes=notes,
+        advice=_advice_on_spares(inputs) + network_env.advice(inputs),
+        warnings=messages.warnings(inputs, head, meeting.hosts[node_rank]),
+    )
+
+
+def meeting_to_give_up(inputs: Inputs, job: Job) -> Meeting:
+    """Return where a node that cannot start tells the others; without derived options.
+
+    Wrong options count as not set. If the explicit endpoint is at fault, all nodes with
+    that fault meet without it.
+
+    Raises:
+        LaunchError: This node does not know the head node, or cannot reach it.
+    """
+    wrong = ("local_addr", *inputs.options.wrong)
+    with contextlib.suppress(LaunchError):
+        return _meeting_without(inputs, job, *wrong)
+    return _meeting_without(inputs, job, *wrong, *OF_ENDPOINT)
+
+
+def _meeting_without(inputs: Inputs, job: Job, *names: str) -> Meeting:
+    options = inputs.options.without(*names)
+    if options.problem is not None:
+        raise options.problem
+    if inputs.site is not None:
+        options = options.with_site(inputs.site.name, inputs.site.options)
+    inputs = replace(inputs, options=options)
+    _, index = place_of(job)
+    by_name = head_node.by_name(inputs, job)
+    return _meeting(inputs, job, _on_this_node(inputs, job, index, by_name))
+
+
+def _on_this_node(inputs: Inputs, job: Job, index: int, by_name: HeadNode) -> HeadNode:
+    options = inputs.options
+    head = head_node.on_this_node(inputs, job, index, by_name)
+    if _may_grow(inputs, job) and len(job.nodes) == 1 and head.index is None:
+        # The endpoint belongs to another launch, unless this node has its address.
+        is_local = inputs.network.own_address(head.host) is not None
+        head = replace(head, is_local=is_local)
+    if (options.is_static or options.is_c10d) and not head.connect_host:
+        raise head_node.unreachable(inputs, job, head)
+    return head
+
+
+def _meeting(inputs: Inputs, job: Job, head: HeadNode) -> Meeting:
+    """Return the nodes and where they meet, for a launch or to give up."""
+    options = inputs.options
+    meets_there = options.is_static or options.is_c10d
     explicit = options.rdzv_conf.is_host
-    is_host = here.is_host if explicit is None else explicit
+    is_host = head.is_local if explicit is None else explicit
     # A host with another name on other nodes must listen on all addresses.
     address = None
-    if meets_here and is_host and not here.used_plain_name:
-        address = inputs.network.own_address(here.connect_host)
+    if meets_there and is_host and not head.others_may_differ:
+        address = inputs.network.own_address(head.connect_host)
     by_ours = meets_by_ours(inputs)
     # Our rendezvous tries other ports unless the user chose one.
     ports, notice_ports = head_node.ports_of(job.launch_id)
-    tries_others = by_ours and here.port == ports[0]
-    environment = network_env.network(inputs, here.local_address)
-    hosts = head_node.hosts_of(job)
-    interface = inputs.network.owner(here.local_address)
-    return Meeting(
-        backend=SCHEDULER if by_ours else options.backend,
-        nodes=len(job.nodes),
-        node_rank=node_rank,
-        report_rank=node_rank,
-        launch_id=job.launch_id,
+    tries_others = by_ours and head.port == ports[0]
+    interface = inputs.network.owner(head.local_address)
+    meeting = replace(
+        meeting_of(inputs, job, SCHEDULER if by_ours else options.backend),
         started_by=job.started_by,
         started="" if job.names_instance else _started(inputs),
-        hosts=hosts,
-        fast_hosts=tuple(map(inputs.rewrite, hosts)),
         fewest=options.nnodes.low if "nnodes" in options else 0,
         may_grow=_may_grow(inputs, job),
         silence_timeout=options.rdzv_conf.silence_timeout,
-        spares=spares_of(inputs),
+        spares=_spares_of(options, job),
         key=key_file(inputs),
         site=inputs.site_setting,
         compared=_compared(inputs, job),
-        endpoint=str(here) if meets_here else options.rdzv_endpoint,
-        connect_host=here.connect_host,
-        ports=ports if tries_others else (here.port,),
+        endpoint=str(head) if meets_there else options.rdzv_endpoint,
+        connect_host=head.connect_host,
+        ports=ports if tries_others else (head.port,),
         notice_ports=notice_ports,
-        coordinator=endpoint.node if job.is_ranked else None,
-        is_coordinator=meets_here and is_host,
-        local_address=None if here.local_address is None else str(here.local_address),
-        listen=(str(address), here.port) if address else None,
-        may_join=_may_grow(inputs, job) and head_node.may_join(inputs),
-        interface=network_env.interface_name(inputs.environ, environment),
-        options=_options(inputs, job, endpoint, here),
-        environment=environment,
-        notes=_notes(inputs, endpoint, here) + messages.interactive_note(inputs),
-        advice=advice_on_spares(inputs) + network_env.advice(inputs),
-        warnings=messages.warnings(inputs, here, hosts[node_rank]),
+        coordinator=head.index if job.is_ranked else None,
+        is_coordinator=meets_there and is_host,
+        local_address=None if head.local_address is None else str(head.local_address),
+        listen=(str(address), head.port) if address else None,
+        may_join=_may_grow(inputs, job) and head_node.may_join(options),
         hint=_hint(inputs, job),
         network_hint=head_node.network_hint(job, interface),
     )
+    environment = network_env.network(inputs, head.local_address)
+    return with_environment(inputs, meeting, environment)
 
 
 def meets_by_ours(inputs: Inputs) -> bool:
@@ -138,64 +187,47 @@ def _compared(inputs: Inputs, job: Job) -> str:
     return ", ".join(filter(None, (site, threads and f"{resources.OMP}={threads}")))
 
 
-def _local_endpoint(
-    inputs: Inputs, job: Job, index: int, endpoint: Endpoint
-) -> LocalEndpoint:
-    options = inputs.options
-    here = head_node.local_endpoint(inputs, job, index, endpoint)
-    if _may_grow(inputs, job) and len(job.nodes) == 1 and endpoint.node is None:
-        # The endpoint belongs to another launch, unless this node has its address.
-        is_host = inputs.network.own_address(here.host) is not None
-        here = replace(here, is_host=is_host)
-    if (options.is_static or options.is_c10d) and not here.connect_host:
-        raise head_node.unreachable(inputs, job, endpoint, here)
-    if options.is_static and here.is_host != (job.node_rank == 0):
-        source = endpoint.setting or endpoint.plain
-        raise _not_on_node_0(job, f"{source} is not an address of node 0")
-    return here
-
-
 def _not_on_node_0(job: Job, fault: str, *, everywhere: bool = False) -> LaunchError:
-    first = head_node.hosts_of(job)[0] if job.is_ranked or not job.node_rank else ""
+    first = hosts_of(job)[0] if job.is_ranked or not job.node_rank else ""
+    node_0 = f"node 0, {first}" if first else "node 0"
     return LaunchError(
         "HPC069",
-        f"{fault}, but the static rendezvous is on node 0{', ' * bool(first)}{first}. "
+        f"{fault}, but the static rendezvous is on {node_0}. "
         "Remove the option, or pass --rdzv_backend=c10d",
         everywhere=everywhere,
     )
 
 
-def _options(
-    inputs: Inputs, job: Job, endpoint: Endpoint, here: LocalEndpoint
-) -> dict[str, Setting]:
+def _options(inputs: Inputs, job: Job, head: HeadNode) -> dict[str, Setting]:
     asked = inputs.options
-    wait, source = asked.hpc_spares, job.provenance["nodes"]
-    if wait:
+    nodes_source = job.provenance["nodes"]
+    source = nodes_source
+    if asked.hpc_spares:
         source = f"{source} - {asked['hpc_spares']}"
+    active = len(job.nodes) - asked.hpc_spares
+    # The name if no address is known: torch's own choice does not always resolve.
+    address = str(head.local_address or head.local_name)
     derived = {
-        "nnodes": Setting(str(len(job.nodes) - wait), source),
+        "nnodes": Setting(str(active), source),
         "rdzv_id": Setting(job.launch_id, job.provenance["launch_id"]),
         "rdzv_backend": Setting(STATIC if asked.is_static else C10D, "default"),
-        # The name if no address is known: torch's own choice does not always resolve.
-        "local_addr": Setting(
-            str(here.local_address or here.name), "this node's address"
-        ),
+        "local_addr": Setting(address, "this node's address"),
     }
     options = {k: v for k, v in derived.items() if k not in asked}
     # Only static uses it. Otherwise torch would warn.
     node_rank = job.node_rank if asked.is_static else 0
-    source = job.provenance.get("node_rank", job.provenance["nodes"])
+    source = job.provenance.get("node_rank", nodes_source)
     options["node_rank"] = Setting(node_rank, source)
     if asked.is_static or asked.is_c10d:
-        where = join_endpoint(here.connect_host, here.port)
-        source = head_node.source_of(inputs, job, endpoint, here)
-        options["rdzv_endpoint"] = Setting(where, source)
+        endpoint = join_endpoint(head.connect_host, head.port)
+        source = head_node.source_of(inputs, job, head)
+        options["rdzv_endpoint"] = Setting(endpoint, source)
     if asked.is_c10d:
         source = "defaults"
         if "rdzv_conf" in asked:
             source = f"{asked['rdzv_conf'].source} and defaults"
         conf = asked.rdzv_conf.filled(
-            is_host=int(here.is_host),
+            is_host=int(head.is_local),
             read_timeout=READ_TIMEOUT,
             join_timeout=JOIN_TIMEOUT,
         )
@@ -226,14 +258,14 @@ def check_rendezvous(inputs: Inputs) -> None:
 
 def _check_nnodes(inputs: Inputs, job: Job) -> None:
     options, nodes = inputs.options, len(job.nodes)
-    (low, high), wait = options.nnodes, options.hpc_spares
-    if "nnodes" not in options or low <= nodes - wait <= high:
+    (low, high), spares = options.nnodes, options.hpc_spares
+    if "nnodes" not in options or low <= nodes - spares <= high:
         return
-    if wait:
+    if spares:
         raise LaunchError(
             "HPC204",
             f"{options['nnodes']}, but this was started on {count(nodes, 'node')}, and "
-            f"with {options['hpc_spares']} the world has {nodes - wait}. Remove "
+            f"with {options['hpc_spares']} the world has {nodes - spares}. Remove "
             "--nnodes",
             everywhere=True,
         )
@@ -250,7 +282,7 @@ def _check_nnodes(inputs: Inputs, job: Job) -> None:
     )
 
 
-def _check_static(inputs: Inputs, job: Job, rank: int, endpoint: Endpoint) -> None:
+def _check_static(inputs: Inputs, job: Job, rank: int, head: HeadNode) -> None:
     options = inputs.options
     high = options.nnodes.high
     if high > len(job.nodes):
@@ -272,25 +304,20 @@ def _check_static(inputs: Inputs, job: Job, rank: int, endpoint: Endpoint) -> No
             f"forever. {was if variable else ''}Remove the option",
         )
     # Slurm's ranks may be no places in its list. Then rank 0 checks the address.
-    if job.started_by and endpoint.node not in (None, 0):
-        fault = f"{endpoint.setting} is node {endpoint.node} of the step"
+    if job.started_by and head.index not in (None, 0):
+        fault = f"{head.setting} is node {head.index} of the step"
         raise _not_on_node_0(job, fault, everywhere=True)
 
 
-def _notes(
-    inputs: Inputs, endpoint: Endpoint, here: LocalEndpoint
-) -> tuple[Message, ...]:
-    notes = []
-    if endpoint.setting and endpoint.plain != here.host and inputs.site:
-        text = f"{endpoint.plain} rewritten to {here.host} (site {inputs.site.name})"
+def _notes(inputs: Inputs, head: HeadNode) -> list[Message]:
+    notes, options = [], inputs.options
+    if head.setting and head.plain != head.host and inputs.site:
+        text = f"{head.plain} rewritten to {head.host} (site {inputs.site.name})"
         notes.append(Message("HPC074", text))
-    if not inputs.options.is_static and "node_rank" in inputs.options:
-        text = (
-            f"{inputs.options['node_rank']} is ignored: the scheduler numbers the nodes"
-        )
+    if not options.is_static and "node_rank" in options:
+        text = f"{options['node_rank']} is ignored: the scheduler numbers the nodes"
         notes.append(Message("HPC075", text))
-    notes += network_env.notes(inputs, here.local_address)
-    return tuple(notes)
+    return notes + network_env.notes(inputs, head.local_address)
 
 
 def _hint(inputs: Inputs, job: Job) -> str:
@@ -310,34 +337,37 @@ _OF_SPARES = ("hpc_spare_after", "hpc_health_check", "hpc_health_check_timeout")
 
 
 def check_spares(inputs: Inputs) -> None:
-    """Check that the options fit this job."""
-    options, wait = inputs.options, inputs.options.hpc_spares
+    """Check that the options for spares fit the mode."""
+    options = inputs.options
     others = [options[name] for name in _OF_SPARES if name in options]
-    if not wait and others:
+    if others and not options.hpc_spares:
         raise LaunchError(
             "HPC203",
             f"{others[0]} needs spare nodes. Set --hpc-spares=NUMBER, or remove this "
             "option",
             everywhere=True,
         )
-    if not wait:
+    if options.hpc_spares and inputs.mode is not Mode.SEVERAL_NODES:
+        raise _spares_not_possible(inputs)
+
+
+def _check_number_of_spares(inputs: Inputs, job: Job) -> None:
+    spares, nodes = inputs.options.hpc_spares, len(job.nodes)
+    if not spares:
         return
-    if inputs.mode is not Mode.SEVERAL_NODES:
-        raise spares_not_possible(inputs)
-    nodes = len(inputs.the_job.nodes)
-    if wait >= nodes - wait:
+    if spares >= nodes - spares:
         raise LaunchError(
             "HPC202",
-            f"{options['hpc_spares']} of {count(nodes, 'node')}: fewer nodes must wait "
-            f"than train. Set {(nodes - 1) // 2} at most, or start on "
-            f"{count(2 * wait + 1, 'node')} or more",
+            f"{inputs.options['hpc_spares']} of {count(nodes, 'node')}: fewer nodes "
+            f"must wait than train. Set {(nodes - 1) // 2} at most, or start on "
+            f"{count(2 * spares + 1, 'node')} or more",
             everywhere=True,
         )
+    if not meets_by_ours(inputs) or inputs.lacks("watch_workers"):
+        raise _spares_not_possible(inputs)
 
 
-def spares_of(inputs: Inputs) -> Spares:
-    """Return how the job survives lost nodes."""
-    options = inputs.options
+def _spares_of(options: Options, job: Job) -> Spares:
     if not options.hpc_spares:
         return Spares()
     return Spares(
@@ -345,11 +375,11 @@ def spares_of(inputs: Inputs) -> Spares:
         after=options.hpc_spare_after,
         health_check=options.hpc_health_check,
         health_check_timeout=max(1, options.hpc_health_check_timeout),
-        exclude=inputs.the_job.launcher.exclude,
+        exclude=job.launcher.exclude,
     )
 
 
-def advice_on_spares(inputs: Inputs) -> tuple[Message, ...]:
+def _advice_on_spares(inputs: Inputs) -> tuple[Message, ...]:
     """Return advice if no restart is allowed: each replacement needs one."""
     if not inputs.options.hpc_spares or inputs.options.max_restarts:
         return ()
@@ -360,8 +390,7 @@ def advice_on_spares(inputs: Inputs) -> tuple[Message, ...]:
     return (Message("HPC216", text),)
 
 
-def spares_not_possible(inputs: Inputs) -> LaunchError:
-    """Return the error that spares are impossible."""
+def _spares_not_possible(inputs: Inputs) -> LaunchError:
     return LaunchError(
         "HPC201",
         f"{inputs.options['hpc_spares']} needs several nodes, a fixed number of them, "

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import COMMAND, THREE, juelich, step
-from plans import ONE_NODE_JOBS, PORT, planned, refused, values
+from nodes import (
+    COMMAND,
+    JSC,
+    THREE,
+    detected,
+    juelich,
+    make_inputs,
+    node_file,
+    recorded,
+    recordings,
+    step,
+)
+from plans import ALIASES, ONE_NODE_JOBS, PORT, planned, refused, values
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import head_node
+from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.plan import meet
+from torchrun_hpc.planning.several_nodes import meeting_to_give_up
 from torchrun_hpc.planning.workers import FAULT_HANDLER
 from torchrun_hpc.reporting.console import is_reporter, reports_wait_for
 from torchrun_hpc.reporting.start_line import start_line
+from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.openmpi import MPIRUN
+from torchrun_hpc.schedulers.process import Process
 
 # --- three nodes at Jülich ----------------------------------------------------------
 
@@ -496,3 +514,82 @@ def test_a_typed_kind_of_rendezvous_that_has_no_effect(changes, noted):
         assert not plan.meeting.is_ours
         is_ours = noted == ONE_NODE and value != "c10d"
         assert plan.meeting.in_process == is_ours
+
+
+# --- a node that gives up -------------------------------------------------------------
+
+# What it needs to tell the others.
+MEETS_BY = (
+    *("backend", "nodes", "node_rank", "launch_id", "started_by", "started"),
+    *("hosts", "fast_hosts", "spares", "key", "site", "endpoint", "connect_host"),
+    *("ports", "notice_ports", "coordinator", "is_coordinator", "listen"),
+)
+ENDPOINT = {"rdzv_endpoint": "jwb0002:29400"}
+GIVEN = (
+    *({}, ENDPOINT, {"rdzv_endpoint": "10.10.0.1"}, {"rdzv_endpoint": "vip:29400"}),
+    *({"master_addr": "jwb0001", "master_port": 4444}, {"rdzv_backend": "static"}),
+    *({"rdzv_backend": "c10d", "rdzv_conf": "is_host=1"}, {"nnodes": "1:9"}),
+    *({"hpc_spares": 1}, {"hpc_auth": "none"}, {"hpc_key_file": "/k"}),
+    *({"hpc_dry_run": "json"}, {"hpc_rendezvous": "c10d"}, {"rdzv_id": "mine"}),
+)
+
+
+def tasks_of(name):
+    """Return the job and the variables of each task of a recorded launch."""
+    tasks = recorded(name)
+    listed = node_file(name) if name.startswith("pbs-pbsdsh") else None
+    for environ, host in tasks:
+        with suppress(LaunchError):  # some recorded launches are refused
+            yield detected(Process(environ, host, read=lambda _: listed)), environ
+
+
+@pytest.mark.parametrize("name", recordings(""))
+def test_a_node_that_gives_up_meets_the_others_where_the_plan_says(name):
+    for (job, environ), options in product(tasks_of(name), GIVEN):
+        network = juelich(job.index or 0, hosts=ALIASES)
+        inputs = make_inputs(job=job, environ=environ, options=options, network=network)
+        if (
+            inputs.mode is not Mode.SEVERAL_NODES
+            or job.context is not LaunchContext.STEP
+        ):
+            continue
+        with suppress(LaunchError):  # then the options are at fault
+            meeting = meet(inputs)
+            other = meeting_to_give_up(inputs, job)
+            for field in MEETS_BY:
+                assert getattr(other, field) == getattr(meeting, field), field
+
+
+FAULTS = [
+    {"rdzv_endpoint": "nowhere:29400"},
+    {"rdzv_endpoint": "jwb0001:0"},
+    {"rdzv_endpoint": "jwb0001:x"},
+    {"rdzv_endpoint": "nowhere", "rdzv_conf": "is_host=1"},
+    {"rdzv_conf": "is_host=maybe"},
+    {"max_restarts": -1},
+    {"local_addr": "10.9.9.9"},
+]
+
+
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("options", FAULTS)
+def test_nodes_with_the_same_wrong_option_meet_without_it(options, rank):
+    meeting = meet(make_inputs(rank))
+    other = meeting_to_give_up(make_inputs(rank, options=options), step(rank))
+    for field in MEETS_BY:
+        assert getattr(other, field) == getattr(meeting, field), field
+
+
+def test_a_wrong_option_leaves_the_right_endpoint():
+    options = ENDPOINT | {"max_restarts": -1, "hpc_auth": "perhaps"}
+    site = replace(JSC, options={"hpc_key_file": "/site/key"})
+    inputs = make_inputs(1, options=options, site=site)
+    meeting = meeting_to_give_up(inputs, step(1))
+    assert (meeting.endpoint, meeting.is_coordinator) == ("jwb0002i:29400", True)
+    assert meeting.key.path == "/site/key"
+
+
+def test_a_node_that_does_not_reach_the_head_node_can_tell_nobody():
+    network = juelich(1, hosts={"jwb0001": "", "jwb0001i": ""})
+    inputs = make_inputs(1, network=network)
+    refused("HPC059", "does not resolve here", inputs, step(1), by=meeting_to_give_up)
