@@ -58,19 +58,14 @@ class LaunchState:
     mode: Mode | None = None
     meeting: Meeting | None = None
 
-    @property
-    def job(self) -> Job | None:
-        """The job; ``None`` without one, or before it is known."""
-        return None if self.preflight is None else self.preflight.job
-
 
 @contextlib.contextmanager
-def faults_reported(known: LaunchState) -> Iterator[None]:
+def faults_reported(launch: LaunchState) -> Iterator[None]:
     """Turn a fault into one message and exit code 2, and tell the other nodes."""
     try:
         yield
     except (ImportError, LaunchError) as error:
-        give_up(_refusal(error), known)
+        give_up(_refusal(error), launch)
         sys.exit(WRONG_USE)
 
 
@@ -85,46 +80,64 @@ def _refusal(error: ImportError | LaunchError) -> LaunchError:
     return LaunchError("HPC152", f"{text}before srun")
 
 
-def give_up(fault: LaunchError, known: LaunchState, *, is_silent: bool = False) -> None:
+def give_up(
+    fault: LaunchError, launch: LaunchState, *, is_silent: bool = False
+) -> None:
     """Report a fault, unless ``is_silent``, and tell the other nodes.
 
     One node reports a fault that all nodes find. A node reports its own fault itself,
     with its name, unless another node has already failed in the same way.
     """
-    seen = known.preflight or preflight("")
-    is_first = is_reporter(seen.task_rank or 0)
-    place = None if fault.others_know else meeting_place(known)
-    advice = "" if fault.others_know else _advice(known.job)
-    host = "" if fault.everywhere and is_first else _host(fault, seen, known.job)
-    is_reported = is_silent
+    facts = launch.preflight or preflight("")
+    is_first = is_reporter(facts.task_rank or 0)
+    report = _Report(fault, facts, is_first=is_first, is_written=is_silent)
+    meeting = None if fault.others_know else meeting_place(launch)
+    if meeting is None:
+        report.write_alone(is_first=is_first)
+        return
+    if is_first or meeting.is_coordinator:
+        report.write()
+    limit = SHARED_LIMIT if fault.everywhere else LIMIT
+    if tell(meeting, str(Message(fault.code, str(fault))), limit, report.wait):
+        report.write()
 
-    def print_once(advice: str = "") -> None:
-        nonlocal is_reported
-        if not is_reported:
-            is_reported = True
-            text = f"on {host}: {fault}" if host else str(fault)
-            details = [advice] if advice else ()
-            console.write(Message(fault.code, text), "error", details)
 
-    def wait(seconds: int) -> None:
+class _Report:
+    """The message about a fault, which this node writes at most once."""
+
+    def __init__(
+        self, fault: LaunchError, facts: Preflight, *, is_first: bool, is_written: bool
+    ) -> None:
+        self._fault, self._facts = fault, facts
+        self._is_written = is_written
+        self._host = "" if fault.everywhere and is_first else _host(fault, facts)
+
+    def write(self, *details: str) -> None:
+        """Write the message, with details, if nobody has written it."""
+        if not self._is_written:
+            self._is_written = True
+            text = f"on {self._host}: {self._fault}" if self._host else str(self._fault)
+            console.write(Message(self._fault.code, text), "error", details)
+
+    def wait(self, seconds: int) -> None:
+        """Write the message if the search for the coordinator takes long."""
         if seconds >= _SOON:
-            print_once(advice)
+            self.write(*_advice(self._fault, self._facts.job))
 
-    if place is None:
-        if fault.everywhere and fault is seen.problem:
-            number = schedulers.job_number(seen.environ)
+    def write_alone(self, *, is_first: bool) -> None:
+        """Write the message if nobody can be told, or all know."""
+        fault, facts = self._fault, self._facts
+        if not fault.everywhere:
+            self.write(*_advice(fault, facts.job))
+            return
+        if fault is facts.problem:
+            number = schedulers.job_number(facts.environ)
             is_first = is_first and not _is_said(f"{number} {fault}")
-        if is_first or not fault.everywhere:
-            print_once("" if fault.everywhere else advice)
+        if is_first:
+            self.write()
         else:
             with contextlib.suppress(KeyboardInterrupt):
                 time.sleep(_HEAD_START)
-        return
-    if is_first or place.is_coordinator:
-        print_once()
-    limit = SHARED_LIMIT if fault.everywhere else LIMIT
-    if tell(place, str(Message(fault.code, str(fault))), limit, wait):
-        print_once()
 
 
 def _is_said(text: str) -> bool:
@@ -139,34 +152,53 @@ def _is_said(text: str) -> bool:
     return True
 
 
-def meeting_place(known: LaunchState) -> Meeting | None:
-    """Return where the nodes meet; ``None`` if nobody can be told there.
+def _host(fault: LaunchError, facts: Preflight) -> str:
+    job = facts.job
+    if fault is facts.problem and not fault.everywhere:  # the job is unclear here
+        return facts.hostname
+    if job is None or len(job.nodes) == 1 or job.node_rank is None:
+        return ""
+    return job.own_name or socket.gethostname()
 
-    If the explicit endpoint may be at fault, all nodes with that fault meet without it.
-    """
-    found, seen, job = known.meeting, known.preflight, known.job
-    if found is None and seen and job and job.context is LaunchContext.STEP:
-        found = _meeting(known, seen, job)
-    if not (found and seen and found.uses_ours(known.options)):
+
+def _advice(fault: LaunchError, job: Job | None) -> Iterator[str]:
+    """Yield advice about tasks that may wait for this one, unless they know."""
+    if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
+        return
+    if option := not fault.others_know and messages.fail_together(job.launcher):
+        yield f"{console.DETAIL}other tasks may wait: {option}"
+
+
+def meeting_place(launch: LaunchState) -> Meeting | None:
+    """Return where the nodes meet; ``None`` if nobody can be told there."""
+    facts, meeting = launch.preflight, launch.meeting
+    if facts is None:
         return None
-    run_id = known.options.rdzv_id or found.launch_id
-    return None if messages.nested(seen.environ, run_id) else found
+    if meeting is None:
+        meeting = _meeting(launch, facts)
+    if meeting is None or not meeting.uses_ours(launch.options):
+        return None
+    run_id = launch.options.rdzv_id or meeting.launch_id
+    return None if messages.nested(facts.environ, run_id) else meeting
 
 
-def _meeting(known: LaunchState, seen: Preflight, job: Job) -> Meeting | None:
-    options = known.options
+def _meeting(launch: LaunchState, facts: Preflight) -> Meeting | None:
+    """Return where the nodes of a step meet, as far as its options are right."""
+    options, job, mode = launch.options, facts.job, launch.mode
+    if job is None or job.context is not LaunchContext.STEP:
+        return None
     right = options.without(*options.wrong, *several_nodes.OF_ENDPOINT)
     try:
-        mode = known.mode or choose_mode(seen, CommandLine(right), has_agent=True)
+        mode = mode or choose_mode(facts, CommandLine(right), has_agent=True)
         if mode is not Mode.SEVERAL_NODES:
             return None
-        return several_nodes.meeting_to_give_up(inputs_of(mode, seen, options), job)
+        return several_nodes.meeting_to_give_up(inputs_of(mode, facts, options), job)
     except (ImportError, LaunchError, OSError):
         return None
 
 
 def tell(
-    place: Meeting,
+    meeting: Meeting,
     reason: str,
     limit: float,
     wait: Callable[[int], None] = lambda _: None,
@@ -186,15 +218,14 @@ def tell(
         if isinstance(news, Looking):
             wait(news.seconds)
 
-    own = (place.node_rank,)
-    now = time.time()
-    sent = wire.encode(Failure(Kind.AGENT, own, text=reason, time=now))
-    failure = wire.decode(Failure, sent)
+    this_node = (meeting.node_rank,)
+    sent = wire.encode(Failure(Kind.AGENT, this_node, text=reason, time=time.time()))
+    failure = wire.decode(Failure, sent)  # with a text that others accept
     heard = None
     # KeyboardInterrupt: the user ended the wait. OSError: no files are left.
     with contextlib.suppress(KeyboardInterrupt, OSError), _reported(limit):
-        heard = connection.inform(place, failure, limit, hear)
-    return heard is None or heard.nodes == own or heard.text != failure.text
+        heard = connection.inform(meeting, failure, limit, hear)
+    return heard is None or heard.nodes == this_node or heard.text != failure.text
 
 
 @contextlib.contextmanager
@@ -210,18 +241,3 @@ def _reported(limit: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _host(fault: LaunchError, seen: Preflight, job: Job | None) -> str:
-    if fault is seen.problem and not fault.everywhere:  # the job is unclear here
-        return seen.hostname
-    if job is None or len(job.nodes) == 1 or job.node_rank is None:
-        return ""
-    return job.own_name or socket.gethostname()
-
-
-def _advice(job: Job | None) -> str:
-    if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
-        return ""
-    option = messages.fail_together(job.launcher)
-    return f"{console.DETAIL}other tasks may wait: {option}" if option else ""
