@@ -141,7 +141,7 @@ class Launch(LaunchState):
             output.debug(facts.hostname, node_rank)
 
 
-class Command(Launch):
+class CommandLaunch(Launch):
     """The launch of ``python -m torchrun_hpc``, with its arguments.
 
     Unless ``is_launch``, it changes nothing in this process. If it ``may_split_off``, a
@@ -266,7 +266,7 @@ def _count_workers(options: Options) -> int:
     return torchrun_parser.number_of_workers(options, options.nproc_per_node)
 
 
-class Worker(Launch):
+class WorkerLaunch(Launch):
     """The launch of a script that becomes a worker by `setup_environment`."""
 
     def look(self) -> Preflight:
@@ -295,7 +295,7 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
     try:
         # If a program passed the arguments, it would continue in each worker.
         words = sys.argv[1:] if argv is None else argv
-        _launch(Command(words, job, may_split_off=argv is None))
+        _launch(CommandLaunch(words, job, may_split_off=argv is None))
     except SplitOff as split:
         serve = split.serve
         keep(split.__traceback__)  # it refers to the agent's objects, such as processes
@@ -320,7 +320,7 @@ def _launch(launch: Launch) -> None:
 
 def describe(argv: Sequence[str]) -> dict[str, Any]:
     """Return the plan of a launch; see `torchrun_hpc.describe`."""
-    launch = Command([*argv, "SCRIPT"], is_launch=False)
+    launch = CommandLaunch([*argv, "SCRIPT"], is_launch=False)
     with environment.without_empty_options():
         launch.run(upto=Stage.PLAN)
         described = wire.encode(launch.starter.describe(launch.plan))
@@ -333,6 +333,6 @@ def setup_environment() -> Mapping[str, str]:
     if direct.is_set_up(process.environment()):
         return {}
     streams.open_closed()
-    launch = Worker(shlex.join(["python", *sys.argv]), asks_tasks=True)
+    launch = WorkerLaunch(shlex.join(["python", *sys.argv]), asks_tasks=True)
     launch.run()
     return {name: str(value.value) for name, value in launch.plan.environment.items()}

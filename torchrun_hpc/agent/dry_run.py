@@ -35,7 +35,10 @@ LIMIT = 60
 
 
 def meet(
-    run_id: str, plan: LaunchPlan, own: Description, environ: Mapping[str, str]
+    run_id: str,
+    plan: LaunchPlan,
+    this_node: Description,
+    environ: Mapping[str, str],
 ) -> DryRunReplies:
     """Meet the other nodes; return, on the reporting node, what all nodes would do.
 
@@ -43,7 +46,7 @@ def meet(
     """
     meeting, asked = plan.meeting, plan.asked
     limit = asked.rdzv_conf.join_timeout or LIMIT
-    found = {meeting.node_rank: own}
+    nodes = {meeting.node_rank: this_node}
     missing: list[str] = []
     if meeting.uses_ours(asked):
         settings = settings_of(meeting, run_id, asked)
@@ -53,29 +56,28 @@ def meet(
             replace(settings, is_fixed=True),
             environ,
             replies={
-                "plan": lambda _: wire.encode(own),
+                "plan": lambda _: wire.encode(this_node),
                 "leave": lambda _: may_leave.set(),
             },
         )
         try:
             client = rendezvous.connect(limit)
             if meeting.node_rank == 0:
-                found = _ask(client, meeting, limit)
+                nodes = _ask(client, meeting, limit)
             else:
                 _wait_for_node_0(client, meeting, may_leave, 2 * limit)
         finally:
             rendezvous.leave()
-        known = {rank: node.meeting.hosts[rank] for rank, node in found.items()}
-        meeting = replace(meeting, hosts=placed(meeting.hosts, known))
-        absent = (rank for rank in range(meeting.nodes) if rank not in found)
+        hosts = {rank: node.meeting.hosts[rank] for rank, node in nodes.items()}
+        meeting = replace(meeting, hosts=placed(meeting.hosts, hosts))
+        absent = (rank for rank in range(meeting.nodes) if rank not in nodes)
         missing = [host(rank, meeting.hosts) for rank in absent]
-    nodes = [found[rank] for rank in sorted(found)]
-    by_value = ranks_by({rank: node.meeting.compared for rank, node in found.items()})
+    first, *others = (nodes[rank] for rank in sorted(nodes))
+    by_value = ranks_by({rank: node.meeting.compared for rank, node in nodes.items()})
     if len(by_value) > 1:
-        said = nodes[0].messages
-        advice = (*said.advice, messages.disagreement(by_value, meeting))
-        nodes[0] = replace(nodes[0], messages=replace(said, advice=advice))
-    return DryRunReplies(nodes, missing, limit)
+        advice = *first.messages.advice, messages.disagreement(by_value, meeting)
+        first = replace(first, messages=replace(first.messages, advice=advice))
+    return DryRunReplies([first, *others], missing, limit)
 
 
 def _ask(client: Client, meeting: Meeting, limit: float) -> dict[int, Description]:
@@ -89,10 +91,10 @@ def _ask(client: Client, meeting: Meeting, limit: float) -> dict[int, Descriptio
             lambda: f"{len(replies())} of {total} nodes have answered",
         )
 
-    found = client.ask_all("plan", wait)
+    replies = client.ask_all("plan", wait)
     client.ask_all("leave", lambda _: None)
-    read = {r: description.received(found[r], r, meeting) for r in found}
-    return {rank: node for rank, node in read.items() if node is not None}
+    nodes = {r: description.received(replies[r], r, meeting) for r in replies}
+    return {rank: node for rank, node in nodes.items() if node is not None}
 
 
 def _wait_for_node_0(

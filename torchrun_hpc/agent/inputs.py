@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 
 
 def inputs_of(
-    mode: Mode, seen: Preflight, options: Options, *, may_preload: bool = False
+    mode: Mode, facts: Preflight, options: Options, *, may_preload: bool = False
 ) -> Inputs:
     """Collect what is known without torch, and add the site's options.
 
     Without ``may_preload``, no worker can be a fork: a program has imported torch.
     Raise `LaunchError` if the site is unknown, or its file is wrong.
     """
-    site = sites.find(seen.environ, seen.site_host, options.given.get("hpc_site"))
+    site = sites.find(facts.environ, facts.site_host, options.given.get("hpc_site"))
     if site is not None:
         options = options.with_site(site.name, site.options)
-    is_alone = mode.is_direct and seen.job is not None and seen.job.task.size == 1
-    has_port = not is_alone or seen.environ.get(MASTER_PORT)
+    is_alone = mode.is_direct and facts.job is not None and facts.job.task.size == 1
+    has_port = not is_alone or facts.environ.get(MASTER_PORT)
     inputs = Inputs(
         mode=mode,
-        job=seen.job,
+        job=facts.job,
         site=site,
         network=network.this_node(),
         options=options,
-        environ=seen.environ,
-        command=seen.command,
-        hostname=seen.hostname,
+        environ=facts.environ,
+        command=facts.command,
+        hostname=facts.hostname,
         free_port=0 if has_port else network.free_port(LOOPBACK),
-        promise=seen.promise,
+        promise=facts.promise,
         profile=profile.of_site(site),
     )
     inputs = replace(inputs, node=_node_of(inputs))
-    obstacle = plan.obstacle(options, seen.environ) if may_preload else ""
+    obstacle = plan.obstacle(options, facts.environ) if may_preload else ""
     planned = plan.preload_of(inputs, obstacle) if may_preload else None
     return replace(inputs, preload=planned)
 
@@ -66,7 +66,7 @@ def _node_of(inputs: Inputs) -> Node:
     return Node(workers, cpus, topology=topology.this_node())
 
 
-def workers_here(options: Options, seen: Preflight | Inputs) -> int:
+def workers_here(options: Options, facts: Preflight | Inputs) -> int:
     """Return the likely number of workers of an agent here, without a driver call."""
-    gpus = seen.promise.gpus_on_node.value or topology.gpu_files()
-    return likely_workers(options, seen.environ, len(topology.own_cpus()), gpus)
+    gpus = facts.promise.gpus_on_node.value or topology.gpu_files()
+    return likely_workers(options, facts.environ, len(topology.own_cpus()), gpus)

@@ -128,14 +128,14 @@ class _Forwarder:
             self._renew_probe()
 
     def _deliver(self, workers: Mapping[int, int], now: float) -> None:
-        known = [r for r in self._undelivered if r.workers_have_it is not None]
+        examined = [r for r in self._undelivered if r.workers_have_it is not None]
         parents = {str(os.getpid()), str(self._fork_server)}
         for rank, pid in workers.items():
             status = procfs.status(pid)
             # If this worker was reaped, its number may belong to another process.
             if status.get("PPid") not in parents or status["State"][0] in "ZX":
                 continue
-            self._deliver_to(rank, pid, status, known, now)
+            self._deliver_to(rank, pid, status, examined, now)
         # Keep what some workers have not had for the workers that replace them: one
         # that has ended may have failed.
         for received in tuple(self._undelivered):
@@ -147,15 +147,15 @@ class _Forwarder:
         rank: int,
         pid: int,
         status: Mapping[str, str],
-        known: Sequence[_ReceivedSignal],
+        examined: Sequence[_ReceivedSignal],
         now: float,
     ) -> None:
         age = procfs.age(pid)
-        for received in known:
+        for received in examined:
             if received.workers_have_it and age > now - received.when:
                 received.delivered_to.add(pid)
         for number in FORWARDED:
-            of_number = [r for r in known if r.number == number]
+            of_number = [r for r in examined if r.number == number]
             missing = [r for r in of_number if pid not in r.delivered_to]
             if missing and _survives(pid, status, number):
                 with contextlib.suppress(OSError):  # it has ended just now

@@ -130,10 +130,10 @@ def _dry_run(plan: LaunchPlan, starter: Starter) -> int:
 
 
 def _announce(
-    plan: LaunchPlan, own: Sequence[Message], shared: Sequence[Message]
+    plan: LaunchPlan, of_node: Sequence[Message], shared: Sequence[Message]
 ) -> None:
     is_first = is_reporter(plan.meeting.report_rank)
-    warnings = [*plan.messages.warnings, *own]
+    warnings = [*plan.messages.warnings, *of_node]
     if is_first:
         console.write_text(start_line(plan))
     if is_first or plan.mode.is_direct:  # each task gets its own advice

@@ -286,7 +286,7 @@ def test_others_are_told_where_this_torch_can_meet(
     environment("slurm-srun-3-nodes")
     endpoint = f"--rdzv-endpoint=[{own_address()}]:29400"
     argv = [endpoint, "--hpc-site=none", "SCRIPT"]
-    launch = main.Command(argv, is_launch=False)
+    launch = main.CommandLaunch(argv, is_launch=False)
     launch.run(upto=main.Stage.PLAN)
     assert launch.meeting.backend == "c10d"
     assert launch.meeting == launch.plan.meeting

@@ -297,7 +297,7 @@ def _warned(
         start.console, "write", lambda message, *_: messages.append(message)
     )
     argv = [*options, "train.py"]
-    launch = main.Command(argv, is_launch=False)
+    launch = main.CommandLaunch(argv, is_launch=False)
     launch.run(upto=main.Stage.PLAN)
     plan = replace(launch.plan, meeting=replace(launch.plan.meeting, nodes=nodes))
     start._announce(plan, *launch.starter.findings(plan))
