@@ -7,23 +7,20 @@ import socket
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import schedulers
+from torchrun_hpc import limits, schedulers
 from torchrun_hpc.errors import LaunchError, Message, count
 from torchrun_hpc.host import procfs
 from torchrun_hpc.names import fold
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.job import Promise
 from torchrun_hpc.schedulers.process import this_process
+from torchrun_hpc.variables import MASTER_ADDR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
-
-# Seconds within which all tasks must start and all nodes must join. Torch's 600 are too
-# few if hundreds of nodes pull a container or import from a busy file system.
-JOIN_TIMEOUT = 900
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def _exchange(
 ) -> pmi.Exchanged | None:
     def wait(seconds: float) -> None:
         tasks = f"{_other_tasks(environ)} to start"
-        if seconds > JOIN_TIMEOUT:
+        if seconds > limits.JOIN_TIMEOUT:
             raise LaunchError(
                 "HPC166",
                 f"waited {seconds:.0f} s for {tasks}. One of them has ended, or its "
@@ -88,7 +85,7 @@ def _exchange(
             )
         if not schedulers.task_rank(environ):
             text = f"waiting for {tasks}, {seconds:.0f} s so far. The limit is "
-            tell(Message("HPC131", f"{text}{JOIN_TIMEOUT} s"))
+            tell(Message("HPC131", f"{text}{limits.JOIN_TIMEOUT} s"))
 
     # All machines may be called localhost.
     boot = procfs.read(procfs.BOOT_ID) or ""
@@ -100,7 +97,7 @@ def _exchange(
             f"{name}={environ[name]} does not lead to a process manager that answers, "
             "so the tasks cannot exchange their hosts. Perhaps a container or wrapper "
             f"has closed the connection. Keep it open, or unset {name} and export "
-            "MASTER_ADDR",
+            f"{MASTER_ADDR}",
         )
     return exchanged
 

@@ -7,17 +7,10 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import limits
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-# The first report of a wait, and the interval of further ones.
-FIRST_REPORT = 10
-NEXT_REPORT = 30
-FIRST_REPORT_OF_OTHERS = 60  # on nodes that do not report for all
-
-PAUSE = 0.05
-
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
 def until(
@@ -26,7 +19,7 @@ def until(
     report: Callable[[float], None] | None = None,
     *,
     is_reporter: bool = True,
-    pause: float | None = PAUSE,
+    pause: float | None = limits.WAIT_PAUSE,
 ) -> bool:
     """Wait in steps, so that signals are handled; return whether the condition held.
 
@@ -35,7 +28,7 @@ def until(
     node that reports for all.
     """
     start = time.monotonic()
-    times = itertools.count(_first_report(is_reporter=is_reporter), NEXT_REPORT)
+    times = itertools.count(_first_report(is_reporter=is_reporter), limits.NEXT_REPORT)
     due = next(times)
     while not condition():
         waited = time.monotonic() - start
@@ -51,11 +44,11 @@ def until(
 def is_report_due(waited: int, *, is_reporter: bool = True) -> bool:
     """Return whether a report is due after these seconds."""
     since_first = waited - _first_report(is_reporter=is_reporter)
-    return since_first >= 0 and since_first % NEXT_REPORT == 0
+    return since_first >= 0 and since_first % limits.NEXT_REPORT == 0
 
 
 def _first_report(*, is_reporter: bool) -> float:
-    return FIRST_REPORT if is_reporter else FIRST_REPORT_OF_OTHERS
+    return limits.FIRST_REPORT if is_reporter else limits.FIRST_REPORT_OF_OTHERS
 
 
 def backoff(waited: float) -> float:
@@ -65,5 +58,5 @@ def backoff(waited: float) -> float:
     """
     import random  # noqa: PLC0415 - with many modules, and often not needed
 
-    pause = min(max(waited / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+    pause = min(max(waited / 10, limits.SHORTEST_BACKOFF), limits.LONGEST_BACKOFF)
     return pause * random.uniform(0.5, 1)  # noqa: S311 - no secret

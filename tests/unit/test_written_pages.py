@@ -15,6 +15,7 @@ DOCS = ROOT / "docs"
 
 PICTURES = load(DOCS / "write_pictures.py")
 REPORT = load(DOCS / "write_report.py")
+CONSTANTS = load(DOCS / "write_constants.py")
 PLOTS = load(ROOT / "benchmarks" / "plots.py")
 
 
@@ -37,6 +38,18 @@ def test_readme_shows_a_failure_as_tests_have_seen_it():
 def test_the_fields_of_the_doctors_report(file, written):
     kept = file.read_text(encoding="utf-8")
     assert kept == written(), "python docs/write_report.py"
+
+
+@pytest.mark.parametrize(
+    ("file", "written"),
+    [
+        (CONSTANTS.VARIABLES_FILE, CONSTANTS.variables_text),
+        (CONSTANTS.LIMITS_FILE, CONSTANTS.limits_text),
+    ],
+)
+def test_variables_and_limits(file, written):
+    kept = file.read_text(encoding="utf-8")
+    assert kept == written(), "python docs/write_constants.py"
 
 
 KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}

@@ -26,7 +26,7 @@ from errno import ECONNREFUSED, ECONNRESET
 from types import SimpleNamespace
 from unittest import mock
 
-from torchrun_hpc import waiting
+from torchrun_hpc import limits, waiting
 from torchrun_hpc.rendezvous import client, connection, loop, server
 
 # Seconds.
@@ -67,8 +67,8 @@ class Network:
             (server, "now", self._now),
             (connection, "Loop", lambda: Loop(self.current)),
             (connection, "listen", self._listen),
-            (client, "_SIGNAL_TIMEOUT", math.inf),
-            (server, "_SIGNAL_TIMEOUT", 0),
+            (limits, "CLIENT_SIGNAL_TIMEOUT", math.inf),
+            (limits, "SERVER_SIGNAL_TIMEOUT", 0),
             (waiting, "time", SimpleNamespace(monotonic=self._now, sleep=self._sleep)),
         ):
             self._patches.enter_context(mock.patch.object(module, name, value))

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import schedulers, wire
+from torchrun_hpc import limits, schedulers, wire
 from torchrun_hpc.agent.inputs import inputs_of
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host import sockets
@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
-
-# Seconds to tell slow nodes. SHARED_LIMIT is for faults that all nodes may have.
-SHARED_LIMIT = 30.0
-LIMIT = 120.0
-
-# Seconds by which the reporting task ends first: mpirun, and srun with
-# --kill-on-bad-exit, end all tasks together with the first one.
-_HEAD_START = 2.0
-
-# Seconds without a coordinator until the message is printed in any case.
-_SOON = 5
 
 WRONG_USE = 2  # exit code
 
@@ -97,7 +86,7 @@ def give_up(
         return
     if is_first or meeting.is_coordinator:
         report.write()
-    limit = SHARED_LIMIT if fault.everywhere else LIMIT
+    limit = limits.SHARED_FAULT_TIMEOUT if fault.everywhere else limits.FAULT_TIMEOUT
     if tell(meeting, str(Message(fault.code, str(fault))), limit, report.wait):
         report.write()
 
@@ -115,13 +104,13 @@ class _Report:
     def write(self, *details: str) -> None:
         """Write the message, with details, if nobody has written it."""
         if not self._is_written:
-            self._is_written = True
-            text = f"on {self._host}: {self._fault}" if self._host else str(self._fault)
-            console.write(Message(self._fault.code, text), "error", details)
+            self._is_written, fault = True, self._fault
+            text = f"on {self._host}: {fault}" if self._host else str(fault)
+            console.write(Message(fault.code, text), "error", details)
 
     def wait(self, seconds: int) -> None:
         """Write the message if the search for the coordinator takes long."""
-        if seconds >= _SOON:
+        if seconds >= limits.FAULT_REPORT:
             self.write(*_advice(self._fault, self._facts.job))
 
     def write_alone(self, *, is_first: bool) -> None:
@@ -137,7 +126,7 @@ class _Report:
             self.write()
         else:
             with contextlib.suppress(KeyboardInterrupt):
-                time.sleep(_HEAD_START)
+                time.sleep(limits.TASK_HEAD_START)
 
 
 def _is_said(text: str) -> bool:
@@ -147,7 +136,7 @@ def _is_said(text: str) -> bool:
     for two seconds, until the others have tried.
     """
     with contextlib.suppress(BlockingIOError):
-        threading.Timer(_HEAD_START, sockets.hold(text).close).start()
+        threading.Timer(limits.TASK_HEAD_START, sockets.hold(text).close).start()
         return False
     return True
 
@@ -234,7 +223,8 @@ def _reported(limit: float) -> Iterator[None]:
         "telling the other nodes that this node cannot start, for up to "
         f"{limit:.0f} s. Press Ctrl-C to stop"
     )
-    timer = threading.Timer(_SOON + 1, console.write, [Message("HPC167", text)])
+    after = limits.FAULT_REPORT + 1
+    timer = threading.Timer(after, console.write, [Message("HPC167", text)])
     timer.daemon = True
     timer.start()
     try:

@@ -17,15 +17,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import limits
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
     Handler = Callable[[int, FrameType | None], object]
-
-# Seconds for which a start of workers may hold a signal, and after which a signal
-# without effect is sent again.
-LIMIT = 1.0
 
 FOREVER = math.inf
 
@@ -34,7 +32,7 @@ class DeathSignals:
     """The death signals of a launch, each held for at most ``limit`` seconds.
 
     Their handlers run in the main thread. A fork holds its own signals: until it has
-    become another program, or for `LIMIT` seconds.
+    become another program, or for `limits.SIGNAL_TIMEOUT` seconds.
     """
 
     def __init__(self, limit: float = 0.0) -> None:
@@ -82,7 +80,7 @@ class DeathSignals:
     def _send_again(self) -> None:
         main = threading.main_thread().ident or 0
         while not self._is_over:
-            time.sleep(LIMIT)
+            time.sleep(limits.SIGNAL_TIMEOUT)
             with self._sending:
                 if not self._is_over:
                     signal.pthread_kill(main, self._first)  # also ends a system call

@@ -10,7 +10,7 @@ from torchrun_hpc.agent import signals
 from torchrun_hpc.agent.start import Starter
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options import command_line, script
-from torchrun_hpc.planning.messages import NO_SCHEDULER, RANK, RUN_ID
+from torchrun_hpc.planning.messages import NO_SCHEDULER
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.job import (
@@ -20,6 +20,7 @@ from torchrun_hpc.schedulers.job import (
     Task,
     as_identifier,
 )
+from torchrun_hpc.variables import PYTHON_EXEC, RANK, RUN_ID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +64,7 @@ class DirectStarter(WorkerStarter):
         options = self.inputs.options
         if options.no_python:
             return [*options.words]
-        python = [self.inputs.environ.get("PYTHON_EXEC") or sys.executable, "-u"]
+        python = [self.inputs.environ.get(PYTHON_EXEC) or sys.executable, "-u"]
         return [*python, *(["-m"] if options.module else []), *options.words]
 
     def run(self, plan: LaunchPlan) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
-from torchrun_hpc import waiting, wire
+from torchrun_hpc import limits, waiting, wire
 from torchrun_hpc.agent.start import DryRunReplies
 from torchrun_hpc.errors import Message
 from torchrun_hpc.names import host, placed, ranks_by
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.client import Client
     from torchrun_hpc.reporting.description import Description
 
-# Seconds that node 0 waits for the others, if --rdzv-conf has no join_timeout.
-LIMIT = 60
-
 
 def meet(
     run_id: str,
@@ -45,7 +42,7 @@ def meet(
     Raise `JobFailedError` or `RendezvousError` if a node cannot take part.
     """
     meeting, asked = plan.meeting, plan.asked
-    limit = asked.rdzv_conf.join_timeout or LIMIT
+    limit = asked.rdzv_conf.join_timeout or limits.DRY_RUN_TIMEOUT
     nodes = {meeting.node_rank: this_node}
     missing: list[str] = []
     if meeting.uses_ours(asked):

@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.elastic.rendezvous import registry as backends
 
+from torchrun_hpc import limits
 from torchrun_hpc.agent import end, outcome, output, signals
 from torchrun_hpc.agent.death_signals import DeathSignals, interrupt_kills
 from torchrun_hpc.agent.patches import registry
@@ -34,7 +35,6 @@ from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.options import rdzv_conf, torchrun_parser
 from torchrun_hpc.options.values import NONE, SCHEDULER
 from torchrun_hpc.planning import resources
-from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.preload.affinity import chosen_by_import
 from torchrun_hpc.preload.hidden import read_log_level
@@ -51,6 +51,7 @@ from torchrun_hpc.reporting.console import is_reporter
 from torchrun_hpc.reporting.start_line import joined_line
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.stacks.inspection import HANG, Inspection, NodeStacks, OtherNodes
+from torchrun_hpc.variables import CPP_LOG_LEVEL, LOG_LEVEL, TORCH_LOGS
 
 if TYPE_CHECKING:
     import argparse
@@ -94,7 +95,7 @@ class AgentStarter(Starter):
         self._resolver = resolver
         self._is_command = is_command
         environ = inputs.environ
-        has_logs = environ.get("TORCH_LOGS") or environ.get("LOGLEVEL")
+        has_logs = environ.get(TORCH_LOGS) or environ.get(LOG_LEVEL)
         self._is_quiet = is_command and not (has_logs or inputs.options.hpc_debug)
         self._observer: Observer
         self._death_signals = DeathSignals()
@@ -309,8 +310,6 @@ def _fail(message: Message, error: Exception) -> None:
 
 # --- the view of the workers ----------------------------------------------------------
 
-_REST_TIMEOUT = 1.0  # seconds to read the rest of the workers' stderr
-
 
 def ask_for_stacks(client: Client, what: str, timeout: float) -> dict[int, Any]:
     """Ask all agents for stacks, up to ``timeout`` seconds; return replies by node.
@@ -379,4 +378,4 @@ class Observer:
         finally:
             self._inspection.close()
             self.watch.end()
-            self.relay.close(_REST_TIMEOUT)
+            self.relay.close(limits.STDERR_TIMEOUT)

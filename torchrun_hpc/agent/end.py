@@ -17,8 +17,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
+from torchrun_hpc import limits
 from torchrun_hpc.agent import abort, outcome, signals
-from torchrun_hpc.agent.death_signals import LIMIT, DeathSignals, die
+from torchrun_hpc.agent.death_signals import DeathSignals, die
 from torchrun_hpc.agent.start import FAILED
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures import report
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
     World = SchedulerRendezvous | LocalWorld
 
-
-# Seconds in which an agent that gives up tries to reach the others.
-_REPORT_TIMEOUT = 10.0
 
 _LOST = (Kind.LOST, Kind.SILENT)
 _END_SCRIPT = "End the job script when the --hpc-outcome file has the final outcome"
@@ -81,7 +79,8 @@ def together(
             _report(plan, world, is_command=is_command)
     finally:
         if is_command and handlers:  # the process still writes its last lines
-            handlers = dict.fromkeys(handlers, DeathSignals(LIMIT).handler(die))
+            signals_of_end = DeathSignals(limits.SIGNAL_TIMEOUT)
+            handlers = dict.fromkeys(handlers, signals_of_end.handler(die))
             handlers.update(dict.fromkeys(signals.FORWARDED, signal.SIG_IGN))
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -165,7 +164,7 @@ def _give_up(plan: LaunchPlan, world: World, problem: BaseException) -> None:
     # nobody can be told.
     is_told = isinstance(problem, LaunchError | CoordinatorMissingError)
     if failure.kind is Kind.AGENT and not is_told:
-        abort.tell(meeting, failure.text, _REPORT_TIMEOUT)
+        abort.tell(meeting, failure.text, limits.AGENT_REPORT_TIMEOUT)
 
 
 def _report(plan: LaunchPlan, world: World, *, is_command: bool) -> None:

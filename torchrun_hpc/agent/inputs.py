@@ -9,11 +9,12 @@ from torchrun_hpc import sites
 from torchrun_hpc.host import network, topology
 from torchrun_hpc.host.resolver import ask_name_servers
 from torchrun_hpc.options.values import BIND_NONE
-from torchrun_hpc.planning.head_node import LOOPBACK, MASTER_PORT
+from torchrun_hpc.planning.head_node import LOOPBACK
 from torchrun_hpc.planning.inputs import Inputs, Node
 from torchrun_hpc.planning.resources import likely_workers
 from torchrun_hpc.preload import plan
 from torchrun_hpc.sites import profile
+from torchrun_hpc.variables import MASTER_PORT
 
 if TYPE_CHECKING:
     from torchrun_hpc.options.options import Options

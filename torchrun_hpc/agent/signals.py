@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import waiting
+from torchrun_hpc import limits
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host import procfs
 from torchrun_hpc.reporting import console
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
-
-# Seconds within which a scheduler signals all processes of a task.
-_TOGETHER = 0.2
 
 
 @dataclass(eq=False)
@@ -115,14 +112,14 @@ class _Forwarder:
         unknown = [r for r in self._undelivered if r.workers_have_it is None]
         if not unknown:
             return
-        if self._probe is not None and unknown[0].when + _TOGETHER > now:
+        if self._probe is not None and unknown[0].when + limits.SIGNALS_TOGETHER > now:
             return
         pending = 0 if self._probe is None else _pending(self._probe.pid)
         for received in unknown:
             # The kernel merges pending signals of one number.
             if pending & _bit(received.number):
                 received.workers_have_it = True
-            elif self._probe is None or received.when + _TOGETHER <= now:
+            elif self._probe is None or received.when + limits.SIGNALS_TOGETHER <= now:
                 received.workers_have_it = False
         if self._probe is not None and (pending or self._probe.poll() is not None):
             self._renew_probe()
@@ -167,7 +164,7 @@ class _Forwarder:
                 self._report(number, f"{rank} ({status['Name']}, pid {pid})", waited)
 
     def _report(self, number: signal.Signals, worker: str, waited: float) -> None:
-        if waited < waiting.FIRST_REPORT or self._reported:
+        if waited < limits.FIRST_REPORT or self._reported:
             return
         self._reported = True
         text = (

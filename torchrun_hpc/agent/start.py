@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from torchrun_hpc import environment
 from torchrun_hpc.errors import LaunchError, Message, to_copy
 from torchrun_hpc.host.network import is_number, join_endpoint, port_problem
-from torchrun_hpc.planning.head_node import MASTER_PORT
-from torchrun_hpc.planning.messages import AGENT_STORE
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.console import is_reporter
 from torchrun_hpc.reporting.start_line import start_line
+from torchrun_hpc.variables import AGENT_STORE, MASTER_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from torchrun_hpc.doctor.product import kind, multiply
 from torchrun_hpc.doctor.results import Worker
 from torchrun_hpc.environment import with_variables
 from torchrun_hpc.host import procfs
-from torchrun_hpc.planning.messages import AGENT_STORE
+from torchrun_hpc.variables import AGENT_STORE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

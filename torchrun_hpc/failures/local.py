@@ -57,7 +57,7 @@ class LocalWorld:
             self.restarts += 1
             console.write(report.restarted(self.restarts, failure, self.meeting))
         elif is_first:
-            wait = report.COLLECT_TIMEOUT[failure.is_doubtful]
+            wait = report.time_to_collect(failure)
             self._timer = threading.Timer(wait, self._report)
             self._timer.daemon = True
             self._timer.start()

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import programs
+from torchrun_hpc import limits, programs
 from torchrun_hpc.failures.last_words import KEPT
 from torchrun_hpc.reporting import streams
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SIZE = 256 * 1024  # bytes of the pipe, and of a piece
-# Seconds.
-_REST_TIMEOUT = 0.1  # to wait for the rest of a line
-_INTERVAL = 0.2  # until its thread sees what other threads have read
 
 
 def reason_not_to_read() -> str:
@@ -103,7 +100,7 @@ class Relay:
             pipe.is_left_behind = True
         for pipe in self._pipes.values():
             while pipe.thread.is_alive():  # a signal just before a wait does not end it
-                pipe.thread.join(_INTERVAL)
+                pipe.thread.join(limits.RELAY_INTERVAL)
 
 
 class _Pipe:
@@ -161,7 +158,7 @@ class _Pipe:
 
         A piece below ``PIPE_BUF`` is complete. The rest of a longer one follows soon.
         """
-        end = time.monotonic() + _REST_TIMEOUT
+        end = time.monotonic() + limits.LINE_TIMEOUT
         is_long = len(piece) >= select.PIPE_BUF
         with streams.lock:
             streams.copy(piece)
@@ -171,7 +168,7 @@ class _Pipe:
 
     def _next(self, end: float) -> bytes:
         while not self._unwritten and not self.is_left_behind:
-            rest = min(end - time.monotonic(), _INTERVAL)
+            rest = min(end - time.monotonic(), limits.RELAY_INTERVAL)
             if rest < 0:
                 return b""
             if self._waits.poll(rest * 1000):

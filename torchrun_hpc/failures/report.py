@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import limits
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart, ending, signal_name
 from torchrun_hpc.names import nodes, ranges, rank_list
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     # failure itself.
     Explain = Callable[[Failure], tuple[Failure, Sequence[str]]]
 
-# Seconds for other workers' failures to arrive: equal ones, or the cause if the first
-# one is doubtful.
-COLLECT_TIMEOUT = {False: 1.0, True: 2.0}
-
 _INDENT = "    "
+
+
+def time_to_collect(failure: Failure) -> float:
+    """Return the seconds to wait for failures of other workers."""
+    is_doubtful = failure.is_doubtful
+    return limits.COLLECT_CAUSE_TIMEOUT if is_doubtful else limits.COLLECT_TIMEOUT
 
 
 def failed(failure: Failure, meeting: Meeting, note: str = "") -> Message:

@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchrun_hpc import limits
 from torchrun_hpc.failures.failure import signal_of
 from torchrun_hpc.failures.worker import describe_failure, failed_at
 
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.failures.relay import Relay
     from torchrun_hpc.failures.worker import Worker
 
-# Seconds.
-_INTERVAL = 0.1  # longest time between two looks at the workers
-_PAUSE = 0.005  # shortest: a worker has ended, but its exit code is not known yet
-_TEARDOWN = 5.0  # longest time from a worker's traceback to its end
 _NEVER = float("inf")
 
 # Order of several failures on this node.
@@ -131,7 +128,7 @@ class Watch:
             now, relay = self._relay.clock(), self._relay
             self._stopped_since = min(self._stopped_since, now)
             if not self.failures:
-                then = now - _TEARDOWN
+                then = now - limits.TEARDOWN_TIMEOUT
                 self._running = [w for w in self._running if failed_at(w, relay) > then]
 
     def all_stopped(self) -> None:
@@ -175,7 +172,7 @@ class Watch:
         return failure
 
     def _run(self) -> None:
-        while not self._ended.wait(_PAUSE):
+        while not self._ended.wait(limits.WATCH_PAUSE):
             with self._lock:
                 running = [worker.pid for worker in self._running]
             _wait_for_one(running)
@@ -190,4 +187,4 @@ def _wait_for_one(pids: Iterable[int]) -> None:
                 file = os.pidfd_open(pid)
                 files.callback(os.close, file)
                 ends.register(file, select.POLLIN)
-        ends.poll(_INTERVAL * 1000)
+        ends.poll(limits.WATCH_INTERVAL * 1000)

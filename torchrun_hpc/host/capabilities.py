@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import UNSHARED
 
 if TYPE_CHECKING:
     import argparse
@@ -131,9 +132,6 @@ WARNS_OF_DEFAULT = Capability("<2.2", _found(_warns_of_default), is_fault=True)
 
 # A store raises this after a timeout.
 STORE_ERROR: type[Exception] = getattr(_torch, "DistStoreError", RuntimeError)  # 2.2
-
-# With "1", worker 0 keeps the store of the workers.
-UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 # Options that some releases lack, with the value that matches their behaviour.
 _OPTIONS = {

@@ -14,7 +14,7 @@ from enum import Enum
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import programs
+from torchrun_hpc import limits, programs
 from torchrun_hpc.host import procfs
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ _SERVERS = re.compile(r"^nameserver\s+(\S+)", re.MULTILINE)
 # A query for the root's name servers: RFC 1035, 4.1.
 _QUERY = b"\0\1\1\0\0\1" + bytes(6) + b"\0\0\2\0\1"
 
-_SLOW = 0.5  # seconds after which an answer counts as late
-_SOON = 0.1  # seconds for each name server of a task in direct mode, which must wait
 _NO_ANSWER = 4  # the exit code of the query for an address
 
 
@@ -49,7 +47,7 @@ def ask_name_servers() -> Resolver:
     for server in _SERVERS.findall(procfs.read(FILE) or "") or ["127.0.0.1"]:
         family = socket.AF_INET6 if ":" in server else socket.AF_INET
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
-            asking.settimeout(_SOON)
+            asking.settimeout(limits.NAME_SERVER_TIMEOUT)
             asking.connect((server, PORT))
             asking.send(_QUERY)
             try:
@@ -82,7 +80,7 @@ class ResolverCheck:
             code = process.poll()
             process.kill()
         self._process = None
-        if code is None and time.monotonic() - self._start > _SLOW:
+        if code is None and time.monotonic() - self._start > limits.RESOLVER_TIMEOUT:
             return Resolver.SILENT
         if code == _NO_ANSWER:
             is_down = ask_name_servers() is Resolver.DOWN

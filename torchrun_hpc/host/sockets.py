@@ -9,9 +9,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from torchrun_hpc import waiting
-
-_LIMIT = 0.2  # seconds for another process, which binds first, to listen
+from torchrun_hpc import limits, waiting
 
 
 def user_of(connection: socket.socket) -> int:
@@ -41,7 +39,7 @@ def hold(what: str) -> socket.socket:
             users.append(user_of(asking))
         return bool(users)
 
-    waiting.until(is_decided, _LIMIT)
+    waiting.until(is_decided, limits.LISTEN_TIMEOUT)
     if os.getuid() in users:
         holder.close()
         raise BlockingIOError(errno.EAGAIN, f"another process does it: {what}")

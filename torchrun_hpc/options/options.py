@@ -15,6 +15,7 @@ from torchrun_hpc.options import rdzv_conf, values
 from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.options.values import C10D, NONE, STATIC, HostPort, NodeRange
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import OMP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +96,7 @@ class Options:
     hpc_omp_threads: int | str | None = _ours(
         None,
         "auto|NUMBER",
-        "Set OMP_NUM_THREADS in each worker, unless the variable is already set. "
+        f"Set {OMP} in each worker, unless the variable is already set. "
         "'auto' divides the launcher's CPUs by the number of its workers. Default, "
         "like torchrun: 1 for several workers, unset for one.",
         values.threads,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import limits
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options.values import C10D, STATIC
 
@@ -34,9 +35,6 @@ _TAKEN = {
 }
 
 _MOST_SECONDS = 10**10  # torch adds them to the date
-
-# Seconds that an agent may be silent: by default, and at least.
-_SILENCE, _SHORTEST_SILENCE = 120, 5
 
 # torch's dynamic_rendezvous.create_handler and c10d_rendezvous_backend.create_backend.
 # Torch accepts 0 keep-alives, but then the nodes never meet.
@@ -67,7 +65,7 @@ class RdzvConf:
         One key alone, with PyTorch's default for the other, only makes the time longer.
         """
         interval, attempts = self.keep_alive_interval, self.keep_alive_max_attempt
-        least = _SHORTEST_SILENCE if interval and attempts else _SILENCE
+        least = limits.LEAST_SILENCE if interval and attempts else limits.SILENCE_LIMIT
         return max((interval or 5) * (attempts or 3), least)
 
     def filled(self, **defaults: object) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, near
+from torchrun_hpc.variables import PATH, PYTHON_EXEC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +34,7 @@ def check_program(name: str, environ: Mapping[str, str]) -> None:
     """Check that the program of ``--no-python`` is there."""
     import shutil  # noqa: PLC0415 - slow to import
 
-    if shutil.which(name, path=environ.get("PATH", os.defpath)) is None:
+    if shutil.which(name, path=environ.get(PATH, os.defpath)) is None:
         raise LaunchError(
             "HPC016",
             f"{name}: there is no such program. Pass its path, or remove --no_python "
@@ -47,7 +48,7 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
     It can be a file, or a folder or an archive with ``__main__.py``. With
     ``PYTHON_EXEC``, nothing is checked: that Python may see other files.
     """
-    if name.startswith("-") or environ.get("PYTHON_EXEC"):
+    if name.startswith("-") or environ.get(PYTHON_EXEC):
         return  # an option of Python, or standard input
     path, where, problem, guess = Path(name), "", "", ""
     try:

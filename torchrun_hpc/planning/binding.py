@@ -15,6 +15,7 @@ from torchrun_hpc.names import ranges
 from torchrun_hpc.options.values import BIND_GPU, BIND_NONE
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.workers import Binding, Share
+from torchrun_hpc.variables import CUDA_ORDER, CUDA_VISIBLE, HIP_VISIBLE, ROCR_VISIBLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.host.topology import Core, Gpu, Topology
     from torchrun_hpc.planning.inputs import Inputs, Node
 
-# By default CUDA puts fast GPUs first.
-_ORDER, _BY_ADDRESS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+_BY_ADDRESS = "PCI_BUS_ID"  # a value of CUDA_ORDER
 
 
 def plan(inputs: Inputs) -> Binding | None:
@@ -100,15 +100,15 @@ def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     "GPU isolation techniques".
     """
     found = [gpu for gpu in gpus if gpu.is_usable]
-    if len({gpu.model for gpu in found}) > 1 and environ.get(_ORDER) != _BY_ADDRESS:
+    if len({gpu.model for gpu in found}) > 1 and environ.get(CUDA_ORDER) != _BY_ADDRESS:
         raise _NotByGpuError(
-            f"the GPUs are of several kinds. Export {_ORDER}={_BY_ADDRESS}"
+            f"the GPUs are of several kinds. Export {CUDA_ORDER}={_BY_ADDRESS}"
         )
-    lists = ["CUDA_VISIBLE_DEVICES"]
+    lists = [CUDA_VISIBLE]
     if any(gpu.is_amd for gpu in gpus):
         # The first list renumbers the rest. HIP reads one of the others.
-        others = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-        lists = ["ROCR_VISIBLE_DEVICES", *[n for n in others if n in environ][:1]]
+        others = (HIP_VISIBLE, CUDA_VISIBLE)
+        lists = [ROCR_VISIBLE, *[n for n in others if n in environ][:1]]
     for name in lists:
         if name in environ:
             found = _listed(found, name, environ[name])

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import variables
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options.values import DIRECT
 from torchrun_hpc.planning import head_node, messages, network_env
 from torchrun_hpc.planning.head_node import (
     LOOPBACK,
-    MASTER_ADDR,
-    MASTER_PORT,
     HeadNode,
 )
 from torchrun_hpc.planning.meeting import (
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.schedulers.job import Job
 
-# torchrun's defaults
-_ROLE = "default"
-_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+_ROLE = "default"  # torchrun's
 
 
 def meet_on_one_node(inputs: Inputs, job: Job) -> Meeting:
@@ -50,7 +47,7 @@ def meet_on_several(inputs: Inputs, job: Job) -> Meeting:
     node_rank, index = place_of(job)
     exported, notes = head_node.exported(inputs, job)
     by_name = head_node.by_name(inputs, job, exported)
-    head_node.check_first_is_known(job, by_name, f"export {MASTER_ADDR}=")
+    head_node.check_first_is_known(job, by_name, f"export {variables.MASTER_ADDR}=")
     head = head_node.on_this_node(inputs, job, index, by_name)
     if not head.connect_host:
         raise head_node.unreachable(inputs, job, head)
@@ -108,22 +105,25 @@ def _agents_variables(
     local_rank = (task.local_rank, provenance.get("local_rank", rank))
     if inputs.options.virtual_local_rank:
         local_rank = (0, "--virtual-local-rank")
-    variables = {
-        "RANK": (task.rank, rank),
-        "LOCAL_RANK": local_rank,
-        "WORLD_SIZE": (task.size, size),
-        "LOCAL_WORLD_SIZE": (task.local_size, provenance.get("local_size", size)),
-        "GROUP_RANK": (job.node_rank, provenance.get("node_rank", "")),
-        "GROUP_WORLD_SIZE": (len(job.nodes), provenance.get("nodes", "")),
-        "ROLE_RANK": (task.rank, rank),
-        "ROLE_WORLD_SIZE": (task.size, size),
-        "ROLE_NAME": (_ROLE, "default"),
-        MASTER_ADDR: (head.connect_host, source),
-        MASTER_PORT: (head.port, source),
-        messages.RUN_ID: (job.launch_id, provenance.get("launch_id", "")),
-        "TORCHELASTIC_RESTART_COUNT": (0, "no agent"),
-        "TORCHELASTIC_MAX_RESTARTS": (0, "no agent"),
+    values = {
+        variables.RANK: (task.rank, rank),
+        variables.LOCAL_RANK: local_rank,
+        variables.WORLD_SIZE: (task.size, size),
+        variables.LOCAL_WORLD_SIZE: (
+            task.local_size,
+            provenance.get("local_size", size),
+        ),
+        variables.GROUP_RANK: (job.node_rank, provenance.get("node_rank", "")),
+        variables.GROUP_WORLD_SIZE: (len(job.nodes), provenance.get("nodes", "")),
+        variables.ROLE_RANK: (task.rank, rank),
+        variables.ROLE_WORLD_SIZE: (task.size, size),
+        variables.ROLE_NAME: (_ROLE, "default"),
+        variables.MASTER_ADDR: (head.connect_host, source),
+        variables.MASTER_PORT: (head.port, source),
+        variables.RUN_ID: (job.launch_id, provenance.get("launch_id", "")),
+        variables.RESTART_COUNT: (0, "no agent"),
+        variables.MAX_RESTARTS: (0, "no agent"),
     }
-    if not inputs.environ.get(_ASYNC_ERRORS):
-        variables[_ASYNC_ERRORS] = (1, "as torchrun")
-    return {name: Setting(str(value), by) for name, (value, by) in variables.items()}
+    if not inputs.environ.get(variables.ASYNC_ERRORS):
+        values[variables.ASYNC_ERRORS] = (1, "as torchrun")
+    return {name: Setting(str(value), by) for name, (value, by) in values.items()}

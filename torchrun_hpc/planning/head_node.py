@@ -14,6 +14,7 @@ from torchrun_hpc.options import values
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import same_host
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import MASTER_ADDR, MASTER_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,9 +33,6 @@ LOOPBACK = "127.0.0.1"
 # torch's defaults: run.py and c10d_rendezvous_backend.py
 STATIC_PORT = 29500
 C10D_PORT = 29400
-
-MASTER_ADDR = "MASTER_ADDR"
-MASTER_PORT = "MASTER_PORT"
 
 # Number of ports that a coordinator tries, and of ports to report that it cannot start.
 _TRIES = 8

@@ -16,6 +16,7 @@ from torchrun_hpc.options.values import C10D, NONE, REQUIRE, SCHEDULER, STATIC
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.schedulers.job import Launcher
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import CONFIG_HOME
 
 if TYPE_CHECKING:
     from torchrun_hpc.options.options import Options
@@ -201,7 +202,7 @@ def key_file(inputs: Inputs) -> KeyFile:
 
     The XDG Base Directory Specification ignores relative paths.
     """
-    options, folder = inputs.options, inputs.environ.get("XDG_CONFIG_HOME", "")
+    options, folder = inputs.options, inputs.environ.get(CONFIG_HOME, "")
     if options.hpc_auth == NONE:
         return KeyFile()
     default = f"{folder if folder.startswith('/') else '~/.config'}/torchrun_hpc/key"

@@ -9,6 +9,7 @@ from torchrun_hpc.options.command_line import variable_of
 from torchrun_hpc.options.values import NONE, REQUIRE, SCHEDULER
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.schedulers.job import LaunchContext, Launcher
+from torchrun_hpc.variables import GLOO, NCCL, RANK, RUN_ID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
 NO_SCHEDULER = "no scheduler"
 
 DIRECT_MODE = "in direct mode, where each task is a worker"
-
-# Variables that an agent, or direct mode, sets for a worker.
-RUN_ID, RANK = "TORCHELASTIC_RUN_ID", "RANK"
-
-# Tells workers that the agent hosts the store (torch/distributed/rendezvous.py).
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def title(inputs: Inputs, nodes: int) -> str:
@@ -84,9 +79,9 @@ def warnings(inputs: Inputs, head: HeadNode, host: str) -> tuple[Message, ...]:
     if address is None:
         text = (
             f"{host} has no known address that other nodes can reach, so "
-            f"{network_env.GLOO} and {network_env.NCCL} are not set, and torch listens "
-            "on all interfaces. In a container, use the host's network. Otherwise "
-            "export both variables, and pass --local-addr"
+            f"{GLOO} and {NCCL} are not set, and torch listens on all interfaces. In a "
+            "container, use the host's network. Otherwise export both variables, and "
+            "pass --local-addr"
         )
         problems.append(Message("HPC057", text))
     elif interface and not interface.up:

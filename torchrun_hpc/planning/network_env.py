@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError, Message, choices
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import (
+    CPP_LOG_LEVEL,
+    DISTRIBUTED_DEBUG,
+    GLOO,
+    LOG_LINE_PREFIX,
+    NCCL,
+    RESOLVER_OPTIONS,
+    TORCH_LOGS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torchrun_hpc.host.network import Address, Network
     from torchrun_hpc.planning.inputs import Inputs
-
-GLOO = "GLOO_SOCKET_IFNAME"
-NCCL = "NCCL_SOCKET_IFNAME"
-
-CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
-RESOLVER_OPTIONS = "RES_OPTIONS"
 
 # Each of these sets its own level, so the level of their parent has no effect.
 _LOGGED_MODULES = (
@@ -39,13 +42,13 @@ _LOGGED_MODULES = (
 )
 
 DEBUG_VARIABLES = {
-    "TORCH_LOGS": ",".join(f"+{module}" for module in _LOGGED_MODULES),
+    TORCH_LOGS: ",".join(f"+{module}" for module in _LOGGED_MODULES),
     # DETAIL would check each collective in a process group of its own: jobs hang
     # (pytorch#129672), or crash (DDP on gloo in torch 2.13).
-    "TORCH_DISTRIBUTED_DEBUG": "INFO",
+    DISTRIBUTED_DEBUG: "INFO",
     CPP_LOG_LEVEL: "INFO",
     # For --tee, which is set if the user has set neither it nor --redirects.
-    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "rank ${rank}: ",
+    LOG_LINE_PREFIX: "rank ${rank}: ",
 }
 
 

@@ -24,8 +24,9 @@ from torchrun_hpc.planning import (
 )
 from torchrun_hpc.planning.meeting import Meeting, check_key
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.planning.workers import FAULT_HANDLER, Workers
+from torchrun_hpc.planning.workers import Workers
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import FAULT_HANDLER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,6 +14,16 @@ from torchrun_hpc.names import ranges
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import (
+    CUDA_VISIBLE,
+    HIP_VISIBLE,
+    LEVEL_ZERO_VISIBLE,
+    LOCAL_RANK,
+    OMP,
+    OMP_BINDING,
+    RANK,
+    ROCR_VISIBLE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,24 +33,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.workers import Binding, Workers
     from torchrun_hpc.schedulers.job import Job
 
-OMP = "OMP_NUM_THREADS"
-
-# Each lists the GPUs that a process can use, with commas. Sources:
-# NVIDIA's CUDA C++ Programming Guide, AMD's "GPU isolation techniques", Intel's
-# "Level Zero environment variables".
-VISIBLE = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-)
-
-# The list of a process's CPUs, which libgomp uses even if the process has others.
-CPU_LIST = "GOMP_CPU_AFFINITY"
-
-# OpenMP libraries read these, and bind threads. Sources: the OpenMP specification, the
-# manual of GCC's libgomp, Intel's "Thread Affinity Interface".
-_OPENMP = ("OMP_PROC_BIND", "OMP_PLACES", CPU_LIST, "KMP_AFFINITY")
+# Each lists the GPUs that a process can use, with commas.
+VISIBLE = (CUDA_VISIBLE, HIP_VISIBLE, ROCR_VISIBLE, LEVEL_ZERO_VISIBLE)
 
 
 def likely_workers(
@@ -124,7 +118,7 @@ def _about_placement(job: Job) -> Iterator[Message]:
         yield Message(
             "HPC079",
             f"tasks are placed in turn: the second one on this node is task "
-            f"{job.task.rank} ({job.provenance['task']}). RANK and LOCAL_RANK come "
+            f"{job.task.rank} ({job.provenance['task']}). {RANK} and {LOCAL_RANK} come "
             "from the launcher: a script must not compute one from the other. To place "
             "neighbours on one node, add the option:" + to_copy(f"{line} …"),
         )
@@ -136,9 +130,9 @@ def _about_own_gpu(inputs: Inputs) -> Iterator[Message]:
         yield Message(
             "HPC098",
             f"{variable}={inputs.environ[variable]} shows one GPU to each task, but "
-            "LOCAL_RANK still counts the tasks. A script that takes GPU number "
-            "LOCAL_RANK fails. Pass --virtual-local-rank before the script, to make "
-            "LOCAL_RANK 0, or show each task all GPUs of its node",
+            f"{LOCAL_RANK} still counts the tasks. A script that takes GPU number "
+            f"{LOCAL_RANK} fails. Pass --virtual-local-rank before the script, to make "
+            f"{LOCAL_RANK} 0, or show each task all GPUs of its node",
         )
 
 
@@ -191,7 +185,7 @@ def of_imports(inputs: Inputs, workers: Workers, cpus: set[int]) -> Iterator[Mes
     """Yield a warning if the import of torch binds all workers to the same ``cpus``."""
     if not cpus or workers.number == 1 or (workers.binding and workers.binding.shares):
         return
-    given = [f"{n}={inputs.environ[n]}" for n in _OPENMP if inputs.environ.get(n)]
+    given = [f"{n}={inputs.environ[n]}" for n in OMP_BINDING if inputs.environ.get(n)]
     yield Message(
         "HPC227",
         f"OpenMP binds the main threads of all {workers.number} workers to "

@@ -8,6 +8,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import limits
 from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.options import EQUAL, OF_STATIC
@@ -23,8 +24,8 @@ from torchrun_hpc.planning.meeting import (
     with_environment,
 )
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.preflight import JOIN_TIMEOUT
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import OMP
 
 if TYPE_CHECKING:
     from torchrun_hpc.options.options import Options
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.schedulers.job import Job
 
-
-# Seconds. Torch's 60 is too short for a busy file system on hundreds of nodes.
-READ_TIMEOUT = 600
 
 _SHORT = 160  # characters of a command: its end has the script and its arguments
 
@@ -184,7 +182,7 @@ def _compared(inputs: Inputs, job: Job) -> str:
     """
     threads = "" if job.nodelist_is_shared else resources.chosen_threads(inputs)
     site = str(inputs.site_setting.value) if inputs.site_setting else ""
-    return ", ".join(filter(None, (site, threads and f"{resources.OMP}={threads}")))
+    return ", ".join(filter(None, (site, threads and f"{OMP}={threads}")))
 
 
 def _not_on_node_0(job: Job, fault: str, *, everywhere: bool = False) -> LaunchError:
@@ -228,8 +226,8 @@ def _options(inputs: Inputs, job: Job, head: HeadNode) -> dict[str, Setting]:
             source = f"{asked['rdzv_conf'].source} and defaults"
         conf = asked.rdzv_conf.filled(
             is_host=int(head.is_local),
-            read_timeout=READ_TIMEOUT,
-            join_timeout=JOIN_TIMEOUT,
+            read_timeout=limits.READ_TIMEOUT,
+            join_timeout=limits.JOIN_TIMEOUT,
         )
         options["rdzv_conf"] = Setting(conf, source)
     return options

@@ -9,9 +9,6 @@ from torchrun_hpc.errors import Message
 from torchrun_hpc.names import ranges
 from torchrun_hpc.setting import Setting
 
-# Lets Python write the frames of a crashing process. Forks do it by themselves.
-FAULT_HANDLER = "PYTHONFAULTHANDLER"
-
 
 @dataclass(frozen=True)
 class Share:

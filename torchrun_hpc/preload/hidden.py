@@ -18,12 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.planning.network_env import CPP_LOG_LEVEL
-from torchrun_hpc.planning.resources import OMP
 from torchrun_hpc.preload import keep
 from torchrun_hpc.preload.plan import is_read
 from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers.process import environment
+from torchrun_hpc.variables import (
+    ALLOCATOR,
+    CPP_LOG_LEVEL,
+    DISTRIBUTED_DEBUG,
+    MKL,
+    OMP,
+    RANK,
+    TORCH_LOGS,
+    TORCH_LOGS_OUT,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -119,9 +127,6 @@ class HiddenModules:
 
 # --- variables that a module reads when it appears ------------------------------------
 
-_MKL = "MKL_NUM_THREADS"
-_LOGS = "TORCH_LOGS"
-
 # The launcher can set these for the workers after the import: torch reads them again.
 READ_AGAIN = (OMP, CPP_LOG_LEVEL)
 
@@ -154,11 +159,12 @@ class Renewal:
             torch = modules["torch"]
             torch.default_generator.seed()  # no GPU has a generator yet
             # The script may have configured loggers that torch's import configures.
-            changed = {n for n in changed | {_LOGS} if not _is_read_again(torch, n)}
+            changed.add(TORCH_LOGS)
+            changed = {n for n in changed if not _is_read_again(torch, n)}
         else:
             changed = {name for name in changed if name.startswith(_OF_NUMPY)}
         late = sorted(n for n in changed if self._start.get(n) != now.get(n))
-        if late and now.get("RANK") == "0":
+        if late and now.get(RANK) == "0":
             text = f"{', '.join(late)} changed after the launcher's import of PyTorch. "
             text += "Export variables in the job script, or pass --hpc-preload=none"
             console.write(Message("HPC249", text), "warning")
@@ -174,17 +180,17 @@ def read_log_level() -> None:
 def _is_read_again(torch: Any, name: str) -> bool:
     """Let torch read a variable again; return whether it could."""
     try:
-        if name in (OMP, _MKL):
+        if name in (OMP, MKL):
             # MKL's variable counts. It takes no more threads than CPUs.
-            number = int(environment().get(_MKL) or environment().get(OMP, ""))
+            number = int(environment().get(MKL) or environment().get(OMP, ""))
             torch.set_num_threads(min(number, len(os.sched_getaffinity(0))))
-        elif name in (_LOGS, "TORCH_LOGS_OUT"):
+        elif name in (TORCH_LOGS, TORCH_LOGS_OUT):
             torch._logging._internal._init_logs()  # noqa: SLF001
         elif name == CPP_LOG_LEVEL:
             read_log_level()
-        elif name == "TORCH_DISTRIBUTED_DEBUG":
+        elif name == DISTRIBUTED_DEBUG:
             torch.distributed.set_debug_level_from_env()
-        elif name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        elif name in ALLOCATOR:
             newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # noqa: SLF001
             (newer or torch.cuda.memory._set_allocator_settings)(environment()[name])  # noqa: SLF001
         else:

@@ -12,18 +12,27 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torchrun_hpc import files
+from torchrun_hpc import files, limits
 from torchrun_hpc.errors import LaunchError, count
 from torchrun_hpc.host import procfs
 from torchrun_hpc.preload import affinity
 from torchrun_hpc.schedulers.process import environment
+from torchrun_hpc.variables import (
+    GROUP_RANK,
+    LOCAL_RANK,
+    LOCAL_WORLD_SIZE,
+    MASTER_ADDR,
+    MASTER_PORT,
+    RANK,
+    WORLD_SIZE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 # An agent sets these for each worker, so they do not exist at the import.
-_OF_A_WORKER = {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
-_OF_A_WORKER |= {"MASTER_ADDR", "MASTER_PORT"}
+_OF_A_WORKER = {RANK, LOCAL_RANK, GROUP_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE}
+_OF_A_WORKER |= {MASTER_ADDR, MASTER_PORT}
 
 # Files of Linux itself. Other files in /dev belong to GPUs and networks.
 _NO_DEVICE = re.compile(
@@ -33,8 +42,6 @@ _NO_DEVICE = re.compile(
 NO_TORCH = "torch cannot be imported"
 
 _MODULES = (".py", ".pyc", ".so")
-
-_TRIAL_TIMEOUT = 5  # seconds
 
 
 class ForkError(Exception):
@@ -162,7 +169,7 @@ def _leaves_cpus(*, is_bound: bool) -> bool:
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-    signal.alarm(_TRIAL_TIMEOUT)
+    signal.alarm(limits.FORK_TRIAL_TIMEOUT)
     cpu = {min(os.sched_getaffinity(0))}
     if is_bound:
         os.sched_setaffinity(0, cpu)

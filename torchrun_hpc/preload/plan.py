@@ -15,6 +15,7 @@ from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.preload import script
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import INTEL_FORKS, LD_PRELOAD, PYTHON_EXEC, TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 DEFAULT = ("auto",)  # torch, if nothing speaks against it
 TORCH = "torch"
-
-PYTHON_EXEC = "PYTHON_EXEC"  # torchrun's: another interpreter for the workers
 
 # Python and the system's loader of libraries read these when a program starts.
 READ_AT_START = ("PYTHON", "LD_")
@@ -78,15 +77,6 @@ def _problem(inputs: Inputs) -> str:
 
 # --- obstacles to the default ---------------------------------------------------------
 
-# Tools of NVIDIA, AMD and others get into a process by these variables. Sources: CUPTI,
-# NVTX, kineto's init.cpp, rocprofv3, rocr's flag.h, TAU's tau_exec, ld.so(8).
-_TOOLS = (
-    *("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"),
-    *("NV_NSIGHT_INJECTION_TRANSPORT_TYPE", "NV_SANITIZER_INJECTION_TRANSPORT_TYPE"),
-    *("ROCP_TOOL_LIBRARIES", "ROCP_TOOL_ATTACH", "HSA_TOOLS_LIB", "OMP_TOOL_LIBRARIES"),
-    *("INTEL_LIBITTNOTIFY64", "KINETO_USE_DAEMON", "LD_AUDIT"),
-)
-
 # Profilers in LD_PRELOAD: of NVIDIA, AMD, HPCToolkit, TAU, Score-P, Extrae, gperftools.
 # Darshan follows forks, and XALT needs none, so they are not here.
 _PROFILERS = re.compile(
@@ -109,10 +99,10 @@ def obstacle(options: Options, environ: Mapping[str, str]) -> str:
     # Forks were compared with programs on Python 3.10 to 3.13.
     if sys.platform != "linux" or sys.version_info[:2] > (3, 13):
         return f"forks were not tried with this Python on {sys.platform}"
-    if tools := [name for name in _TOOLS if environ.get(name)]:
+    if tools := [name for name in TOOLS if environ.get(name)]:
         return f"{tools[0]} is set"
-    if profiler := _PROFILERS.search(environ.get("LD_PRELOAD", "")):
-        return f"LD_PRELOAD has {profiler[0]}"
+    if profiler := _PROFILERS.search(environ.get(LD_PRELOAD, "")):
+        return f"{LD_PRELOAD} has {profiler[0]}"
     option = ["-m"] if options.module else []
     return early_variable([*option, *options.words]) if options.script else ""
 
@@ -163,9 +153,6 @@ def _paths(path: Path, folder: Path, package: str, names: str) -> Iterator[Path]
 
 # --- variables that the import reads --------------------------------------------------
 
-# scikit-learn sets these for OpenMP libraries that are loaded later, and for forks.
-_OF_OTHERS = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
-
 _DATA = Path(__file__).with_name("read_at_import.txt")
 
 
@@ -180,4 +167,4 @@ def _listed() -> tuple[frozenset[str], tuple[str, ...]]:
 def is_read(name: str) -> bool:
     """Return whether ``import torch`` reads a variable in some release of PyTorch."""
     names, beginnings = _listed()
-    return name in names or (name.startswith(beginnings) and name not in _OF_OTHERS)
+    return name in names or (name.startswith(beginnings) and name not in INTEL_FORKS)

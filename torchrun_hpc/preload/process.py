@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.host import procfs
-from torchrun_hpc.planning.workers import FAULT_HANDLER
 from torchrun_hpc.preload.affinity import set_cpus
+from torchrun_hpc.variables import FAULT_HANDLER, LD_PRELOAD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -63,7 +63,7 @@ def set_title(title: str) -> None:
         import setproctitle  # noqa: PLC0415 - an extra: torchrun_hpc[preload]
 
         # It moves the program's name, after which Darshan names its logs.
-        if not os.environ.get("LD_PRELOAD"):
+        if not os.environ.get(LD_PRELOAD):
             setproctitle.setproctitle(title)
     with contextlib.suppress(OSError):  # its short name, as an exec would set it
         _NAME.write_text(Path(sys.executable).name, encoding="utf-8")

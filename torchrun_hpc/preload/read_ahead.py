@@ -16,9 +16,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from torchrun_hpc import programs
+from torchrun_hpc import limits, programs
 
-_SLOW = 0.0005  # seconds for a page: it is not cached, and not on a fast local disk
 _readers: list[Any] = []  # the process; none if the files are fast
 
 
@@ -60,6 +59,6 @@ def _is_slow() -> bool:
         with Path(torch.origin).with_name("lib").joinpath(name).open("rb", 0) as file:
             begin = time.perf_counter()
             file.read(1)  # the kernel reads at least a page
-            if time.perf_counter() - begin < _SLOW:
+            if time.perf_counter() - begin < limits.PAGE_TIMEOUT:
                 return False
     return True

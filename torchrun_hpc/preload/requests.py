@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait  # select(2) is limited to 1024 files
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import waiting, wire
+from torchrun_hpc import limits, waiting, wire
 from torchrun_hpc.stacks.calls import AT_END
 from torchrun_hpc.wire import AnyText
 
@@ -37,7 +37,6 @@ PYTHON = (sys.executable, "-u")
 
 _LENGTH = 8  # bytes before a request: its length
 _FILES = 5
-_PAUSE = 0.01  # seconds
 _ANSWER = 32  # bytes, at most
 _RECORD = 2**17  # bytes, at most
 
@@ -158,7 +157,8 @@ class ForkedWorker:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, and return its exit code; or raise `TimeoutExpired`."""
         limit = math.inf if timeout is None else timeout
-        waiting.until(lambda: self.returncode is not None, limit, pause=_PAUSE)
+        pause = limits.FORK_PAUSE
+        waiting.until(lambda: self.returncode is not None, limit, pause=pause)
         if (code := self.poll()) is None:
             raise subprocess.TimeoutExpired(self.args, limit)
         return code

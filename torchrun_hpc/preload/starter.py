@@ -16,11 +16,11 @@ import sys
 from multiprocessing.connection import wait  # select(2) is limited to 1024 files
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import environment, waiting
+from torchrun_hpc import environment, limits, waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host.procfs import open_files
 from torchrun_hpc.options.values import NONE
-from torchrun_hpc.planning.workers import FAULT_HANDLER, Preload
+from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.preload import SplitOff, imports, requests
 from torchrun_hpc.preload.fork_server import READY, Before, ForkServer
 from torchrun_hpc.preload.hidden import READ_AGAIN, packages
@@ -30,13 +30,13 @@ from torchrun_hpc.preload.requests import PYTHON, ForkedWorker
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import FAULT_HANDLER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _NOTHING = Preload((), Setting(NONE, "--hpc-preload"))
 
-_END_TIMEOUT = 1.0  # seconds
 _LONGEST = 4096  # bytes of a reason
 
 
@@ -123,7 +123,7 @@ class Preloaded:
         self._connection.close()
         self._connection = None
         with contextlib.suppress(psutil.Error):
-            psutil.Process(self.server).wait(_END_TIMEOUT)
+            psutil.Process(self.server).wait(limits.FORK_SERVER_TIMEOUT)
         self.server = 0
 
     def _lost(self) -> None:
@@ -185,7 +185,7 @@ def _answer(connection: socket.socket, preload: Preload, *, is_reporter: bool) -
         console.write(Message("HPC170", text))
 
     waiting.until(
-        lambda: wait([connection], waiting.PAUSE),
+        lambda: wait([connection], limits.WAIT_PAUSE),
         report=report,
         is_reporter=is_reporter,
         pause=0,

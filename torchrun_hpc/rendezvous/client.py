@@ -16,8 +16,9 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import limits
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.failures.report import COLLECT_TIMEOUT
+from torchrun_hpc.failures.report import time_to_collect
 from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
     JobFailedError,
@@ -26,7 +27,7 @@ from torchrun_hpc.rendezvous.errors import (
     RefusedError,
     RoundOverError,
 )
-from torchrun_hpc.rendezvous.loop import TICK, Lease, Silence, now
+from torchrun_hpc.rendezvous.loop import Lease, Silence, now
 from torchrun_hpc.rendezvous.messages import News, Suspended
 from torchrun_hpc.rendezvous.protocol import (
     Answer,
@@ -70,13 +71,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.search import Answered, Channel, Find
 
 _log = logging.getLogger(__name__)
-
-# Seconds.
-_REPORT_TIMEOUT = 6.0  # for the coordinator's node to report them
-_LEAVE_TIMEOUT = 1.0
-_DECIDED_TIMEOUT = 3.0  # for the coordinator to decide the first failure
-# A signal just before a wait for a lock is handled only after the wait.
-_SIGNAL_TIMEOUT = 0.5
 
 
 def never() -> bool:
@@ -364,11 +358,11 @@ class Client:
         if self.state.is_unreported and self.request.nodes == 1:
             self._loop.call(self._ask_for_report)  # no other worker can fail
         if self.state.failure is not None and self.state.is_accepted:
-            self.wait_for(lambda: self.state.ending, _DECIDED_TIMEOUT)
-            self.wait_for(lambda: not self.state.is_unreported, _REPORT_TIMEOUT)
+            self.wait_for(lambda: self.state.ending, limits.DECISION_TIMEOUT)
+            self.wait_for(lambda: not self.state.is_unreported, limits.REPORT_TIMEOUT)
             self.wait_for(is_urgent, timeout)
         self._loop.call(self._disconnect)
-        self.wait_for(lambda: not self.state.is_running, _LEAVE_TIMEOUT)
+        self.wait_for(lambda: not self.state.is_running, limits.LEAVE_TIMEOUT)
 
     def send(self, message: FromAgent) -> None:
         """Send a message to the coordinator."""
@@ -394,7 +388,7 @@ class Client:
             while self.state.is_running and not condition():
                 if (left := end - clock()) <= 0:
                     return
-                self._changed.wait(min(left, _SIGNAL_TIMEOUT))
+                self._changed.wait(min(left, limits.CLIENT_SIGNAL_TIMEOUT))
 
     # --- in the loop --------------------------------------------------------------
 
@@ -456,7 +450,7 @@ class Client:
         finding = asyncio.create_task(peers.find_again(has_ended=lost.at_end))
         try:
             while not finding.done():
-                await asyncio.wait([finding], timeout=TICK)
+                await asyncio.wait([finding], timeout=limits.TICK)
                 self._check_lease()
             return finding.result()
         finally:
@@ -475,7 +469,7 @@ class Client:
         try:
             while not channel.closed.is_set():
                 done, tasks = await asyncio.wait(
-                    tasks, timeout=TICK, return_when=asyncio.FIRST_COMPLETED
+                    tasks, timeout=limits.TICK, return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in done:
                     task.result()  # raises its fault
@@ -578,7 +572,7 @@ class Client:
 
     def _ask_later(self, failure: Failure, *, reports: bool) -> None:
         if reports and failure.kind is Kind.WORKER:
-            wait = COLLECT_TIMEOUT[failure.is_doubtful]
+            wait = time_to_collect(failure)
             asyncio.get_running_loop().call_later(wait, self._ask_for_report)
 
     def _ask_for_report(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import __version__
+from torchrun_hpc import __version__, limits
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host.network import join_endpoint, port_holder
 from torchrun_hpc.rendezvous import messages
@@ -25,8 +25,8 @@ from torchrun_hpc.rendezvous.errors import (
     Refused,
     RefusedError,
 )
-from torchrun_hpc.rendezvous.key import LATE, REMEDY, Key
-from torchrun_hpc.rendezvous.loop import SILENCE_REPORT, Loop
+from torchrun_hpc.rendezvous.key import REMEDY, Key
+from torchrun_hpc.rendezvous.loop import Loop
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.peers import Peers
 from torchrun_hpc.rendezvous.protocol import JoinRequest, Reply, Settings
@@ -42,12 +42,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.rendezvous.messages import News
     from torchrun_hpc.rendezvous.protocol import Question
-
-# Seconds to find out which program has a port.
-_CHECK_TIMEOUT = 2
-
-# Seconds by which the coordinator gives up before the others, and reports.
-_HEAD_START = 10
 
 _REPLIES = 4  # that are made at the same time
 
@@ -123,7 +117,9 @@ class Connection:
         self._has_key = key is not None
         self.key = key or Key(meeting.key, meeting.launch_id)
         self.member = self._member()
-        silence = settings.silence_timeout + _HEAD_START * (not settings.has_spares)
+        silence = settings.silence_timeout
+        if not settings.has_spares:
+            silence += limits.SILENCE_HEAD_START
         listener = replace(listener, reply=self._reply)
         self.client = Client(self._loop, self._request, self.member, silence, listener)
 
@@ -146,9 +142,9 @@ class Connection:
         settings, limit = self._settings, timeout
         if settings.has_spares:  # then the agent asks the other members
             limit = min(timeout, settings.spare_after)
-        # Another key on the head node is certain only after LATE seconds, and agents
-        # start at different times.
-        proof_limit = min(timeout, 2 * LATE)
+        # Another key on the head node is certain only after KEY_FILE_TIMEOUT, and
+        # agents start at different times.
+        proof_limit = min(timeout, 2 * limits.KEY_FILE_TIMEOUT)
         host, notice_ports = meeting.connect_host, meeting.notice_ports
         address = CoordinatorAddress(host, ports, limit, notice_ports, proof_limit)
         search = Search(self._request, address, self.key, self.client.tell)
@@ -303,7 +299,7 @@ class Connection:
         settings = replace(self._settings, is_fixed=True)
         other = Connection(meeting, settings, self._environ, Listener(), key=self.key)
         with closing(other), suppress(CoordinatorNotFoundError, JobFailedError):
-            other.open(_CHECK_TIMEOUT)
+            other.open(limits.PORT_CHECK_TIMEOUT)
             # It has accepted this agent, so its node's agent has not connected yet.
             raise self._refusal(RefusedError(Refused.TAKEN, ports[0]))
 
@@ -316,7 +312,7 @@ def inform(
     Return the coordinator's reason for the job's failure; ``None`` if it was not found,
     or runs on this node.
     """
-    silence = SILENCE_REPORT if meeting.is_coordinator else int(limit)
+    silence = limits.SILENCE_REPORT if meeting.is_coordinator else int(limit)
     # This node may have planned with fewer options than the others.
     meeting = replace(meeting, started="")
     settings = replace(settings_of(meeting, "", silence), is_fixed=True)

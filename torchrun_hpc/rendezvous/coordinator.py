@@ -10,11 +10,11 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import limits
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.errors import Refused
 from torchrun_hpc.rendezvous.messages import Lost, Stranger, Suspended
 from torchrun_hpc.rendezvous.protocol import (
-    SUSPENDED,
     Ask,
     Bye,
     Close,
@@ -54,9 +54,6 @@ if TYPE_CHECKING:
     )
     from torchrun_hpc.rendezvous.record import Address, Record
 
-# Seconds.
-_BESIDE = 2  # at most, from the loss of an agent to SIGTERM for the others
-
 
 class Coordinator:
     """The coordinator's view of a job.
@@ -83,7 +80,7 @@ class Coordinator:
         self._questions: dict[tuple[int, int], tuple[Question, set[str]]] = {}
         self._printed = False  # the user knows which workers have failed
         # When the latest agent was lost, in seconds, and how.
-        self._loss = -1 - _BESIDE, Failure(Kind.LOST)
+        self._loss = -1 - limits.LOSS_TO_TERM, Failure(Kind.LOST)
         # Agents that have received SIGTERM, or have failed since then.
         self._stopped: dict[int, Failure] = {}
         self._stopped_at = 0  # when the first of them was stopped, in seconds
@@ -245,7 +242,7 @@ class Coordinator:
             return
         members.report_silence()
         members.report_unproved()
-        if self._stopped and members.seconds - self._stopped_at >= _BESIDE:
+        if self._stopped and members.seconds - self._stopped_at >= limits.LOSS_TO_TERM:
             self.fail(next(iter(self._stopped.values())))
         else:
             self.rounds.wait()
@@ -331,7 +328,8 @@ class Coordinator:
             self.fail(failure)
             return
         silent_for = self.members.agents[rank].silent_for
-        if silent_for > timeout + SUSPENDED:  # it has no time to end its workers
+        # It has no time to end its workers.
+        if silent_for > timeout + limits.SUSPENSION:
             self.members.report(Suspended(silent_for))
         self._leave(rank, failure)
 
@@ -353,7 +351,7 @@ class Coordinator:
         is_stop = (failure.kind, failure.code) == (Kind.SIGNAL, signal.SIGTERM)
         is_stop = is_stop and self.settings.signals_on_loss
         lost_at, loss = self._loss
-        if is_stop and self.members.seconds - lost_at <= _BESIDE:
+        if is_stop and self.members.seconds - lost_at <= limits.LOSS_TO_TERM:
             self.fail(loss)
         elif self.rounds.phase is Phase.RUN and (is_stop or self._stopped):
             if not self._stopped:

@@ -17,14 +17,13 @@ from torch import distributed
 from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from torchrun_hpc import waiting
+from torchrun_hpc import limits, waiting
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind, ending
 from torchrun_hpc.failures.worker import end_of, exit_code_of
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.names import placed
-from torchrun_hpc.preflight import JOIN_TIMEOUT
 from torchrun_hpc.rendezvous import connection, messages
 from torchrun_hpc.rendezvous.client import Listener, never
 from torchrun_hpc.rendezvous.connection import Connection
@@ -38,6 +37,7 @@ from torchrun_hpc.rendezvous.protocol import Add, Check, Ended, Get, Set, Unheal
 from torchrun_hpc.rendezvous.server import listen
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.console import is_reporter, reports_wait_for
+from torchrun_hpc.variables import MASTER_ADDR, MASTER_PORT, UNSHARED
 from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
@@ -56,17 +56,7 @@ _torch: Any = distributed
 # Options with which node rank 0 opens the workers' store.
 _SERVER = {"is_master": True, "wait_for_workers": False, "multi_tenant": True}
 
-# Seconds in which an agent notices that its workers must end, and kills them.
-_MARGIN = 10
-
-# Seconds to wait at the end for the workers' store, without a message.
-_PATIENCE = 5
-
-_STORE_TIMEOUT = timedelta(seconds=300)  # for a key, as in PyTorch
-
-# Of a health check: characters of its last line, and seconds for a killed one to end.
-_LONGEST = 150
-_KILL_TIMEOUT = 5
+_LONGEST = 150  # characters of a health check's last line
 
 
 class CoordinatorMissingError(rendezvous.RendezvousConnectionError):
@@ -104,7 +94,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self._shares_store = (
             capabilities.RENDEZVOUS_INFO.present
             and capabilities.LISTENING_SOCKET.present
-            and environ.get(capabilities.UNSHARED) != "1"
+            and environ.get(UNSHARED) != "1"
         )
         self._connection = Connection(
             meeting,
@@ -144,7 +134,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
                 go, rank, nodes = client.take_part(self._open_workers_store)
                 break
         address, port = go.store
-        fixed = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        fixed = {MASTER_ADDR: address, MASTER_PORT: str(port)}
         store = AgentStore(client, fixed)
         return capabilities.rendezvous_info(store, rank, nodes, address, port)
 
@@ -294,7 +284,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
         self._connection.close(0 if may_end else self._settings.kill, is_urgent)
         self._workers_store = []
         if self._opening is not None:
-            self._opening.join(_PATIENCE)
+            self._opening.join(limits.WORKERS_STORE_TIMEOUT)
             if self._opening.is_alive():
                 text = "waiting for the name server before exit: PyTorch is still "
                 text += "looking up the name of this node's address"
@@ -372,8 +362,8 @@ def settings_of(
     return replace(
         connection.settings_of(meeting, run_id, conf.silence_timeout),
         max_restarts=asked.max_restarts,
-        join_timeout=conf.join_timeout or JOIN_TIMEOUT,
-        kill=int(shutdown) + _MARGIN,
+        join_timeout=conf.join_timeout or limits.JOIN_TIMEOUT,
+        kill=int(shutdown) + limits.KILL_MARGIN,
     )
 
 
@@ -391,7 +381,7 @@ class AgentStore(_torch.Store):  # type: ignore[misc]
         super().__init__()
         self._client = client
         self._fixed = fixed or {}
-        self._timeout = _STORE_TIMEOUT
+        self._timeout = timedelta(seconds=limits.STORE_TIMEOUT)
 
     @property
     def timeout(self) -> timedelta:
@@ -480,7 +470,7 @@ def check_health(command: str, limit: float, is_over: Callable[[], object]) -> s
         with suppress(OSError):  # nobody else has its number before it is collected
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # the kernel may keep it
-            process.wait(_KILL_TIMEOUT)
+            process.wait(limits.HEALTH_CHECK_KILL_TIMEOUT)
     with output:
         text = end_of(output.fileno()).decode(errors="backslashreplace")
     texts = [line.strip() for line in text.splitlines() if line.strip()]

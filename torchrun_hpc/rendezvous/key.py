@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import files, waiting, wire
+from torchrun_hpc import files, limits, waiting, wire
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import procfs
 from torchrun_hpc.wire import WireError
@@ -137,9 +137,8 @@ def _is_same(received: object, expected: str) -> bool:
 
 _SIZE = 32  # bytes
 
-# Seconds until a file server recovers, or until another node's new file can be seen,
-# because NFS caches its absence. Lustre reports ESHUTDOWN to an evicted client.
-LATE = 10.0
+# A file server may recover, and another node's new file may become visible. Lustre
+# reports ESHUTDOWN to an evicted client.
 _OF_SERVER = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ESHUTDOWN}
 _PASSING = _OF_SERVER | {errno.ENOENT, errno.EEXIST}
 
@@ -163,7 +162,8 @@ class Key:
         Return false if there is no file at the default path, none can be made, and
         nobody requires a key. In all other cases without a key, raise `LaunchError`.
         """
-        waiting.until(lambda: getattr(self.attempt(), "errno", 0) not in _PASSING, LATE)
+        late = limits.KEY_FILE_TIMEOUT
+        waiting.until(lambda: getattr(self.attempt(), "errno", 0) not in _PASSING, late)
         problem, file = self.attempt(), self._file
         is_absent = isinstance(problem, RuntimeError)
         asked = file.source or file.required

@@ -12,20 +12,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.rendezvous.messages import CoordinatorAnswers, CoordinatorSilent
-from torchrun_hpc.rendezvous.protocol import JOIN_REQUEST_LIMIT, SUSPENDED
+from torchrun_hpc.rendezvous.protocol import JOIN_REQUEST_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
 _T = TypeVar("_T")
-
-# Seconds for the thread's end; twice as many for calls aside. Signals wait for it.
-_END_TIMEOUT = 0.5
-
-SILENCE_REPORT = 30  # seconds until a silent agent or coordinator is reported
-TICK = 1.0  # seconds between two looks at the time
 
 
 def now() -> float:
@@ -91,10 +85,10 @@ class Loop:
         if not self._thread.is_alive():
             return
         self.call(self.events.stop)
-        self._thread.join(_END_TIMEOUT)
+        self._thread.join(limits.LOOP_END_TIMEOUT)
         self._calls.put(None)
         for _ in range(2):
-            self._aside.join(_END_TIMEOUT)
+            self._aside.join(limits.LOOP_END_TIMEOUT)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.events)
@@ -188,12 +182,12 @@ class Silence:
         """Count one more second; yield the news. Abort at the limit."""
         self._seconds += 1
         if end.has_received:
-            if self._seconds > SILENCE_REPORT:
+            if self._seconds > limits.SILENCE_REPORT:
                 yield CoordinatorAnswers(self._seconds)
             end.has_received = False
             self._seconds = 0
-        if self._seconds == SILENCE_REPORT:
-            yield CoordinatorSilent(SILENCE_REPORT, self.limit - SILENCE_REPORT)
+        if self._seconds == limits.SILENCE_REPORT:
+            yield CoordinatorSilent(self._seconds, self.limit - self._seconds)
         if self._seconds >= self.limit:
             end.abort()
 
@@ -228,6 +222,6 @@ class Lease:
         end of the lease.
         """
         before, self._checked = self._checked, now()
-        due = max(self._since + self.length, before + TICK)
-        is_late = self._checked - due > SUSPENDED
+        due = max(self._since + self.length, before + limits.TICK)
+        is_late = self._checked - due > limits.SUSPENSION
         return int(self._checked - self._since) if is_late else 0

@@ -12,9 +12,10 @@ from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure  # noqa: TC001 - for wire.decode
 from torchrun_hpc.host.network import join_endpoint, path_problem
 from torchrun_hpc.names import host, nodes
-from torchrun_hpc.planning.messages import RUN_ID, nested
+from torchrun_hpc.planning.messages import nested
 from torchrun_hpc.rendezvous.errors import Refused
 from torchrun_hpc.reporting.console import reports_wait_for
+from torchrun_hpc.variables import RUN_ID
 from torchrun_hpc.wire import AnyText, printable
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import limits
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError
 from torchrun_hpc.rendezvous.loop import within
 from torchrun_hpc.rendezvous.messages import Seeks, TakesOver
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.search import Answered, Search
     from torchrun_hpc.rendezvous.server import CoordinatorServer
 
-# Seconds.
-_ANSWER_TIMEOUT = 3.0  # of an asked member
-_PAUSE = 0.2  # before all are asked again
 _AT_ONCE = 32  # members: if more are absent, most are still joining
 _ALL_EVERY = 25  # turns, to also ask members that never joined
 
@@ -51,7 +49,7 @@ class Peers:
         """While too few members are connected, look for a coordinator with enough."""
         turn = 0
         while self._member.coordinates:
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(limits.PEERS_PAUSE)
             turn += 1
             coordinator = self._server.coordinator
             absent = coordinator.absent(ask_all=turn % _ALL_EVERY == 0)
@@ -95,7 +93,7 @@ class Peers:
             while reported + 1 < waited:
                 reported += 1
                 self._search.tell(Seeks(reported, int(timeout) - reported))
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(limits.PEERS_PAUSE)
         return answered
 
     async def _ask_each(self) -> Answered | None:
@@ -121,7 +119,7 @@ class Peers:
         request = replace(self._search.request, asks=asks)
         channel = Channel(request, self._search.key.secret)
         try:
-            answer = await within(_ANSWER_TIMEOUT, channel.open(*address))
+            answer = await within(limits.PEER_TIMEOUT, channel.open(*address))
         except (OSError, ValueError, OverflowError, asyncio.TimeoutError):
             return None
         except asyncio.CancelledError:  # it may just have been opened

@@ -29,8 +29,6 @@ VERSION = 10
 JOIN_REQUEST_LIMIT = 4096
 LINE_LIMIT = 16 * 2**20
 
-SUSPENDED = 2  # seconds: noticing the end of a lease later means a suspension
-
 
 def _on_port(address: tuple[str, int]) -> tuple[str, int]:
     if not 0 < address[1] < 2**16:

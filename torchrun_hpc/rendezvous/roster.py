@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchrun_hpc import __version__
+from torchrun_hpc import __version__, limits
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import record as records
 from torchrun_hpc.rendezvous.errors import Refused
-from torchrun_hpc.rendezvous.loop import SILENCE_REPORT
 from torchrun_hpc.rendezvous.messages import (
     Answering,
     Excluded,
@@ -42,10 +41,6 @@ if TYPE_CHECKING:
         Settings,
     )
     from torchrun_hpc.rendezvous.record import Address, Record, Term
-
-# Seconds.
-HEARTBEAT_INTERVAL = 5
-CANDIDATE_TIMEOUT = 10  # for the first of two agents of a node rank to answer
 
 _SHORT = 200  # characters of a refused agent's values, or of a reason to exclude a node
 _MOST_UNPROVED = 8  # addresses that the user reads
@@ -106,7 +101,7 @@ class Members:
         self._silent: set[int] = set()  # agents reported as silent
         self.seconds = 0
         limit = settings.silence_timeout // 3
-        self._heartbeat_interval = min(HEARTBEAT_INTERVAL, max(1, limit))
+        self._heartbeat_interval = min(limits.HEARTBEAT_INTERVAL, max(1, limit))
 
     def rank_of(self, connection: Hashable) -> int | None:
         """Return the node rank of a connected agent, or ``None``."""
@@ -225,20 +220,20 @@ class Members:
 
         These agents have not answered since the candidates came.
         """
-        claimed = self.candidates.items()
-        ranks = [r for r, second in claimed if second.silent_for >= CANDIDATE_TIMEOUT]
+        claimed, limit = self.candidates.items(), limits.CANDIDATE_TIMEOUT
+        ranks = [r for r, second in claimed if second.silent_for >= limit]
         return [self.agents[rank].connection for rank in ranks]
 
     def report_silence(self) -> None:
         """Report which agents do not answer, and which answer again."""
-        silent = self.silent(SILENCE_REPORT)
+        silent = self.silent(limits.SILENCE_REPORT)
         news = [rank for rank in silent if rank not in self._silent]
         again = self._silent.difference(silent)
         answering = [rank for rank in self.agents if rank in again]
         self._silent = set(silent)
         if news:
-            left = self._settings.silence_timeout - SILENCE_REPORT
-            self.report(Silent(tuple(news), SILENCE_REPORT, left))
+            left = self._settings.silence_timeout - limits.SILENCE_REPORT
+            self.report(Silent(tuple(news), limits.SILENCE_REPORT, left))
         if answering:
             self.report(Answering(tuple(answering)))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import waiting
+from torchrun_hpc import limits, waiting
 from torchrun_hpc.failures.failure import Collection, Failure, Kind
 from torchrun_hpc.names import ranks_by
 from torchrun_hpc.rendezvous import record as records
@@ -62,8 +62,6 @@ NEXT = {
 BETWEEN_ROUNDS = (Phase.SEEK, Phase.GATHER, Phase.CONFIRM)
 _ENDS = (Phase.FINISHED, Phase.FAILED)
 
-# Seconds.
-_RESTART_REPORT = 2  # for other failures, one of which may have been the first
 _AGAIN = 5  # until an unconfirmed round is sent again
 
 # Failures that can happen before all nodes have connected.
@@ -396,7 +394,7 @@ class Rounds:
         if self.phase in BETWEEN_ROUNDS:
             self._gathered_for += 1
             is_loss = roster.lost or (self._cause and self._cause.kind is Kind.LOST)
-            if self._gathered_for == _RESTART_REPORT and not is_loss:
+            if self._gathered_for == limits.RESTART_REPORT and not is_loss:
                 self._report_restart()
         self._wait_for_nodes()
         if self.phase in BETWEEN_ROUNDS:
@@ -430,11 +428,12 @@ class Rounds:
         roster, settings = self.roster, self._settings
         active, has_quorum = {*roster.active}, self.phase is not Phase.SEEK
         roster.count(has_quorum=has_quorum)
-        if roster.leases and has_quorum and self._gathered_for == waiting.FIRST_REPORT:
+        if roster.leases and has_quorum and self._gathered_for == limits.FIRST_REPORT:
             left = max(roster.leases.values())
             self._members.report(Leased(tuple(sorted(roster.leases)), left))
         late = roster.to_confirm - self._confirmed
-        if late and self.phase is Phase.CONFIRM and self._gathered_for % _AGAIN == 0:
+        is_due = self._gathered_for % limits.CONFIRM_INTERVAL == 0
+        if late and self.phase is Phase.CONFIRM and is_due:
             roster.prepare_again(late)
         limit = settings.spare_after
         if self.began >= 0:

@@ -10,13 +10,13 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import waiting, wire
+from torchrun_hpc import limits, waiting, wire
 from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
     Refused,
     RefusedError,
 )
-from torchrun_hpc.rendezvous.key import LATE, NO_PROOF, NOWHERE, UnprovedError
+from torchrun_hpc.rendezvous.key import NO_PROOF, NOWHERE, UnprovedError
 from torchrun_hpc.rendezvous.loop import End, within
 from torchrun_hpc.rendezvous.messages import Looking
 from torchrun_hpc.rendezvous.protocol import (
@@ -39,11 +39,6 @@ if TYPE_CHECKING:
     # A connection to the coordinator, and its answer to the join request.
     Answered = tuple["Channel", Welcome | Ended]
     Find = Callable[[], Awaitable[Answered]]
-
-# Seconds.
-_CONNECT_TIMEOUT = 10.0
-_ANSWER_TIMEOUT = 30.0  # the coordinator may have thousands of agents to answer
-_PORT_DELAY = 0.5  # until the next port is tried if one does not answer
 
 _ALL_PORTS_EVERY = 8  # turns
 
@@ -134,7 +129,7 @@ class Channel(End):
         """
         opening = asyncio.get_running_loop().create_connection(lambda: self, host, port)
         try:
-            await within(_CONNECT_TIMEOUT, opening)
+            await within(limits.CONNECT_TIMEOUT, opening)
             on_connect()
             return await self.answer()
         except BaseException:
@@ -146,7 +141,7 @@ class Channel(End):
 
         Raise `UnprovedError`, or `asyncio.TimeoutError` without an answer.
         """
-        await within(_ANSWER_TIMEOUT, self._arrived.wait())
+        await within(limits.WELCOME_TIMEOUT, self._arrived.wait())
         if self._problem is not None:
             raise self._problem
         return self._messages.pop(0) if self._messages else None
@@ -234,7 +229,7 @@ class Search:
         the first free port.
         """
         ports = (*self._address.ports, *self._address.notice_ports)
-        delay = min(_PORT_DELAY, self._address.timeout / len(ports))
+        delay = min(limits.PORT_DELAY, self._address.timeout / len(ports))
         attempts = self._attempts
         for port in ports:
             is_new = port not in attempts
@@ -279,7 +274,7 @@ class Search:
             answer = await channel.open(self._address.host, port, silent)
         except UnprovedError as error:
             self._unproved[port] = since
-            if now - since > LATE and port in self._address.ports:
+            if now - since > limits.KEY_FILE_TIMEOUT and port in self._address.ports:
                 raise RefusedError(Refused.UNPROVED, port) from None
             await asyncio.to_thread(self.key.attempt)  # the key may exist now
             program = str(error)

@@ -9,10 +9,10 @@ import socket
 from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import waiting, wire
+from torchrun_hpc import limits, waiting, wire
 from torchrun_hpc.host.network import bound_socket
 from torchrun_hpc.rendezvous.key import NOWHERE
-from torchrun_hpc.rendezvous.loop import TICK, End, now, within
+from torchrun_hpc.rendezvous.loop import End, now, within
 from torchrun_hpc.rendezvous.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 
 # The kernel's maximum (net.core.somaxconn): thousands connect at once.
 BACKLOG = 65535
-
-# Seconds.
-_END_TIMEOUT = 0.5  # to send the rest
-_SIGNAL_TIMEOUT = 0.5  # the main thread acts on a signal only after a wait
-_JOIN_REQUEST_TIMEOUT = 30.0
-CLOSE_TIMEOUT = 5.0
-LATE_NODES_TIMEOUT = 30.0  # for nodes that connect after the job has failed
 
 # Connections without a join request, besides one for each node.
 UNKNOWN_PEERS = 256
@@ -97,7 +90,9 @@ class Server:
         self._loop.call(self._tick)
 
     def close(
-        self, timeout: float = CLOSE_TIMEOUT, late_timeout: float = LATE_NODES_TIMEOUT
+        self,
+        timeout: float = limits.CLOSE_TIMEOUT,
+        late_timeout: float = limits.LATE_NODES_TIMEOUT,
     ) -> None:
         """Stop serving as soon as `may_close` returns, which gets both limits."""
         end = self._end or asyncio.run_coroutine_threadsafe(
@@ -105,8 +100,8 @@ class Server:
         )
         self._end = end
         waiting.until(
-            lambda: futures.wait([end], _SIGNAL_TIMEOUT).done,
-            max(timeout, late_timeout) + _END_TIMEOUT,
+            lambda: futures.wait([end], limits.SERVER_SIGNAL_TIMEOUT).done,
+            max(timeout, late_timeout) + limits.SEND_TIMEOUT,
             pause=0,
         )
 
@@ -182,11 +177,11 @@ class Server:
             self._loop.call_aside(lambda: self._on_problem(reason))
 
     def _tick(self) -> None:
-        self._next_second = self._events.call_later(TICK, self._tick)
+        self._next_second = self._events.call_later(limits.TICK, self._tick)
         # asyncio's server writes a traceback for each connection without a free file.
         if self._listening is not None:
             self._events.add_reader(self._listening, self._accept, self._listening)
-        expired = self._events.time() - _JOIN_REQUEST_TIMEOUT
+        expired = self._events.time() - limits.JOIN_REQUEST_TIMEOUT
         for caller, since in self._unproved.items():
             if since <= expired:
                 caller.abort()

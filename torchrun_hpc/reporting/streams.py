@@ -12,11 +12,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from torchrun_hpc import limits
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-# Seconds that a write waits for a slow reader.
-_WRITE_TIMEOUT = 1.0
 
 _STDERR = 2
 
@@ -49,7 +48,7 @@ def write(text: str, stream: TextIO | None) -> None:
     if stream is None:
         return
     # A broken line is better than none.
-    has_lock = lock.acquire(timeout=_WRITE_TIMEOUT)
+    has_lock = lock.acquire(timeout=limits.WRITE_TIMEOUT)
     try:
         _write(text, stream)
     finally:
@@ -149,4 +148,4 @@ def _descriptor(stream: TextIO) -> int | None:
 def _takes_more(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
-    return bool(poll.poll(_WRITE_TIMEOUT * 1000))
+    return bool(poll.poll(limits.WRITE_TIMEOUT * 1000))

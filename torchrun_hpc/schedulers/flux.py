@@ -20,10 +20,15 @@ from torchrun_hpc.schedulers.job import Launcher, Task
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.process import Process
 
+# The job's number. Each flux run is a job.
 JOB_ID = "FLUX_JOB_ID"
+# Rank of the task.
 RANK = "FLUX_TASK_RANK"
+# Number of the job's tasks.
 SIZE = "FLUX_JOB_SIZE"
+# Number of the job's nodes.
 NODES = "FLUX_JOB_NNODES"
+# Rank of the task on its node.
 LOCAL_RANK = "FLUX_TASK_LOCAL_ID"
 
 RUN = Launcher(

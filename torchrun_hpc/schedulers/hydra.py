@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.detector import TaskLayout
     from torchrun_hpc.schedulers.process import Process
 
-# srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE too, but not these.
+# Rank of the task on its node. srun --mpi=pmi2 sets only PMI's variables.
 LOCAL_RANK = "MPI_LOCALRANKID"
+# Number of tasks on the node.
 LOCAL_SIZE = "MPI_LOCALNRANKS"
 _TASK = (pmi.RANK, pmi.SIZE, LOCAL_RANK, LOCAL_SIZE)
 

@@ -6,20 +6,25 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.schedulers.detector import Detector, Variables, read_layout
 from torchrun_hpc.schedulers.job import Launcher
+from torchrun_hpc.schedulers.openmpi import INSTANCE
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.detector import TaskLayout
     from torchrun_hpc.schedulers.process import Process
 
+# Rank of the task.
 RANK = "JSM_NAMESPACE_RANK"
+# Number of jsrun's tasks.
 SIZE = "JSM_NAMESPACE_SIZE"
+# Rank of the task on its node.
 LOCAL_RANK = "JSM_NAMESPACE_LOCAL_RANK"
+# Number of tasks on the node.
 LOCAL_SIZE = "JSM_NAMESPACE_LOCAL_SIZE"
-_TASK = (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
-INSTANCE = "PMIX_NAMESPACE"
-
-# Systems with jsrun set it. There, the script runs on the first host, and no task does.
+# The allocation's number, on systems with jsrun. There, the script runs on the first
+# host, and no task does.
 ALLOCATION_ID = "CSM_ALLOCATION_ID"
+
+_TASK = (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
 
 JSRUN = Launcher(
     name="jsrun",

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
 
+# The job's number.
 JOB_ID = "LSB_JOBID"
-ARRAY_INDEX = "LSB_JOBINDEX"  # 0 without an array
-# Each line is a host per slot, or a host and its number of slots. LSB_HOSTS is empty if
-# it would be too long.
+# Place of the job in its array, or 0 without an array.
+ARRAY_INDEX = "LSB_JOBINDEX"
+# Files of the job's hosts. Each line is a host per slot, or a host and its number of
+# slots.
 HOST_FILES = ("LSB_DJOB_RANKFILE", "LSB_DJOB_HOSTFILE")
+# The job's hosts, each with its number of slots.
 HOST_COUNTS = "LSB_MCPU_HOSTS"
+# The job's hosts, one per slot. LSF leaves it empty if it would be too long.
 HOSTS = "LSB_HOSTS"
 
 

@@ -12,28 +12,33 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.schedulers.detector import Detector, Variables, read_layout
 from torchrun_hpc.schedulers.job import Launcher
+from torchrun_hpc.variables import MASTER_ADDR
 
 if TYPE_CHECKING:
     from torchrun_hpc.schedulers.detector import TaskLayout
     from torchrun_hpc.schedulers.process import Process
 
+# Rank of the task.
 RANK = "OMPI_COMM_WORLD_RANK"
+# Number of mpirun's tasks.
 SIZE = "OMPI_COMM_WORLD_SIZE"
+# Rank of the task on its node.
 LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
+# Number of tasks on the node.
 LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
-_TASK = (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
-
-# Unique to this mpirun: a number (4), or prterun-HOST-PID@1 (5).
+# Unique name of this mpirun: a number (4), or prterun-HOST-PID@1 (5). jsrun's tasks
+# also have it.
 INSTANCE = "PMIX_NAMESPACE"
-
 # Open MPI 4: the addresses of the machine where mpirun runs, for example
 # 803405824.0;tcp://192.0.2.2,10.10.0.254:54513;tcp6://[fd00::2]:59375
 MACHINE = "OMPI_MCA_orte_hnp_uri"
+# Open MPI 4: the number of nodes that have a daemon of mpirun.
 NODES = "OMPI_MCA_orte_num_nodes"
-
 # Ends in the number of this node's daemon: 0 is mpirun's, others count from 1 in the
 # hosts' order. Examples: 959053824.1;... (4) and prterun-jwb0001-8511@0.1;... (5).
 DAEMON = "PMIX_SERVER_URI2"
+
+_TASK = (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE)
 
 # Without -x PATH, a command in a virtual environment is not found over ssh.
 MPIRUN = Launcher(
@@ -44,8 +49,8 @@ MPIRUN = Launcher(
     host_file_option="--hostfile",
     forward_option="-x",
     bind_option="--map-by slot:PE=N --bind-to core",
-    network_hint="mpirun -x MASTER_ADDR=HOST, or --mca oob_tcp_if_include {interface}; "
-    "in a PBS job -x PBS_JOBID",
+    network_hint=f"mpirun -x {MASTER_ADDR}=HOST, or --mca oob_tcp_if_include "
+    "{interface}; in a PBS job -x PBS_JOBID",
     may_wait=True,
 )
 

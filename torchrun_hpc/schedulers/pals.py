@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.detector import TaskLayout
     from torchrun_hpc.schedulers.process import Process
 
+# Rank of the task.
 RANK = "PALS_RANKID"
+# Number of the node.
 NODE_RANK = "PALS_NODEID"
+# Rank of the task on its node.
 LOCAL_RANK = "PALS_LOCAL_RANKID"
+# Number of tasks on the node.
 LOCAL_SIZE = ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE")
-_TASK = (RANK, pmi.SIZE, LOCAL_RANK, *LOCAL_SIZE)
-APPLICATION = "PALS_APID"  # a UUID
+# Unique name of this mpiexec: a UUID.
+APPLICATION = "PALS_APID"
 
+_TASK = (RANK, pmi.SIZE, LOCAL_RANK, *LOCAL_SIZE)
 _SHORT = 8  # characters of the UUID that distinguish the launches of a job
 
 MPIEXEC = Launcher(

@@ -35,16 +35,25 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
 
-JOB_ID = "PBS_JOBID"  # 1473351.desched1, 17[0].desched1 in an array
+# The job's number: 1473351.desched1, or 17[0].desched1 in an array.
+JOB_ID = "PBS_JOBID"
+# File of the job's hosts, with a line for each slot.
 NODE_FILE = "PBS_NODEFILE"
+# Kind of the job: PBS_BATCH or PBS_INTERACTIVE.
 ENVIRONMENT = "PBS_ENVIRONMENT"
-INTERACTIVE = "PBS_INTERACTIVE"
-
-# 1 in the script, eight hexadecimal digits in tasks of pbsdsh and pbs_tmrsh.
+# Number of the task: 1 in the script, eight hexadecimal digits in tasks of pbsdsh and
+# pbs_tmrsh.
 TASK_NUMBER = "PBS_TASKNUM"
-# This host's number, right only in tasks of pbsdsh and pbs_tmrsh. The script has 0, and
+# Number of the host, right only in tasks of pbsdsh and pbs_tmrsh. The script has 0, and
 # other launchers forward that.
 NODE_NUMBER = "PBS_NODENUM"
+
+# Number of threads, like OMP_NUM_THREADS. PBS sets both to the chunk's ompthreads,
+# otherwise to its ncpus. It ignores mpiprocs. Source: OpenPBS's
+# src/resmom/start_exec.c; seen with 23.06.
+THREADS = "NCPUS"
+
+_INTERACTIVE = "PBS_INTERACTIVE"  # a value of ENVIRONMENT
 
 PBSDSH = Launcher(
     name="pbsdsh",
@@ -54,10 +63,6 @@ PBSDSH = Launcher(
     ends_others=False,
     may_wait=True,
 )
-
-# PBS sets both to the chunk's ompthreads, otherwise to its ncpus; mpiprocs is ignored.
-# Source: OpenPBS's src/resmom/start_exec.c; seen with 23.06.
-THREADS = "NCPUS"  # and OMP_NUM_THREADS
 
 # Where PBS writes it. On the head node, pbsdsh does not set the variable.
 USUAL_FILE = "/var/spool/pbs/aux/{}"
@@ -105,7 +110,7 @@ def detect(process: Process) -> Job:
     job = found.job_of_script(process.hostname, ANY_MPIEXEC)
     if is_task:
         return _task(pbs, process, job, lines)
-    if pbs.first(ENVIRONMENT) == INTERACTIVE and job.node_rank is not None:
+    if pbs.first(ENVIRONMENT) == _INTERACTIVE and job.node_rank is not None:
         context, here = LaunchContext.INTERACTIVE_STEP, job.nodes[job.node_rank]
         return replace(job, context=context, nodes=(here,), node_rank=0)
     return job

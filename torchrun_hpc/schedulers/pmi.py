@@ -27,16 +27,21 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import programs, waiting
+from torchrun_hpc import limits, programs, waiting
 from torchrun_hpc.schedulers.job import as_identifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+# Number of the open file that leads to the process manager.
 DESCRIPTOR = "PMI_FD"
+# Host and port of the process manager, if there is no open file.
 PORT = "PMI_PORT"
+# Number of the task for a process manager with a port.
 PORT_ID = "PMI_ID"
+# Rank of the task.
 RANK = "PMI_RANK"
+# Number of all tasks.
 SIZE = "PMI_SIZE"
 
 # Names that no other program uses.
@@ -51,9 +56,6 @@ _LONGEST_VALUE = 512
 # No machine has more. A wrong number would take too much memory.
 MOST_TASKS = 2**22
 
-# Seconds without an answer after which the connection counts as dead. The barrier has
-# no such limit: it waits for the slowest task, and the wait is reported.
-_ANSWER = 30.0
 _LONGEST = 2**16
 
 
@@ -240,10 +242,10 @@ class _Manager:
 
     def read(self, wait: Callable[[float], None] | None = None) -> str:
         line, sources = b"", [self._descriptor]
-        limit = math.inf if wait else _ANSWER
+        limit = math.inf if wait else limits.PMI_TIMEOUT
         while not line.endswith(b"\n"):
             if not waiting.until(
-                lambda: select.select(sources, [], [], waiting.PAUSE)[0],
+                lambda: select.select(sources, [], [], limits.WAIT_PAUSE)[0],
                 limit,
                 wait,
                 pause=0,
@@ -264,7 +266,7 @@ def _connection(environ: Mapping[str, str]) -> Iterator[_Manager]:
     host, _, port = environ.get(PORT, "").rpartition(":")
     if not host:
         raise PmiError("no process manager")
-    with socket.create_connection((host, int(port)), timeout=_ANSWER) as connection:
+    with socket.create_connection((host, int(port)), limits.PMI_TIMEOUT) as connection:
         connection.settimeout(None)
         manager = _Manager(connection.fileno())
         manager.ask(f"cmd=initack pmiid={environ.get(PORT_ID, environ.get(RANK))}")

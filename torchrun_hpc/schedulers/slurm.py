@@ -35,12 +35,18 @@ if TYPE_CHECKING:
 
 NAME = "Slurm"
 
-# sbatch sets the first. From 22.05 to 23.02, srun reads only the second (srun(1)).
+# CPUs of each task, which sbatch sets.
 CPUS_PER_TASK = "SLURM_CPUS_PER_TASK"
+# The same for srun 22.05 to 23.02, which reads only this one (srun(1)).
 SRUN_CPUS_PER_TASK = "SRUN_CPUS_PER_TASK"
+# CPUs of the job on each node.
 JOB_CPUS = "SLURM_JOB_CPUS_PER_NODE"
+# Number of the job's GPUs on this node.
 GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
+# Place of this node in the step's list, from 0.
 NODE_ID = "SLURM_NODEID"
+# Name of the cluster, by which site files recognise a centre.
+CLUSTER = "SLURM_CLUSTER_NAME"
 
 # All three are needed. srun inherits missing options from sbatch, and ignores the third
 # if there are more tasks than nodes.
@@ -62,25 +68,40 @@ SRUN = Launcher(
     node_variable=NODE_ID,
 )
 
+# The job's number. The first set one counts: in a heterogeneous job, the leader's.
 JOB_ID = ("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID", "SLURM_JOBID")
+# Number of the job array.
 ARRAY_JOB_ID = "SLURM_ARRAY_JOB_ID"
+# Place of the job in its array.
 ARRAY_TASK_ID = "SLURM_ARRAY_TASK_ID"
+# How often Slurm has started the job again.
 RESTART_COUNT = "SLURM_RESTART_COUNT"
+# Number of the step. Since 26.05, the batch script also has the first one.
 STEP_ID = ("SLURM_STEP_ID", "SLURM_STEPID")
 
+# Nodes of the job. Components of a heterogeneous job have more variables, which end in
+# _HET_GROUP_ and a number.
 JOB_NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+# Number of components of a heterogeneous job.
 HET_SIZE = "SLURM_HET_SIZE"
+# Number of the job's nodes.
 JOB_NUM_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 
-# Only srun sets these. Since 26.05 the batch script also has SLURM_STEP_ID. Variables
-# without STEP may be the job's, because srun keeps them.
+# Nodes of the step. Only srun sets it.
 STEP_NODES = "SLURM_STEP_NODELIST"
+# Number of the step's nodes. Only srun sets it.
 STEP_NUM_NODES = "SLURM_STEP_NUM_NODES"
+# Number of tasks on each of the step's nodes. The second one may be the job's, because
+# srun keeps it.
 STEP_TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 
+# Slurm's name for this node. A login node does not have it.
 NODE_NAME = "SLURMD_NODENAME"
+# Rank of the task.
 TASK_RANK = "SLURM_PROCID"
+# Rank of the task on its node.
 LOCAL_RANK = "SLURM_LOCALID"
+# How srun distributes the tasks: arbitrary means in the order of a host file.
 DISTRIBUTION = "SLURM_DISTRIBUTION"
 ARBITRARY = "arbitrary"  # the order of a host file, or of --nodelist
 
@@ -88,10 +109,10 @@ ARBITRARY = "arbitrary"  # the order of a host file, or of --nodelist
 # signed since 26.05.
 INTERACTIVE_STEP_IDS = ("4294967290", "-6")
 
-# srun --pty sets it, and steps from its shell inherit it.
+# Port for the window's size. srun --pty sets it, and steps from its shell inherit it.
 PTY_PORT = "SLURM_PTY_PORT"
 
-# The pid of the process that Slurm itself started.
+# Number of the process that Slurm itself started.
 TASK_PID = "SLURM_TASK_PID"
 
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.options.values import NONE
+from torchrun_hpc.schedulers import pbs, slurm
 from torchrun_hpc.sites.site import REMEDY, Marker, Site, read
+from torchrun_hpc.variables import CONFIG_HOME, HOME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +32,7 @@ ADMINISTRATORS = Path("/etc/torchrun_hpc/sites")
 # The order of markers: a centre's own variables, a scheduler's, host names, files.
 # Several centres may have similar host names. Files come last, because nodes can differ
 # in a file.
-_LAST = ("PBS_JOBID", "SLURM_CLUSTER_NAME", "", "file")
+_LAST = (pbs.JOB_ID, slurm.CLUSTER, "", "file")
 
 
 def find(
@@ -84,7 +86,7 @@ def load(
         return ()
     if "/" in wanted or wanted.endswith(".toml"):
         if wanted.startswith("~/"):  # no shell expands it after a =
-            wanted = environ.get("HOME", "~") + wanted[1:]
+            wanted = environ.get(HOME, "~") + wanted[1:]
         return read(Path(wanted), everywhere=_is_everywhere(Path(wanted), environ))
     sites: dict[str, Site] = {}
     for folder in (*(_folders(environ) if folders is None else folders), OURS):
@@ -139,14 +141,14 @@ def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
     Source: XDG Base Directory Specification, which ignores relative paths.
     """
-    config = Path(environ.get("XDG_CONFIG_HOME", ""))
+    config = Path(environ.get(CONFIG_HOME, ""))
     if not config.is_absolute():
-        config = Path(environ.get("HOME", ""), ".config")
+        config = Path(environ.get(HOME, ""), ".config")
     folders = (config / "torchrun_hpc" / "sites", ADMINISTRATORS)
     return tuple(filter(Path.is_absolute, folders))
 
 
 def _is_everywhere(path: Path, environ: Mapping[str, str]) -> bool:
     """Return whether all nodes find the same file: it is ours, or in the home."""
-    home = Path(environ.get("HOME") or OURS)
+    home = Path(environ.get(HOME) or OURS)
     return path.is_relative_to(OURS) or path.is_relative_to(home)

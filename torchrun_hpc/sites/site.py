@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import files
 from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.options.values import AUTH, BINDINGS, NONE, is_module
+from torchrun_hpc.variables import GLOO, RANK, WORLD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -98,10 +99,11 @@ _NAME_FORM = re.compile(rf"(?!{NONE}$)[a-z0-9][a-z0-9_-]*")
 _VARIABLE_FORM = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 # Only a launch or the user sets these.
-_DECIDED = re.compile("(PET|MASTER|TORCHELASTIC|OMP_NUM)_.*|(LOCAL_)?(RANK|WORLD_SIZE)")
+_DECIDED = re.compile(
+    rf"(PET|MASTER|TORCHELASTIC|OMP_NUM)_.*|(LOCAL_)?({RANK}|{WORLD_SIZE})"
+)
 
 # Gloo compares whole names: no prefix, no ^, no =, no blanks.
-_GLOO = "GLOO_SOCKET_IFNAME"
 _GLOO_FORM = re.compile(r"[^\s,^=]+(,[^\s,^=]+)*")
 
 
@@ -176,8 +178,8 @@ def _rule(key: str, table: Any) -> dict[str, Any]:
 
 def _variables(key: str, table: Any) -> dict[str, str]:
     variables = _each(_named, _VALUE, key, table)
-    if _GLOO in variables:
-        _GLOO_VALUE(f"{key}.{_GLOO}", variables[_GLOO])
+    if GLOO in variables:
+        _GLOO_VALUE(f"{key}.{GLOO}", variables[GLOO])
     return variables
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from torchrun_hpc import limits
 from torchrun_hpc.errors import Message, to_copy
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 COMMAND = "python -m torchrun_hpc.stacks"
-_TIMEOUT = 30.0  # seconds for the agent to answer; it waits five for other nodes
 
 _EQUAL = "all ranks have called the same collectives"
 _UNKNOWN = "no collectives are known: workers called none, or were not preloaded"
@@ -73,7 +73,7 @@ def _of_job(launch_id: str) -> list[str]:
 def _ask(name: str) -> Mapping[str, Any] | None:
     """Return an agent's answer, empty without one; ``None`` if it is another user's."""
     try:
-        return service.ask(name, _TIMEOUT)
+        return service.ask(name, limits.STACKS_COMMAND_TIMEOUT)
     except BlockingIOError:  # a full queue is not an agent's
         return None
     except OSError as error:

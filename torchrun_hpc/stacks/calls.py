@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from torchrun_hpc import files, programs, wire
+from torchrun_hpc.variables import CACHE_HOME, DUMP_FILE, HOME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -123,7 +124,6 @@ def _call(entry: Mapping[str, Any]) -> Call:
 
 # --- the flight recorder's dump -------------------------------------------------------
 
-_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _NAME = "torch/comm_lib_trace_rank_"  # in the folder for caches
 
 _LARGEST = 2**24  # bytes; 2,000 entries with frames have some megabytes
@@ -146,8 +146,8 @@ def groups_in_dump(worker: Worker, environ: Mapping[str, str]) -> tuple[Group, .
 
 
 def _prefixes(environ: Mapping[str, str]) -> Iterator[str]:
-    yield from filter(None, map(environ.get, _PREFIXES))
-    cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '/tmp')}/.cache"  # noqa: S108
+    yield from filter(None, map(environ.get, DUMP_FILE))
+    cache = environ.get(CACHE_HOME) or f"{environ.get(HOME, '/tmp')}/.cache"  # noqa: S108
     yield f"{cache}/{_NAME}"
 
 

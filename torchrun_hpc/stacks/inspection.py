@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import names, waiting, wire
+from torchrun_hpc import limits, names, waiting, wire
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.reporting import console
 from torchrun_hpc.stacks import collectives, sampling
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 # `HANG` include the collectives, which cost a fork some milliseconds.
 FORKS, FRAMES, STACKS, HANG = "forks", "frames", "stacks", "hang"
 
-# Seconds: for one node, and for all of them.
-_NODE_TIMEOUT = 3.0
-_HANG_NODE_TIMEOUT = 2.0
-_HANG_LIMIT = 2.9  # with the wait for workers that are at their end
-_TIMEOUT = 4.5
-_HANG_TIMEOUT = 3.0
-
 # Lines about a hang.
 _LINES = 6
 _GROUPS = 2
@@ -43,7 +36,7 @@ _PLACES = 2
 
 def sample(
     watch: Watch,
-    timeout: float = _NODE_TIMEOUT,
+    timeout: float = limits.NODE_STACKS_TIMEOUT,
     limit: float = 0.0,
     *,
     with_calls: bool = True,
@@ -97,7 +90,9 @@ class NodeStacks:
         with self._lock:
             number = self._watch.attempt.number
             if number != self._sampled:
-                self._of_hang = sample(self._watch, _HANG_NODE_TIMEOUT, _HANG_LIMIT)
+                self._of_hang = sample(
+                    self._watch, limits.HANG_NODE_TIMEOUT, limits.HANG_END_TIMEOUT
+                )
                 self._sampled = number
             return self._of_hang
 
@@ -165,7 +160,7 @@ class Inspection:
 
         Add why there are no stacks. See `report.Explain`.
         """
-        stacks, missing = self._collect(HANG, _HANG_TIMEOUT)
+        stacks, missing = self._collect(HANG, limits.HANG_TIMEOUT)
         hosts, text = self._hosts, failure.text
         if problems := [stack.problem for stack in stacks if stack.is_lasting]:
             text += f"; where other ranks were is unknown: {problems[0]}"
@@ -177,7 +172,7 @@ class Inspection:
         return replace(failure, absent=absent, text=text), lines[:_LINES]
 
     def _collect(
-        self, what: str = STACKS, timeout: float = _TIMEOUT
+        self, what: str = STACKS, timeout: float = limits.STACKS_TIMEOUT
     ) -> tuple[list[WorkerStack], list[int]]:
         """Return the stacks by rank, and the nodes without an answer."""
         meeting, answers = self._meeting, dict[int, Any]()
@@ -219,8 +214,6 @@ class Inspection:
 
 # Even a busy worker is often at the same line: it waits there in each step.
 _SAMPLES = 60
-_SHORTEST, _LONGEST = 0.5, 30.0  # seconds between two
-_DEFAULT = 1800  # seconds without progress
 _TREE_LINES = 30
 
 
@@ -235,7 +228,7 @@ def limit_of(plan: LaunchPlan, *, hears_all: bool) -> tuple[int, str]:
     if asked is not None:
         return asked, FRAMES
     is_default = preload and not preload.problem and hears_all
-    return _DEFAULT if is_default else 0, FORKS
+    return limits.STALL_TIMEOUT if is_default else 0, FORKS
 
 
 class StallReport:
@@ -269,7 +262,9 @@ class StallReport:
         self._ended.set()
 
     def _run(self) -> None:
-        pause = min(max(self._seconds / _SAMPLES, _SHORTEST), _LONGEST)
+        pause = self._seconds / _SAMPLES
+        pause = max(pause, limits.SHORTEST_STALL_INTERVAL)
+        pause = min(pause, limits.LONGEST_STALL_INTERVAL)
         before: Sequence[WorkerStack] = []
         since = looked = time.monotonic()
         while not self._ended.wait(pause):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.failures.failure import ending
 from torchrun_hpc.failures.last_words import LAUNCHER
 from torchrun_hpc.host import procfs
@@ -46,7 +46,6 @@ ENDED = f"{_IT}has ended"
 STOPPED = f"{_IT}is stopped (SIGSTOP)"
 _STOPPED = "T (stopped)"  # in /proc/PID/status; "t" is a moment of py-spy's
 
-_ANSWER = 0.5  # seconds for a fork to answer; usually it takes some milliseconds
 # A frame in a traceback, and the folder of a library.
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/")
@@ -59,7 +58,6 @@ _WORKING = 0.001
 _SCHEDSTAT = "/proc/{pid}/task/{pid}/schedstat"  # of the main thread
 _PTRACE_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 _NOT_ALLOWED = ("permission denied", "operation not permitted", "eperm", "eacces")
-_LEAST = 0.02  # seconds to wait for py-spy, also after the limit, and after a kill
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ def sample(
 
 def _answer(worker: Worker, question: bytes = b"") -> ForkAnswer | None:
     with contextlib.suppress(WireError):
-        answer = worker.told(question, _ANSWER)
+        answer = worker.told(question, limits.FORK_ANSWER_TIMEOUT)
         return wire.decode(ForkAnswer, wire.from_json(answer))
     return None
 
@@ -192,14 +190,14 @@ def _start(program: str, pid: int) -> subprocess.Popen[bytes]:
 
 def _stack(worker: Worker, process: subprocess.Popen[bytes], end: float) -> WorkerStack:
     try:
-        left = max(end - time.monotonic(), _LEAST)
+        left = max(end - time.monotonic(), limits.PY_SPY_TIMEOUT)
         output, errors = process.communicate(timeout=left)
         frames = _frames(wire.from_json(output), worker.pid)
         return _of_running(worker, ForkAnswer(frames))
     except subprocess.TimeoutExpired:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
-            process.communicate(timeout=_LEAST)
+            process.communicate(timeout=limits.PY_SPY_TIMEOUT)
         problem, forbidden = "py-spy did not answer", ""
     except (ValueError, LookupError, TypeError, StopIteration):
         text = errors.decode(errors="replace")

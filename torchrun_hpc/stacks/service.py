@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.host import procfs
 from torchrun_hpc.host.sockets import user_of
 from torchrun_hpc.wire import WireError
@@ -25,8 +25,6 @@ _PREFIX = "torchrun_hpc.stacks"
 _LONGEST_ID = 60  # characters of a launch id: a name has 107 bytes
 _SOCKETS = "/proc/net/unix"
 _LISTENS = "00010000"  # among its flags: __SO_ACCEPTCON, linux/net.h
-_PAUSE = 0.1  # seconds after an error, for example too many open files
-_TIMEOUT = 10.0  # seconds for a command to read its answer
 
 
 class Service:
@@ -63,11 +61,11 @@ class Service:
             try:
                 asking, _ = listening.accept()
                 with asking:
-                    asking.settimeout(_TIMEOUT)
+                    asking.settimeout(limits.STACKS_READ_TIMEOUT)
                     if user_of(asking) in (os.getuid(), 0):
                         asking.sendall(wire.to_line(self._collect()))
             except Exception:  # noqa: BLE001, PERF203
-                time.sleep(_PAUSE)
+                time.sleep(limits.STACKS_PAUSE)
 
 
 def launches() -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ import pytest
 from programs import run_python
 from waiting import NEVER_S, until
 
+from torchrun_hpc import limits
 from torchrun_hpc.agent import signals
 from torchrun_hpc.host import procfs
 
@@ -39,7 +40,7 @@ BLOCK = "signal.pthread_sigmask(signal.SIG_BLOCK, [USR1])"
 
 # As often as the agent looks after its workers, and long enough for everything.
 PERIOD = 0.05
-SETTLED = 2 * signals._TOGETHER
+SETTLED = 2 * limits.SIGNALS_TOGETHER
 
 age_of = procfs.age
 

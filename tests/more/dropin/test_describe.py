@@ -32,6 +32,7 @@ from torchrun_hpc.host.capabilities import Capability
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.reporting import description
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import UNSHARED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,10 +104,10 @@ def test_one_node_of_a_job(
     }
     assert found["options"]["rdzv_id"] == {"value": "mine", "source": "PET_RDZV_ID"}
     assert found["options"]["rdzv_endpoint"]["value"] == "localhost:0"
-    exports = {capabilities.UNSHARED: "1"} if needed else {}
+    exports = {UNSHARED: "1"} if needed else {}
     own = {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     assert found["exports"] == {**own, **exports}
-    assert found["environment"].get(capabilities.UNSHARED) == (
+    assert found["environment"].get(UNSHARED) == (
         {"value": "1", "source": f"torch {torch.__version__}"} if needed else None
     )
     for word in ("--nproc_per_node=2", "--max_restarts=3", "--rdzv_id=mine"):

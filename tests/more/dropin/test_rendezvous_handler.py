@@ -38,7 +38,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from waiting import PATIENCE, until
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.agent import end
 from torchrun_hpc.agent.death_signals import DeathSignals
 from torchrun_hpc.agent.patches import patch
@@ -50,10 +50,8 @@ from torchrun_hpc.host import capabilities
 from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.planning.meeting import KeyFile
-from torchrun_hpc.rendezvous import client as clients
-from torchrun_hpc.rendezvous import connection, protocol, search
+from torchrun_hpc.rendezvous import connection, protocol
 from torchrun_hpc.rendezvous import connection as connections
-from torchrun_hpc.rendezvous import handler as handlers
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
     AgentStore,
@@ -257,7 +255,7 @@ def test_a_store_that_is_still_being_opened_at_the_end(
         return opens(*args, **options)
 
     monkeypatch.setattr(dist, "TCPStore", slow)
-    monkeypatch.setattr(handlers, "_PATIENCE", 0.1)
+    monkeypatch.setattr(limits, "WORKERS_STORE_TIMEOUT", 0.1)
     made = [job.handler(rank) for rank in (0, 1)]
     other = started(made[1].next_rendezvous)
     made[0].next_rendezvous()
@@ -376,8 +374,8 @@ def test_failures_of_workers_are_reported_by_node_0(
     """Also if it hears of the first one later than of those that follow from it."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", {True: 5.0})
-    monkeypatch.setattr(clients, "_REPORT_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(limits, "COLLECT_CAUSE_TIMEOUT", 5.0)
+    monkeypatch.setattr(limits, "REPORT_TIMEOUT", PATIENCE)
     made, _ = job.meet()
     made[0].client.worker_failed(_worker_failure(0, text=CLOSED, lines=(CLOSED,)))
     for each in made:
@@ -463,7 +461,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 def test_an_agent_that_is_refused(
     job: Job, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "LATE", 0)
+    monkeypatch.setattr(limits, "KEY_FILE_TIMEOUT", 0)
     job.handler(0).connect()
     with pytest.raises(LaunchError) as caught:
         job.handler(1, **REFUSED[code]).connect()
@@ -488,7 +486,7 @@ def test_nodes_with_two_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each names its own; the job waits as for a node that is missing."""
-    monkeypatch.setattr(search, "LATE", 0)
+    monkeypatch.setattr(limits, "KEY_FILE_TIMEOUT", 0)
     files = [tmp_path / name for name in ("first", "second")]
     keys = [KeyFile(str(file), source="--hpc_key_file=FILE") for file in files]
     job.handler(0, key=keys[0]).connect()
@@ -760,7 +758,7 @@ def test_one_node_reports_as_soon_as_its_workers_have_ended(
     job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No other node may still tell of a failure."""
-    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", {False: 10 * PATIENCE})
+    monkeypatch.setattr(limits, "COLLECT_TIMEOUT", 10 * PATIENCE)
     handler = job.handler(0, **ONE, max_restarts=1)
     for restarts in (0, 1):
         handler.next_rendezvous()
@@ -776,7 +774,7 @@ def test_one_node_reports_as_soon_as_its_workers_have_ended(
 def test_a_hang_is_explained_and_forgotten_with_the_next_round(
     job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", {False: 10 * PATIENCE})
+    monkeypatch.setattr(limits, "COLLECT_TIMEOUT", 10 * PATIENCE)
     handler = job.handler(0, **ONE, max_restarts=2)
     late = "rank 3 did not call all_reduce 4"
 
@@ -931,7 +929,7 @@ def test_a_failure_that_node_0_does_not_report(
     is_command: bool,
 ) -> None:
     """Its agent is suspended."""
-    monkeypatch.setattr(clients, "_REPORT_TIMEOUT", 0.3)
+    monkeypatch.setattr(limits, "REPORT_TIMEOUT", 0.3)
     made, _ = job.meet()
     client: Any = made[0].client
     goes_on = threading.Event()

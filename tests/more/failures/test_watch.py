@@ -9,7 +9,7 @@ import sys
 import pytest
 from waiting import NEVER_S, PATIENCE, until
 
-from torchrun_hpc.failures import watch as watches
+from torchrun_hpc import limits
 from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.watch import Watch
 from torchrun_hpc.failures.worker import Worker, exit_code_of
@@ -58,7 +58,7 @@ def test_it_looks_by_itself(watched):
 
 def test_the_order_of_those_of_which_nothing_is_read(watched, monkeypatch):
     """On a terminal: the end of each is seen at once."""
-    monkeypatch.setattr(watches, "_INTERVAL", NEVER_S)
+    monkeypatch.setattr(limits, "WATCH_INTERVAL", NEVER_S)
     sleeps = f"import time; time.sleep({NEVER_S})"
     children, failures = watched(sleeps, sleeps, sleeps, unread="it is a terminal")
     for number, child in enumerate(reversed(children), 1):

@@ -13,7 +13,6 @@ from waiting import NEVER_S
 BEGIN = """
 import os, re, signal, subprocess, sys, time
 from torchrun_hpc.preload import starter
-from torchrun_hpc.preload.plan import not_used
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.preload import SplitOff, imports
@@ -26,7 +25,7 @@ def start(*modules, words=("script.py",), variables={}, later={}, is_bound=False
         preloaded.start(words)
         environ = {**os.environ, **variables, **later}
         problem = preloaded.check(environ, is_reporter=True)
-        preloaded.problem = problem and str(not_used(preload, problem)) or None
+        preloaded.problem = problem and str(preload.not_used(problem)) or None
         return preloaded
     except SplitOff as split:
         serve = split.serve
@@ -139,7 +138,7 @@ def test_a_module_that_binds_the_process(run):
 def test_openmp_that_hangs_in_a_fork(run):
     """GCC's library does, if its process has already computed with several threads."""
     program = """
-        imports._TRIAL_TIMEOUT = 1
+        imports.limits.FORK_TRIAL_TIMEOUT = 1
         print(start("computes").problem)
         """
     computes = "import torch; torch.set_num_threads(2); torch.ones(2**16).add_(1)"
@@ -394,8 +393,8 @@ def test_an_import_that_takes_long(run):
     """It lasts until that has been said."""
     done = run(
         f"""
-        starter.waiting.FIRST_REPORT = 0.2
-        starter.waiting.NEXT_REPORT = {NEVER_S}
+        starter.limits.FIRST_REPORT = 0.2
+        starter.limits.NEXT_REPORT = {NEVER_S}
         write = starter.console.write
         starter.console.write = lambda *args: (write(*args), open("said", "x"))
         print(start("slow").problem)

@@ -8,11 +8,12 @@ from waiting import NEVER_S
 
 BEGIN = f"""
 import contextlib, logging, os, signal, subprocess, time
+from torchrun_hpc import limits
 from torchrun_hpc.agent import death_signals
 from torchrun_hpc.agent.death_signals import FOREVER, DeathSignals, die
 
 NEVER_S = {NEVER_S}
-death_signals.LIMIT = 0.1
+limits.SIGNAL_TIMEOUT = 0.1
 signals = DeathSignals()
 
 class Ended(Exception):
@@ -99,7 +100,7 @@ except Ended as ended:
     ),
     "a step does not answer": (
         """
-with contextlib.suppress(Ended), signals.held(death_signals.LIMIT):
+with contextlib.suppress(Ended), signals.held(limits.SIGNAL_TIMEOUT):
     strike()
     print(wait(is_last=False))
     os.read(os.pipe()[0], 1)
@@ -146,7 +147,7 @@ print("ended")
     ),
     "a function in a fork": (
         """
-with signals.held(death_signals.LIMIT):
+with signals.held(limits.SIGNAL_TIMEOUT):
     child = os.fork()
     if child == 0:
         strike()
@@ -186,7 +187,7 @@ print("ignored")
 def test_a_process_that_ends_writes_its_last_lines(run):
     done = run("""
 signals.end()
-handle(DeathSignals(death_signals.LIMIT), die)
+handle(DeathSignals(limits.SIGNAL_TIMEOUT), die)
 strike()
 print("last line", flush=True)
 time.sleep(NEVER_S)

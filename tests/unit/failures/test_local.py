@@ -10,6 +10,7 @@ from plans import planned
 from raised import CAUSE
 from waiting import NEVER_S, PATIENCE
 
+from torchrun_hpc import limits
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.failures.local import LocalWorld
@@ -28,9 +29,8 @@ def lines_of(capsys):
 
 @pytest.fixture
 def local(monkeypatch):
-    monkeypatch.setattr(
-        report, "COLLECT_TIMEOUT", dict.fromkeys((False, True), NEVER_S)
-    )
+    monkeypatch.setattr(limits, "COLLECT_TIMEOUT", NEVER_S)
+    monkeypatch.setattr(limits, "COLLECT_CAUSE_TIMEOUT", NEVER_S)
     return LocalWorld(MEETING, unexplained)
 
 
@@ -57,7 +57,7 @@ def test_failures_of_one_node_are_one_report(local, capsys):
 def test_the_last_line_is_of_the_same_failure_as_the_report(local, capsys, monkeypatch):
     """What comes later follows from it, whatever it looks like."""
     lost = of(5, "RuntimeError: Connection closed by peer")
-    monkeypatch.setattr(report, "COLLECT_TIMEOUT", {True: 0})
+    monkeypatch.setattr(limits, "COLLECT_CAUSE_TIMEOUT", 0)
     local.worker_failed(lost, LAST)
     local._timer.join(PATIENCE)
     assert "worker 5" in capsys.readouterr().err
@@ -104,7 +104,8 @@ def test_a_worker_that_nobody_has_watched(local, capsys):
 
 
 def test_the_cause_is_known_after_its_consequence(monkeypatch, capsys):
-    monkeypatch.setattr(report, "COLLECT_TIMEOUT", {True: NEVER_S, False: 0})
+    monkeypatch.setattr(limits, "COLLECT_TIMEOUT", 0)
+    monkeypatch.setattr(limits, "COLLECT_CAUSE_TIMEOUT", NEVER_S)
     local = LocalWorld(MEETING, unexplained)
     local.worker_failed(of(0, "RuntimeError: Connection closed by peer"), LAST)
     local.worker_failed(FIRST, LAST)
@@ -115,9 +116,8 @@ def test_the_cause_is_known_after_its_consequence(monkeypatch, capsys):
 
 
 def test_a_hang_is_explained_once(monkeypatch, capsys):
-    monkeypatch.setattr(
-        report, "COLLECT_TIMEOUT", dict.fromkeys((False, True), NEVER_S)
-    )
+    monkeypatch.setattr(limits, "COLLECT_TIMEOUT", NEVER_S)
+    monkeypatch.setattr(limits, "COLLECT_CAUSE_TIMEOUT", NEVER_S)
 
     def explain(hang):
         return replace(hang, absent="rank 3 was late"), ["7 of 8 ranks: here"]

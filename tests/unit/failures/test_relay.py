@@ -10,7 +10,7 @@ import psutil
 import pytest
 from waiting import PATIENCE, until
 
-from torchrun_hpc.failures import relay as relays
+from torchrun_hpc import limits
 from torchrun_hpc.failures.last_words import KEPT
 
 
@@ -83,7 +83,7 @@ def test_no_more_files_or_threads(children, monkeypatch, where, name, error):
 
 def test_what_is_read_ahead_arrives_though_nothing_follows(children, monkeypatch):
     """Its reader may not have woken up before all was read."""
-    monkeypatch.setattr(relays, "_INTERVAL", 0.01)
+    monkeypatch.setattr(limits, "RELAY_INTERVAL", 0.01)
     child = children.start()
     children.relay._pipes[child.pid]._unwritten.append(b"the end")
     until(lambda: children.arrived == b"the end")

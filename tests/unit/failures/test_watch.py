@@ -11,7 +11,7 @@ import pytest
 from raised import CAUSE, RAISED
 from waiting import NEVER_S
 
-from torchrun_hpc.failures import watch as watches
+from torchrun_hpc import limits
 from torchrun_hpc.failures.watch import Attempt, Watch
 from torchrun_hpc.failures.worker import Worker
 
@@ -74,7 +74,7 @@ class Watched:
 
 @pytest.fixture
 def watched(children, monkeypatch):
-    monkeypatch.setattr(watches, "_PAUSE", NEVER_S)  # the tests look themselves
+    monkeypatch.setattr(limits, "WATCH_PAUSE", NEVER_S)  # the tests look themselves
     found = Watched(children)
     yield found
     found.watch.end()

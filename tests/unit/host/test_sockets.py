@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from torchrun_hpc.host import sockets
+from torchrun_hpc import limits
 from torchrun_hpc.host.sockets import hold, user_of
 
 
@@ -92,4 +92,4 @@ def test_a_name_of_another_user_holds_nobody(what, case, beside_nobody):
             each.close()
     with hold(what) as held:
         assert held.getsockname() == name
-    assert sockets._LIMIT < 1  # a fault is reported after this time
+    assert limits.LISTEN_TIMEOUT < 1  # a fault is reported after this time

@@ -7,7 +7,7 @@ from nodes import THREE, juelich
 from plans import PORT, conf_of, planned, refused
 
 from torchrun_hpc.errors import Message
-from torchrun_hpc.planning.workers import FAULT_HANDLER
+from torchrun_hpc.variables import FAULT_HANDLER
 
 # --- addresses ----------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ import pytest
 from nodes import juelich
 from plans import planned, refused
 
-from torchrun_hpc.planning.workers import FAULT_HANDLER
 from torchrun_hpc.reporting.console import is_reporter
+from torchrun_hpc.variables import FAULT_HANDLER
 
 # --- several nodes without a scheduler ----------------------------------------------
 

@@ -12,11 +12,11 @@ from plans import make_plan
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.planning import network_env
-from torchrun_hpc.planning.workers import FAULT_HANDLER
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites import Site
 from torchrun_hpc.sites.profile import Profile
+from torchrun_hpc.variables import FAULT_HANDLER
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 IB0 = ipaddress.ip_address("10.20.0.1")

@@ -10,9 +10,9 @@ from plans import ONE_NODE_JOBS, PORT, conf_of, planned, refused, values
 
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import head_node
-from torchrun_hpc.planning.workers import FAULT_HANDLER
 from torchrun_hpc.reporting.console import is_reporter
 from torchrun_hpc.schedulers.job import Task
+from torchrun_hpc.variables import FAULT_HANDLER
 
 # --- one node -----------------------------------------------------------------------
 

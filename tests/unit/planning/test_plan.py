@@ -12,10 +12,10 @@ from plans import BLOCK, ONE_NODE_JOBS, conf_of, planned, planned_at, refused, v
 
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.planning.workers import FAULT_HANDLER
 from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.process import Process
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import FAULT_HANDLER
 
 # --- variables of torch's release -----------------------------------------------------
 

@@ -28,12 +28,12 @@ from torchrun_hpc.planning import head_node
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.plan import meet
 from torchrun_hpc.planning.several_nodes import meeting_to_give_up
-from torchrun_hpc.planning.workers import FAULT_HANDLER
 from torchrun_hpc.reporting.console import is_reporter, reports_wait_for
 from torchrun_hpc.reporting.start_line import start_line
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.process import Process
+from torchrun_hpc.variables import FAULT_HANDLER
 
 # --- three nodes at Jülich ----------------------------------------------------------
 

@@ -35,14 +35,12 @@ from loopback import (
 from plans import make_launch_plan
 from waiting import PATIENCE, until
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.agent.elastic import ask_for_stacks
 from torchrun_hpc.failures.failure import Failure, Kind, Summary
-from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous.client import JobState, Listener
 from torchrun_hpc.rendezvous.connection import request_of
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
-from torchrun_hpc.rendezvous.loop import SILENCE_REPORT
 from torchrun_hpc.rendezvous.messages import (
     CoordinatorAnswers,
     CoordinatorSilent,
@@ -183,7 +181,7 @@ def test_a_worker_that_fails_is_reported_by_node_0(job):
     all_hear_of(WHY, made)
     assert job.events == [[], [], []]  # there may be more
     made[2].worker_failed(worker_failure(10, text=BAD))
-    job.clock.go_on(clients.COLLECT_TIMEOUT[False])
+    job.clock.go_on(limits.COLLECT_TIMEOUT)
     until(lambda: job.events[0])
     assert job.events == [[Summary(FIRST, same_as_first=(10,))], [], []]
 
@@ -192,10 +190,10 @@ def test_the_failure_that_was_the_first_is_known_with_the_report(job):
     made = job.at_work()
     made[2].worker_failed(PEER)
     all_hear_of(PEER, made)
-    job.clock.go_on(clients.COLLECT_TIMEOUT[False])
+    job.clock.go_on(limits.COLLECT_TIMEOUT)
     assert job.events == [[], [], []]  # a lost connection is no reason
     made[1].worker_failed(FIRST)
-    job.clock.go_on(clients.COLLECT_TIMEOUT[True])
+    job.clock.go_on(limits.COLLECT_CAUSE_TIMEOUT)
     until(lambda: job.events[0])
     assert job.events[0][0].first == FIRST
     until(lambda: made[0].state.failure == FIRST)
@@ -207,7 +205,7 @@ def test_why_there_is_no_restart_stays_known_with_the_report(job):
     until(lambda: job.server.coordinator.rounds._done)
     made[1].worker_failed(FIRST)
     all_hear_of(replace(WHY, finished=1), made)
-    job.clock.go_on(clients.COLLECT_TIMEOUT[False])
+    job.clock.go_on(limits.COLLECT_TIMEOUT)
     until(lambda: job.events[0])
     until(lambda: made[0].state.is_reported)
     assert made[0].state.failure == replace(FIRST, finished=1)
@@ -220,7 +218,7 @@ def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(job):
     made[2].worker_failed(PEER)  # of the same round: because of it
     for go in join_all(made):
         assert go.round == 1
-    job.clock.go_on(2 * clients.COLLECT_TIMEOUT[True])
+    job.clock.go_on(2 * limits.COLLECT_CAUSE_TIMEOUT)
     assert [client.state.failure for client in made] == [None] * 3
     assert job.events == [[Restart(1, FIRST)], [], []]  # no report
 
@@ -240,7 +238,7 @@ def test_all_leave_as_soon_as_it_is_reported(job, how):
     all_hear_of(WHY, made)
     left = leave(made)
     assert job.events == [[], [], []]
-    job.clock.go_on(clients.COLLECT_TIMEOUT[False])
+    job.clock.go_on(limits.COLLECT_TIMEOUT)
     have_left(left)
     assert [len(each) for each in job.events] == [is_reported, 0, 0]
     assert not any(client.state.is_unreported for client in made)
@@ -250,13 +248,14 @@ def test_all_leave_as_soon_as_it_is_reported(job, how):
 
 
 def test_nobody_waits_for_ever_for_the_report(job, monkeypatch):
-    never = dict.fromkeys((False, True), 2 * clients._REPORT_TIMEOUT)
-    monkeypatch.setattr(clients, "COLLECT_TIMEOUT", never)
+    never = 2 * limits.REPORT_TIMEOUT
+    monkeypatch.setattr(limits, "COLLECT_TIMEOUT", never)
+    monkeypatch.setattr(limits, "COLLECT_CAUSE_TIMEOUT", never)
     made = job.at_work()
     made[1].worker_failed(FIRST)
     all_hear_of(WHY, made)
     left = leave(made)
-    job.clock.go_on(clients._REPORT_TIMEOUT)
+    job.clock.go_on(limits.REPORT_TIMEOUT)
     have_left(left)
     assert job.events == [[], [], []]
     assert all(client.state.is_unreported for client in made)
@@ -301,7 +300,7 @@ def test_workers_that_fail_because_an_agent_is_gone_are_not_why(job):
     made[1].fail(gone)
     made[1].worker_failed(FIRST)
     all_hear_of(gone, made)
-    job.clock.go_on(2 * clients.COLLECT_TIMEOUT[True])
+    job.clock.go_on(2 * limits.COLLECT_CAUSE_TIMEOUT)
     assert job.events == [[], [], []]
     assert made[0].state.failure == gone
 
@@ -326,7 +325,7 @@ def test_an_agent_that_hears_nothing_knows_its_own_workers(job):
     made[1].fail(worker_failure(6, code=-9))  # what torch says
     clock = Clock()
     clock.drive(made[1])
-    clock.passes_while(made[1].leave, step=clients._REPORT_TIMEOUT)
+    clock.passes_while(made[1].leave, step=limits.REPORT_TIMEOUT)
     goes_on.set()
     assert made[1].state.is_unreported
     assert made[1].state.failure == FIRST
@@ -578,7 +577,7 @@ def test_a_coordinator_that_does_not_answer(job):
     with pytest.raises(JobFailedError) as caught:
         job.clock.passes_while(lambda: take_part(client))
     assert caught.value.failure == Failure(Kind.COORDINATOR, code=50)
-    assert job.events[1] == [CoordinatorSilent(SILENCE_REPORT, 20)]
+    assert job.events[1] == [CoordinatorSilent(limits.SILENCE_REPORT, 20)]
 
 
 def test_a_coordinator_that_answers_again(job):
@@ -589,7 +588,7 @@ def test_a_coordinator_that_answers_again(job):
     with other_program(proving(welcomes(answer))) as port:
         client = job.client(1, (port,), silence_timeout=1000)
         client.connect()
-        job.clock.go_on(1 + SILENCE_REPORT)  # it has just answered
+        job.clock.go_on(1 + limits.SILENCE_REPORT)  # it has just answered
         for number in range(3):
             client.send(Ask(number, Check(("a",))))
             until(lambda: client._channel.has_received)
@@ -660,7 +659,7 @@ def test_a_report_that_nobody_reads_is_not_confirmed(job, sharing, reads):
     join_all(sharing)
     sharing[1].worker_failed(FIRST)
     until(lambda: all(client.state.ending for client in sharing))
-    job.clock.now += clients.COLLECT_TIMEOUT[False]
+    job.clock.now += limits.COLLECT_TIMEOUT
     settle(job.server, aside=False)
     assert all(client.state.is_unreported for client in sharing)
     reads.set()
@@ -817,7 +816,7 @@ def test_a_signal_while_others_are_waited_for(job, signalled):
 
 def test_a_signal_that_does_not_wake_the_main_thread(job, signalled, monkeypatch):
     """As one that arrives just before the main thread begins to wait."""
-    monkeypatch.setattr(clients, "_SIGNAL_TIMEOUT", 0.05)
+    monkeypatch.setattr(limits, "CLIENT_SIGNAL_TIMEOUT", 0.05)
     (client,) = job.connected(0)
     with signalled(client, _thread.interrupt_main):
         take_part(client)
@@ -847,5 +846,5 @@ def test_a_signal_and_a_coordinator_that_does_not_answer(job, signalled):
         take_part(client)
     client.fail(Failure(Kind.SIGNAL, (1,), code=15))
     left = leave([client])
-    job.clock.go_on(clients._DECIDED_TIMEOUT)
+    job.clock.go_on(limits.DECISION_TIMEOUT)
     have_left(left)

@@ -13,10 +13,10 @@ from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.limits import KEY_FILE_TIMEOUT
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous.client import Listener
 from torchrun_hpc.rendezvous.connection import Connection, inform
-from torchrun_hpc.rendezvous.key import LATE
 from torchrun_hpc.rendezvous.protocol import Ended
 
 WHY = Failure(Kind.AGENT, (1,), text="why")
@@ -110,7 +110,7 @@ def opened(job, tmp_path, monkeypatch):
     job.clock.passes_until(closed.done)
 
 
-@pytest.mark.parametrize("after", [1, LATE - 1, LATE, 60])
+@pytest.mark.parametrize("after", [1, KEY_FILE_TIMEOUT - 1, KEY_FILE_TIMEOUT, 60])
 def test_two_keys_in_a_job_with_spares(job, opened, after):
     """However soon it would ask the other members."""
     connected = opened(int(after))
@@ -123,7 +123,7 @@ def test_two_keys_in_a_job_with_spares(job, opened, after):
 def test_a_stranger_who_leaves_the_port(job, opened):
     """Then the other members are asked, as if nobody had listened there."""
     connected = opened(1)
-    job.clock.go_on(LATE - 1)
+    job.clock.go_on(KEY_FILE_TIMEOUT - 1)
     assert not connected.done()
     job.end_server()
     job.clock.passes_until(connected.done)

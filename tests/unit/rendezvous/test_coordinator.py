@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from loopback import as_sent, request_of, worker_failure
 
-from torchrun_hpc import __version__, wire
+from torchrun_hpc import __version__, limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.names import placed
-from torchrun_hpc.rendezvous import coordinator, protocol, roster
+from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.errors import Refused
 from torchrun_hpc.rendezvous.member import Member
@@ -831,7 +831,7 @@ def test_the_first_one_says_nothing_and_the_second_is_accepted():
     """Its node is lost: nothing closes its connection."""
     job = Job(max_restarts=1).all_at_work()
     job.request("second", request_of(1, agent="second"))
-    assert job.wait(roster.CANDIDATE_TIMEOUT - 1, 0, 2) == {}
+    assert job.wait(limits.CANDIDATE_TIMEOUT - 1, 0, 2) == {}
     sent = job.wait(1, 0, 2)[1]
     assert ("second", welcome(1)) in sent
     assert (1, "close") in sent
@@ -873,7 +873,7 @@ def test_a_connection_does_not_claim_a_second_node_rank(rank):
         job.send_line("second", request_of(rank, agent="second"))
     job.lose("second")  # as the server does then
     job.lose(rank)
-    assert job.wait(roster.CANDIDATE_TIMEOUT, 0, 1, 2) is not None
+    assert job.wait(limits.CANDIDATE_TIMEOUT, 0, 1, 2) is not None
     assert job.coordinator.members.rank_of("second") is None
 
 
@@ -1173,9 +1173,9 @@ def test_sigterm_for_one_agent():
     assert job.died(worker_failure(9)) == {}
     assert job.send(2, Join()) == {}
     assert job.lose(1) == {1: ["close"]}  # the launcher has killed it
-    sent = job.wait(coordinator._BESIDE, 0, 2)
+    sent = job.wait(limits.LOSS_TO_TERM, 0, 2)
     failed = {rank: [last_words(STOP, rank)] for rank in (0, 2)}
-    assert sent == {coordinator._BESIDE: [(r, m) for r in failed for m in failed[r]]}
+    assert sent == {limits.LOSS_TO_TERM: [(r, m) for r in failed for m in failed[r]]}
 
 
 @pytest.mark.parametrize("kind", [Kind.AGENT, Kind.WORKER])

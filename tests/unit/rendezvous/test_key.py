@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies
 from loopback import JOB, request_of
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import procfs
 from torchrun_hpc.planning.meeting import KeyFile
@@ -296,7 +296,7 @@ MEMORY = "/proc/self/mem"  # it cannot be read from the start, and is private
 
 @pytest.mark.parametrize("source", [DEFAULT, EXPLICIT])
 def test_a_disk_that_has_failed(monkeypatch, source):
-    monkeypatch.setattr(keys, "LATE", 0)
+    monkeypatch.setattr(limits, "KEY_FILE_TIMEOUT", 0)
     assert "Input/output error). " in refusal(MEMORY, source)
 
 

@@ -26,11 +26,10 @@ from loopback import (
 )
 from waiting import PATIENCE, until
 
-from torchrun_hpc import __version__, wire
+from torchrun_hpc import __version__, limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import client as clients
 from torchrun_hpc.rendezvous import loop as loops
-from torchrun_hpc.rendezvous import peers as all_peers
 from torchrun_hpc.rendezvous.client import Client, Listener
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.errors import (
@@ -45,7 +44,6 @@ from torchrun_hpc.rendezvous.peers import Peers
 from torchrun_hpc.rendezvous.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
-    SUSPENDED,
     Confirm,
     Ended,
     Go,
@@ -272,7 +270,7 @@ LATE = [
 @pytest.mark.parametrize("late", [1, 3])
 def test_after_the_end_of_its_lease(accepted, clock, events, what_comes_first, late):
     """Nothing that is read then counts; after a suspension, workers are killed."""
-    is_suspended = late > SUSPENDED
+    is_suspended = late > limits.SUSPENSION
     clock.now += SILENCE + late
     what_comes_first(accepted)
     until(lambda: accepted.killed == [True] * is_suspended)
@@ -289,12 +287,12 @@ def test_after_the_end_of_its_lease(accepted, clock, events, what_comes_first, l
 def test_a_suspension_after_the_end_of_its_lease(accepted, clock, events):
     """Its workers may be ending then."""
     clock.now += SILENCE
-    for seconds in (0, 1, SUSPENDED, SUSPENDED + 1):
+    for seconds in (0, 1, limits.SUSPENSION, limits.SUSPENSION + 1):
         clock.now += seconds
         assert accepted._check_lease()
     settle(accepted)
     assert events == accepted.killed == []
-    clock.now += SUSPENDED + 1.1
+    clock.now += limits.SUSPENSION + 1.1
     assert accepted._check_lease()
     until(lambda: accepted.killed)
     settle(accepted)
@@ -439,7 +437,7 @@ def test_a_fault_of_what_looks_for_others_ends_the_agent_only(
         raise ZeroDivisionError("a fault")
 
     server, client = coordinating
-    monkeypatch.setattr(all_peers, "_PAUSE", 0)
+    monkeypatch.setattr(limits, "PEERS_PAUSE", 0)
     monkeypatch.setattr(Peers, "_ask", ask)
     monkeypatch.setattr(server.coordinator, "absent", lambda **_: {1: (HERE, 4000)})
     with suppress(JobFailedError):

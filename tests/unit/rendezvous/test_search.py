@@ -27,17 +27,16 @@ from loopback import (
 )
 from waiting import PATIENCE, until
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.meeting import KeyFile
-from torchrun_hpc.rendezvous import search
 from torchrun_hpc.rendezvous.errors import (
     CoordinatorNotFoundError,
     JobFailedError,
     Refused,
     RefusedError,
 )
-from torchrun_hpc.rendezvous.key import LATE, Key
+from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.rendezvous.messages import Looking, Unproved
 from torchrun_hpc.rendezvous.protocol import FROM_COORDINATOR
 
@@ -52,7 +51,7 @@ def test_another_program_on_the_first_port(job, case, capfd):
         connected = started(client.connect)
         if case == SILENT:  # it keeps a port for longer than the others are tried
             until(lambda: client._search._attempts)
-            job.clock.go_on(search._PORT_DELAY)
+            job.clock.go_on(limits.PORT_DELAY)
         connected.result(PATIENCE)
         assert take_part(client).store == STORE
     assert capfd.readouterr() == ("", "")
@@ -74,7 +73,7 @@ def not_found(job, client):
 @pytest.mark.parametrize("case", OTHER_PROGRAMS)
 def test_another_program_and_nobody_else(job, case, monkeypatch):
     if case == SILENT:
-        monkeypatch.setattr(search, "_ANSWER_TIMEOUT", 0)
+        monkeypatch.setattr(limits, "WELCOME_TIMEOUT", 0)
     with other_program(OTHER_PROGRAMS[case]) as port:
         found = not_found(job, job.client(0, (port,)))
     other = "another program, or an older torchrun_hpc"
@@ -122,7 +121,9 @@ def test_two_keys(job, own, theirs):
     job.clock.passes_until(lambda: job.events[1])
     found = f"port {job.port}: no proof: another job, or another key"
     assert job.events[1][0] == Looking(1, found)
-    job.clock.passes_until(lambda: len(job.events[1]) == LATE - 1 or connected.done())
+    job.clock.passes_until(
+        lambda: len(job.events[1]) == limits.KEY_FILE_TIMEOUT - 1 or connected.done()
+    )
     assert not connected.done()
     job.clock.passes_until(connected.done)
     with pytest.raises(RefusedError) as caught:
@@ -140,7 +141,7 @@ def test_strangers_who_come_and_go(job):
         with other_program(pretended, port):
             job.clock.passes_until(lambda: "no proof" in found.get(port, ""))
         job.clock.passes_until(lambda: NOT_YET in found[port])
-        job.clock.go_on(LATE)
+        job.clock.go_on(limits.KEY_FILE_TIMEOUT)
     assert not connected.done()
 
 

@@ -32,7 +32,7 @@ from loopback import (
 from plans import make_launch_plan
 from waiting import NEVER_S, PATIENCE, until
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.head_node import ports_of
 from torchrun_hpc.planning.meeting import KeyFile
@@ -239,7 +239,7 @@ def test_a_peer_that_sends_nothing_is_disconnected(job, raw):
     assert isinstance(agent.receive(), Welcome)
     slow.send(b'{"protocol"')
     until(lambda: len(job.server._unproved) == 2)
-    job.clock.go_on(servers._JOIN_REQUEST_TIMEOUT)
+    job.clock.go_on(limits.JOIN_REQUEST_TIMEOUT)
     assert silent.receive() is None
     assert slow.receive() is None
     agent.send_message(Ask(1, Check(("a",))))  # after its request it may be silent

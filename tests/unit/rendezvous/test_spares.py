@@ -10,6 +10,7 @@ from loopback import as_sent, request_of, worker_failure
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.limits import HEARTBEAT_INTERVAL
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.messages import (
@@ -44,7 +45,6 @@ from torchrun_hpc.rendezvous.protocol import (
     read_request,
 )
 from torchrun_hpc.rendezvous.record import Record, first_record
-from torchrun_hpc.rendezvous.roster import HEARTBEAT_INTERVAL
 from torchrun_hpc.rendezvous.rounds import Phase
 from torchrun_hpc.wire import WireError
 

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from waiting import PATIENCE
 
-from torchrun_hpc import preflight, waiting
+from torchrun_hpc import limits, preflight
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import pmi
@@ -253,8 +253,8 @@ def test_an_answer_may_come_in_pieces(manager, monkeypatch):
 
 
 def test_late_tasks_are_waited_for_and_reported(manager, monkeypatch):
-    monkeypatch.setattr(waiting, "FIRST_REPORT", 0.05)
-    monkeypatch.setattr(waiting, "NEXT_REPORT", 0.05)
+    monkeypatch.setattr(limits, "FIRST_REPORT", 0.05)
+    monkeypatch.setattr(limits, "NEXT_REPORT", 0.05)
     asked = manager(tasks=2)
     reported = []
     found = []
@@ -276,8 +276,8 @@ def test_late_tasks_are_waited_for_and_reported(manager, monkeypatch):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, rank):
-    monkeypatch.setattr(waiting, "FIRST_REPORT", 0.05)
-    monkeypatch.setattr(waiting, "NEXT_REPORT", 0.05)
+    monkeypatch.setattr(limits, "FIRST_REPORT", 0.05)
+    monkeypatch.setattr(limits, "NEXT_REPORT", 0.05)
     asked = manager(tasks=2)
     environs = [environ | {"MPI_LOCALRANKID": "0"} for environ in asked.environs]
     thread = threading.Thread(target=exchange_in_launch, args=(environs[rank],))
@@ -303,9 +303,9 @@ def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, 
 
 
 def test_the_wait_for_other_tasks_ends(manager, monkeypatch, tmp_path):
-    monkeypatch.setattr(waiting, "FIRST_REPORT", 0.05)
-    monkeypatch.setattr(waiting, "NEXT_REPORT", 0.05)
-    monkeypatch.setattr(preflight, "JOIN_TIMEOUT", 0.2)
+    monkeypatch.setattr(limits, "FIRST_REPORT", 0.05)
+    monkeypatch.setattr(limits, "NEXT_REPORT", 0.05)
+    monkeypatch.setattr(limits, "JOIN_TIMEOUT", 0.2)
     (tmp_path / "nodes").write_text("dec0001\ndec0002\n")
     monkeypatch.setenv("PBS_JOBID", "1.desched1")
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
@@ -375,7 +375,7 @@ def test_what_is_no_answer(answers):
 
 
 def test_no_answer_at_all(monkeypatch):
-    monkeypatch.setattr(pmi, "_ANSWER", 0.1)
+    monkeypatch.setattr(limits, "PMI_TIMEOUT", 0.1)
     assert answered_with(close=False) is None
 
 

@@ -13,6 +13,7 @@ from loopback import worker_failure
 from plans import make_launch_plan
 from waiting import PATIENCE, until
 
+from torchrun_hpc import limits
 from torchrun_hpc.failures.failure import WorkerPart
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.planning.workers import Preload
@@ -41,7 +42,7 @@ def workers(monkeypatch):
     """Return the two workers of node 1, which sleep."""
 
     def sample(workers, timeout, **_):
-        assert timeout in (inspections._NODE_TIMEOUT, inspections._HANG_NODE_TIMEOUT)
+        assert timeout in (limits.NODE_STACKS_TIMEOUT, limits.HANG_NODE_TIMEOUT)
         return [WorkerStack(worker.rank, worker.node, STACK) for worker in workers]
 
     monkeypatch.setattr(inspections.sampling, "sample", sample)
@@ -114,8 +115,8 @@ def test_a_launch_on_several_nodes(inspect, watched, workers):
         ("f a.py:1",),
         STACK,
     ]
-    assert asked == [inspections._TIMEOUT]
-    assert inspections._NODE_TIMEOUT < inspections._TIMEOUT < 5  # seconds
+    assert asked == [limits.STACKS_TIMEOUT]
+    assert limits.NODE_STACKS_TIMEOUT < limits.STACKS_TIMEOUT < 5  # seconds
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_the_first_node_reports_a_stall(inspect, monkeypatch, capfd):
     seconds = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
     monkeypatch.setattr(inspections, "time", clock)
-    monkeypatch.setattr(inspections, "_SHORTEST", 0)
+    monkeypatch.setattr(limits, "SHORTEST_STALL_INTERVAL", 0)
     made = inspect(
         [], lambda *_: {n: of_node(n) for n in range(3)}, node_rank=0, stall_report=1.0
     )
@@ -264,7 +265,7 @@ def test_a_hang_is_explained(inspect):
         "  5 of 6 ranks (0-2,4-5): barrier at a.py:1",
         "* 1 rank (3, jwb0002): read at a.py:9",
     ]
-    assert asked == [(HANG, inspections._HANG_TIMEOUT)]
+    assert asked == [(HANG, limits.HANG_TIMEOUT)]
 
 
 def test_nodes_that_tell_nothing_of_a_hang(inspect, workers):

@@ -21,7 +21,7 @@ from loopback import worker_failure
 from programs import ROOT
 from waiting import PATIENCE
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.calls import Call, ForkAnswer, Group
 from torchrun_hpc.stacks.sampling import WorkerStack, received, sample
@@ -148,8 +148,8 @@ def test_those_that_hang(instead, monkeypatch):
     assert [each.waited[0] for each in started.values()] == [
         5.0,
         2.0,
-        sampling._LEAST,
-        sampling._LEAST,
+        limits.PY_SPY_TIMEOUT,
+        limits.PY_SPY_TIMEOUT,
     ]
     assert ended() == list(started.values())
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from waiting import PATIENCE, until
 
+from torchrun_hpc import limits
 from torchrun_hpc.stacks import service
 from torchrun_hpc.stacks.service import Service, ask, launches
 
@@ -134,8 +135,8 @@ def test_the_end_while_somebody_asks(serve):
 
 
 def test_one_that_never_reads_does_not_keep_the_next_one_waiting(serve, monkeypatch):
-    monkeypatch.setattr(service, "_TIMEOUT", 0.02)
-    monkeypatch.setattr(service, "_PAUSE", 0)
+    monkeypatch.setattr(limits, "STACKS_READ_TIMEOUT", 0.02)
+    monkeypatch.setattr(limits, "STACKS_PAUSE", 0)
     answers = iter([LARGE, "", LARGE, "last"])
     serve("19.0", lambda: {"workers": [next(answers)]})
     (name,) = names_of("19.0")
@@ -144,15 +145,14 @@ def test_one_that_never_reads_does_not_keep_the_next_one_waiting(serve, monkeypa
 
 
 def test_one_that_never_reads_waits_for_less_time_than_the_next_one():
-    from torchrun_hpc.stacks import __main__ as command  # noqa: PLC0415
 
-    assert 2 * service._TIMEOUT < command._TIMEOUT
+    assert 2 * limits.STACKS_READ_TIMEOUT < limits.STACKS_COMMAND_TIMEOUT
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_answer_that_cannot_be_collected(serve, monkeypatch):
     """As where no process can be started: the next one may be lucky."""
-    monkeypatch.setattr(service, "_PAUSE", 0)
+    monkeypatch.setattr(limits, "STACKS_PAUSE", 0)
     errors = [OSError, RuntimeError, StopIteration]
 
     def collect():

@@ -9,6 +9,7 @@ import pytest
 from plans import make_launch_plan
 from waiting import NEVER_S, PATIENCE
 
+from torchrun_hpc import limits
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.stacks import inspection
@@ -58,8 +59,8 @@ def report(monkeypatch, capfd):
 
         clock = SimpleNamespace(monotonic=lambda: float(len(taken)))
         monkeypatch.setattr(inspection, "time", clock)
-        monkeypatch.setattr(inspection, "_SHORTEST", 0)
-        monkeypatch.setattr(inspection, "_LONGEST", 0)  # no pause between two
+        monkeypatch.setattr(limits, "SHORTEST_STALL_INTERVAL", 0)
+        monkeypatch.setattr(limits, "LONGEST_STALL_INTERVAL", 0)  # no pause between two
         made = StallReport(10, FRAMES, collect, lambda: HOSTS)
         made.start()
         made._thread.join(PATIENCE)
@@ -106,8 +107,8 @@ def test_what_it_asks(monkeypatch, capfd):
     monkeypatch.setattr(
         inspection, "time", SimpleNamespace(monotonic=lambda: next(clock))
     )
-    monkeypatch.setattr(inspection, "_LONGEST", 0)
-    monkeypatch.setattr(inspection, "_SHORTEST", 0)
+    monkeypatch.setattr(limits, "LONGEST_STALL_INTERVAL", 0)
+    monkeypatch.setattr(limits, "SHORTEST_STALL_INTERVAL", 0)
     made = StallReport(10, FORKS, collect, lambda: HOSTS)
     made.start()
     made._thread.join(PATIENCE)
@@ -211,8 +212,8 @@ def test_a_look_that_fails_is_not_the_last_one(report):
 
 def test_no_report_after_the_end(capfd, monkeypatch):
     """Whatever the pause between two looks."""
-    monkeypatch.setattr(inspection, "_SHORTEST", NEVER_S)
-    monkeypatch.setattr(inspection, "_LONGEST", NEVER_S)
+    monkeypatch.setattr(limits, "SHORTEST_STALL_INTERVAL", NEVER_S)
+    monkeypatch.setattr(limits, "LONGEST_STALL_INTERVAL", NEVER_S)
     made = StallReport(1, FRAMES, lambda _: WAITING, lambda: HOSTS)
     made.start()
     made.end()

@@ -24,12 +24,12 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.launcher import api as launcher
 
-from torchrun_hpc.agent.death_signals import FOREVER, LIMIT
+from torchrun_hpc import limits
+from torchrun_hpc.agent.death_signals import FOREVER
 from torchrun_hpc.agent.end import failure_of
 from torchrun_hpc.agent.patches.patch import Hooks, Patch, has, replace, takes, wrap
 from torchrun_hpc.failures.worker import Worker, exit_code_of
 from torchrun_hpc.host import capabilities
-from torchrun_hpc.planning.resources import CPU_LIST, OMP
 from torchrun_hpc.preload import affinity
 from torchrun_hpc.preload.affinity import end_with_parent
 from torchrun_hpc.rendezvous.errors import (
@@ -38,6 +38,7 @@ from torchrun_hpc.rendezvous.errors import (
     RoundOverError,
 )
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
+from torchrun_hpc.variables import CPU_LIST, LOCAL_RANK, OMP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -360,7 +361,7 @@ class BindWorkers(Part):
         binding: Any = cls.plan.workers.binding
         # With --virtual-local-rank (since 2.3), LOCAL_RANK is 0 for all workers.
         rank = getattr(handler, "local_rank_id", None)
-        rank = int(env["LOCAL_RANK"]) if rank is None else rank
+        rank = int(env[LOCAL_RANK]) if rank is None else rank
         share = binding.shares[rank]
         threads = {OMP: str(len(share.cpus))} if binding.sets_threads else {}
         cpus = {CPU_LIST: share.cpu_list} if env.get(CPU_LIST) else {}
@@ -525,7 +526,7 @@ class DeferSignals(Part):
         cls.hooks.death_signals.handler(original)(number, frame)
 
     def _start_workers(self, worker_group: Any) -> Any:
-        with self.hooks.death_signals.held(LIMIT):
+        with self.hooks.death_signals.held(limits.SIGNAL_TIMEOUT):
             return super()._start_workers(worker_group)
 
     @classmethod

@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import (
     static_tcp_rendezvous,
 )
 
-from torchrun_hpc import waiting
+from torchrun_hpc import limits, waiting
 from torchrun_hpc.agent.patches import c10d
 from torchrun_hpc.agent.patches.patch import Patch, has, takes, wrap
 from torchrun_hpc.errors import LaunchError, Message
@@ -37,9 +37,6 @@ _MODULES: tuple[Any, ...] = (c10d_rendezvous_backend, static_tcp_rendezvous)
 _STORE = "TCPStore"
 _SOCKET = "master_listen_fd"
 _SERVER = "_create_tcp_store_server"
-
-# Seconds.
-_PROBE_TIMEOUT = 5.0
 
 
 class BindStore(Patch):
@@ -158,7 +155,7 @@ def _wait_for(host: str, port: int, limit: float, plan: LaunchPlan) -> None:
     def is_reached() -> bool:
         nonlocal problem
         try:
-            socket.create_connection((host, port), timeout=_PROBE_TIMEOUT).close()
+            socket.create_connection((host, port), limits.STORE_PROBE_TIMEOUT).close()
         except OSError as error:
             problem = error
             return False

@@ -14,12 +14,13 @@ from torch.distributed.elastic.rendezvous import (
     static_tcp_rendezvous,
 )
 
-from torchrun_hpc import waiting
+from torchrun_hpc import limits, waiting
 from torchrun_hpc.agent.patches.patch import Patch, has, wrap
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.reporting import console
 from torchrun_hpc.reporting.console import is_reporter
+from torchrun_hpc.variables import MASTER_ADDR
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
@@ -33,8 +34,6 @@ _MEETS = "next_rendezvous"
 _KEPT = ("_shared_tcp_store_server", "_bootstrap_store_info")
 
 _LEFT = "torchrun_hpc/left"  # key of the number of nodes that have left
-
-_LIMIT = 5.0  # seconds
 
 # Stores whose servers are in this process, recorded when torch makes them.
 _hosted: list[Any] = []
@@ -80,7 +79,8 @@ class LocalAddr(Patch):
     NAME = "local_addr"
     TARGET = "DynamicRendezvousHandler.next_rendezvous"
     REASON = (
-        "MASTER_ADDR is the full name of a host, not its --local-addr (pytorch#125743)"
+        f"{MASTER_ADDR} is the full name of a host, not its --local-addr "
+        "(pytorch#125743)"
     )
     IS_FOR = capabilities.ADDRESS_IS_LOST
 
@@ -188,7 +188,9 @@ class HostExitsLast(Patch):
                 holder = getattr(handler, "_state_holder", None)
                 # An elastic range may have fewer nodes than planned.
                 nodes = len(holder.state.participants) if holder else plan.meeting.nodes
-                waiting.until(lambda: store.add(_LEFT, 0) >= nodes, _LIMIT)
+                waiting.until(
+                    lambda: store.add(_LEFT, 0) >= nodes, limits.HOST_EXIT_TIMEOUT
+                )
         return closed
 
 

@@ -10,7 +10,7 @@ from compared import launcher  # noqa: F401
 from inside_torch import PLACES
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from torchrun_hpc import waiting
+from torchrun_hpc import limits
 from torchrun_hpc.agent.patches import patch
 
 if TYPE_CHECKING:
@@ -44,5 +44,5 @@ SOON = 0.3
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report a wait within the patience of a test."""
-    monkeypatch.setattr(waiting, "FIRST_REPORT", SOON)
-    monkeypatch.setattr(waiting, "NEXT_REPORT", 60.0)
+    monkeypatch.setattr(limits, "FIRST_REPORT", SOON)
+    monkeypatch.setattr(limits, "NEXT_REPORT", 60.0)

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 from torch.distributed.launcher import api as launcher_api
 
-from torchrun_hpc.agent import death_signals
+from torchrun_hpc import limits
 from torchrun_hpc.agent.death_signals import DeathSignals
 from torchrun_hpc.agent.patches.agent import DeferSignals, extend
 from torchrun_hpc.failures.failure import Failure, Kind
@@ -39,7 +39,7 @@ class TorchsAgent(LocalElasticAgent):
 @pytest.fixture
 def signals(monkeypatch: pytest.MonkeyPatch, torch_again: None) -> Iterator[Any]:  # noqa: ARG001
     """Send SIGTERM while workers are ended."""
-    monkeypatch.setattr(death_signals, "LIMIT", 0.02)
+    monkeypatch.setattr(limits, "SIGNAL_TIMEOUT", 0.02)
     monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
     monkeypatch.setattr(PContext, "close", lambda _: signal.raise_signal(15))
     held = DeathSignals()

@@ -10,7 +10,7 @@ from inside_torch import Handler, make_plan
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 from waiting import NEVER_S, until
 
-from torchrun_hpc import waiting
+from torchrun_hpc import limits
 from torchrun_hpc.agent.patches.c10d import ReportMissingNodes
 
 SUSPICION = "is --node_rank=0 set on every node?"
@@ -46,7 +46,7 @@ def test_node_0_says_that_it_waits_for_others(
         raise RendezvousTimeoutError
 
     if not waits:
-        monkeypatch.setattr(waiting, "FIRST_REPORT", NEVER_S)
+        monkeypatch.setattr(limits, "FIRST_REPORT", NEVER_S)
     monkeypatch.setattr(Handler, "next_rendezvous", meet)
     ReportMissingNodes.apply(make_plan(**values), None)
     before = threading.enumerate()
