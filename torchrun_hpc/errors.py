@@ -1,4 +1,4 @@
-"""Messages to the user. ``messages.toml`` explains the code of each."""
+"""Messages to the user; ``messages.toml`` explains their codes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def to_copy(lines: str) -> str:
 
 
 def split_copied(text: str) -> tuple[str, list[str]]:
-    """Return a message without its lines to copy, and these lines."""
+    """Split a message into its text, and the lines to copy."""
     first, *lines = text.split(_COPIED)
     return first, lines
 
@@ -80,18 +80,23 @@ class EmbeddedLaunchError(LaunchError, ValueError):
         return f"{self.code} {super().__str__()}"
 
 
-def near(wanted: str, known: Iterable[str]) -> str:
+def near(wanted: str, names: Iterable[str]) -> str:
     """Return a did-you-mean question for an unknown name; empty if none is near."""
     import difflib  # noqa: PLC0415 - slow to import
 
-    found = difflib.get_close_matches(wanted, [*known], n=1)
-    return f"Did you mean {found[0]}?" if found else ""
+    guesses = difflib.get_close_matches(wanted, [*names], n=1)
+    return f"Did you mean {guesses[0]}?" if guesses else ""
 
 
-def choices(wanted: str, known: Collection[str]) -> str:
-    """Return the known names instead of an unknown one, with a guess."""
-    guess = near(wanted.lower(), known)
-    return f"{guess} There are: {', '.join(known)}".strip()
+def choices(wanted: str, names: Collection[str]) -> str:
+    """List the names to choose from, after a guess at the wanted one."""
+    guess = near(wanted.lower(), names)
+    return f"{guess} There are: {', '.join(names)}".strip()
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text for a message; after ``most`` characters, it ends with ``...``."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def count(number: int, noun: str) -> str:

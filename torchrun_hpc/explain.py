@@ -28,11 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = "a message to explain, such as HPC125; without a code, list all"
     parser.add_argument("codes", metavar="CODE", nargs="*", help=about)
     codes = parser.parse_args(argv).codes
-    known = {k: entry for part in parts().values() for k, entry in part.items()}
-    known.pop("intro", None)
-    every = (f"{code}  {entry['title']}\n" for code, entry in known.items())
+    entries: dict[str, Any] = {}
+    for part in parts().values():
+        entries |= {code: entry for code, entry in part.items() if code != "intro"}
+    every = (f"{code}  {entry['title']}\n" for code, entry in entries.items())
     try:
-        texts = "\n".join(_explained(code, known) for code in codes)
+        texts = "\n".join(_explained(code, entries) for code in codes)
         console.output(texts or "".join(every))
     except LaunchError as error:
         return console.refuse(error)
@@ -40,21 +41,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parts() -> dict[str, dict[str, Any]]:
-    """Return the data: for each part of the page its ``intro``, and the codes."""
+    """Return for each part of the page its ``intro``, and its messages by code."""
     return files.from_toml(_DATA.read_text(encoding="utf-8"))
 
 
-def _explained(wanted: str, known: dict[str, dict[str, Any]]) -> str:
+def _explained(wanted: str, entries: dict[str, dict[str, Any]]) -> str:
     number = re.search(r"(?i)(?:^|hpc) *([0-9]+)", wanted)
     name = f"HPC{number[1].zfill(3)}" if number else wanted
-    older = {old: code for code in known for old in known[code].get("aliases", ())}
-    code = older.get(name, name)
-    if code not in known:
+    aliases = {a: code for code in entries for a in entries[code].get("aliases", ())}
+    code = aliases.get(name, name)
+    if code not in entries:
         text = f"there is no message {wanted!r}. Without a code, the command lists all"
         raise LaunchError("HPC245", text)
-    shown = {k: _LINK.sub(r"\1 (docs/\2)", str(of)) for k, of in known[code].items()}
-    text, cause, fix = (shown[key].strip() for key in ("text", "cause", "fix"))
-    return f"{code}: {shown['title']}\n\n{text}\n\n{cause}\n\nFix: {fix}\n"
+    keys = ("title", "text", "cause", "fix")
+    shown = (_LINK.sub(r"\1 (docs/\2)", entries[code][key]).strip() for key in keys)
+    title, text, cause, fix = shown
+    return f"{code}: {title}\n\n{text}\n\n{cause}\n\nFix: {fix}\n"
 
 
 if __name__ == "__main__":

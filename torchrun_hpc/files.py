@@ -15,18 +15,21 @@ if TYPE_CHECKING:
 
 
 def is_of_system(path: Path) -> bool:
-    """Return whether a path is in /dev or /proc, where no other user can put a link."""
+    """Return whether a path exists in /dev or /proc, where only root can put links."""
     folder = os.path.realpath(path.parent)
     return os.path.exists(path) and (folder == "/dev" or folder.startswith("/proc/"))  # noqa: PTH110
 
 
 def exists(path: str) -> bool:
-    """Return whether a file or a folder is known to exist."""
+    """Return whether a file or a folder exists; false also if nobody can tell."""
     return os.path.exists(path)  # noqa: PTH110 - raises nothing
 
 
 def opened(path: str, flags: int) -> int:
-    """Open a regular file, as an opener for `open`: others may wait or have no end."""
+    """Open a regular file, as an opener for `open`; raise `OSError` for another file.
+
+    A pipe or a device could make the launcher wait, or have no end.
+    """
     number = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
     # `open` itself refuses folders.
     if stat.S_IFMT(os.fstat(number).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
@@ -40,7 +43,7 @@ def read(path: Path | str, most: int, flags: int = 0) -> bytes:
 
     ``flags`` are for `os.open`: ``os.O_NOFOLLOW`` if others can put a link there.
     """
-    with open(path, "rb", opener=lambda name, own: opened(name, own | flags)) as file:
+    with open(path, "rb", opener=lambda name, more: opened(name, more | flags)) as file:
         data: bytes = file.read(most + 1)
     if len(data) <= most:
         return data
@@ -60,9 +63,9 @@ def from_toml(text: str) -> dict[str, Any]:
 def write(path: Path, text: str) -> None:
     """Write the whole file, or raise `OSError` and write nothing.
 
-    An existing file or link is replaced. In /dev and /proc the text is appended,
-    because /dev/stdout may be a file. A new file's permissions follow from the umask or
-    the folder's default ACL.
+    Replace an existing file or link. In /dev and /proc, append the text, because
+    /dev/stdout may be a file. A new file's permissions follow from the umask or the
+    folder's default ACL.
     """
     if is_of_system(path):
         with path.open("a", encoding="utf-8") as file:
@@ -75,7 +78,7 @@ def write(path: Path, text: str) -> None:
 
 
 def check(path: Path) -> None:
-    """Raise `OSError` if `write` cannot write a file, outside /dev and /proc."""
+    """Raise `OSError` if `write` could not write a file; skip /dev and /proc."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not is_of_system(path):
@@ -85,7 +88,7 @@ def check(path: Path) -> None:
 
 @contextlib.contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """Yield a random path in the same folder for a new file; remove it in the end."""
+    """Yield a random path in the same folder, for a new file; remove it at the end."""
     new = path.parent / f".torchrun_hpc.{os.urandom(8).hex()}"
     try:
         yield new

@@ -10,17 +10,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 _MOST = 12  # ranges, names or texts in a list
-_NUMBERS = 2**16  # CPUs and ports are below; the text may come from another node
-_IN_FULL = 2  # up to so many hosts are not folded
+_NUMBERS = 2**16  # CPUs and ports are smaller, but another node can send any text
+_IN_FULL = 2  # up to this number, hosts are not folded
 
-# A name in three parts: before the first label's last number, the number, the rest.
+# A host name in three parts: before the last number of the first label, this number,
+# and the rest.
 _NUMBERED = re.compile(
     r"([A-Za-z0-9_-]*[A-Za-z_-])([0-9]+)([A-Za-z_-]*(?:\.[A-Za-z0-9._-]*)?)"
 )
 
 
 def ranges(numbers: Iterable[int], most: int = _MOST) -> str:
-    """Write at most ``most`` ranges of numbers, such as ranks or CPUs: ``0-3,5``."""
+    """Write numbers, such as ranks or CPUs, as at most ``most`` ranges: ``0-3,5``."""
     runs = _runs(map(str, numbers))
     return _joined(runs[:most]) + _and_more(sum(map(len, runs[most:])))
 
@@ -30,15 +31,15 @@ def numbers_in(text: str) -> frozenset[int]:
 
     Return nothing if the text has another form.
     """
-    found: set[int] = set()
+    numbers: set[int] = set()
     try:
         for part in filter(None, text.strip().split(",")):
             first, _, last = part.partition("-")
             end = min(int(last or first) + 1, _NUMBERS)
-            found.update(range(int(first), end))
+            numbers.update(range(int(first), end))
     except ValueError:
         return frozenset()
-    return frozenset(found)
+    return frozenset(numbers)
 
 
 def rank_list(ranks: Collection[int]) -> str:
@@ -48,33 +49,35 @@ def rank_list(ranks: Collection[int]) -> str:
 
 def fold(hosts: Iterable[str]) -> str:
     """Write host names in Slurm's form: ``jwb[0001-0004,0007]``; one or two in full."""
-    known = [*dict.fromkeys(hosts)]
-    if len(known) <= _IN_FULL:
-        return ", ".join(known)
+    names = [*dict.fromkeys(hosts)]
+    if len(names) <= _IN_FULL:
+        return ", ".join(names)
+    # The numbers of the hosts that differ only in the number.
     kinds: dict[tuple[str, str | None], list[str]] = defaultdict(list)
-    for host in known:
-        match = _NUMBERED.fullmatch(host)
-        kinds[(match[1], match[3]) if match else (host, None)].append(
-            match[2] if match else ""
-        )
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        start, number, end = match.groups() if match else (name, "", None)
+        kinds[start, end].append(number)
     texts, room, more = [], _MOST, 0
     for (start, end), numbers in kinds.items():
         runs = _runs(numbers)
-        if shown := runs[:room]:
+        shown = runs[:room]
+        if shown:
             text = _joined(shown)
-            text = f"[{text}]" if {"-", ","} & {*text} else text
-            texts.append(f"{start}{text}{end or ''}")
+            is_one = "-" not in text and "," not in text
+            texts.append(f"{start}{text if is_one else f'[{text}]'}{end or ''}")
         more += sum(map(len, runs[room:]))
         room -= len(shown)
     return ", ".join(texts) + _and_more(more)
 
 
 def _runs(numbers: Iterable[str]) -> list[list[str]]:
-    """Split numbers into runs without a gap and with equal padding."""
+    """Split numbers, which may be padded with zeros, into runs without a gap."""
     runs: list[list[str]] = []
     for number in sorted(numbers, key=lambda text: (int(text or 0), len(text))):
-        if runs and number == f"{int(runs[-1][-1]) + 1:0{len(runs[-1][0])}}":
-            runs[-1].append(number)
+        run = runs[-1] if runs else []
+        if run and number == str(int(run[-1]) + 1).zfill(len(run[0])):
+            run.append(number)
         else:
             runs.append([number])
     return runs
@@ -93,19 +96,23 @@ def host(rank: int, hosts: Sequence[str]) -> str:
     return hosts[rank] or f"node {rank}"
 
 
-def placed(hosts: Sequence[str], known: Mapping[int, str]) -> tuple[str, ...]:
-    """Return names by rank: the known ones, and for all other ranks the guessed hosts.
+def placed(guesses: Sequence[str], by_rank: Mapping[int, str]) -> tuple[str, ...]:
+    """Return the hosts by rank: those of ``by_rank``, otherwise the guesses.
 
-    If a guess belongs to a known rank, a host without a rank takes its place.
+    An empty name counts as unknown. If a guessed host belongs to another rank, a guess
+    that ``by_rank`` has replaced takes its place.
     """
-    names = {rank: name for rank, name in known.items() if name}
+    names = {rank: name for rank, name in by_rank.items() if name}
     taken = {*names.values()}
-    guesses = [host for rank, host in enumerate(hosts) if rank in names]
-    free = iter([host for host in guesses if host not in taken])
-    return tuple(
-        names.get(rank) or (next(free, "") if host in taken else host)
-        for rank, host in enumerate(hosts)
-    )
+    replaced = [host for rank, host in enumerate(guesses) if rank in names]
+    free = (host for host in replaced if host not in taken)
+    hosts = []
+    for rank, guess in enumerate(guesses):
+        if rank in names:
+            hosts.append(names[rank])
+        else:
+            hosts.append(next(free, "") if guess in taken else guess)
+    return tuple(hosts)
 
 
 def fold_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:
@@ -115,14 +122,14 @@ def fold_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:
 
 def nodes(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     """Write nodes by name and rank: ``n9 (node 0)``, ``n[9-14] (nodes 0-5)``."""
-    known = {rank: hosts[rank] if 0 <= rank < len(hosts) else "" for rank in ranks}
-    if len(known) <= _IN_FULL:
+    names = {rank: hosts[rank] if 0 <= rank < len(hosts) else "" for rank in ranks}
+    if len(names) <= _IN_FULL:
         return ", ".join(
             f"{name} (node {rank})" if name else f"node {rank}"
-            for rank, name in known.items()
+            for rank, name in names.items()
         )
-    text, names = f"nodes {ranges(known)}", fold(filter(None, known.values()))
-    return f"{names} ({text})" if names else text
+    text, folded = f"nodes {ranges(names)}", fold(filter(None, names.values()))
+    return f"{folded} ({text})" if folded else text
 
 
 def listed(texts: Sequence[str]) -> str:
@@ -132,7 +139,7 @@ def listed(texts: Sequence[str]) -> str:
 
 def ranks_by(values: Mapping[int, str]) -> dict[str, list[int]]:
     """Return the node ranks of each value; the head node's value comes first."""
-    found: dict[str, list[int]] = {}
+    ranks: dict[str, list[int]] = {}
     for rank in sorted(values):
-        found.setdefault(values[rank], []).append(rank)
-    return found
+        ranks.setdefault(values[rank], []).append(rank)
+    return ranks

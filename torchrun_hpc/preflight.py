@@ -28,7 +28,7 @@ class Preflight:
     """The facts of this process: its environment, and its job.
 
     A launch on one node needs no job, so ``problem`` is not raised yet. ``promise`` is
-    also the scheduler's if it did not start this process.
+    the scheduler's, even if a launcher started this process.
     """
 
     job: Job | None
@@ -37,7 +37,7 @@ class Preflight:
     hostname: str
     command: str  # of the user, for messages
     promise: Promise = field(default_factory=Promise)
-    task_rank: int | None = None  # ``None`` if there is none, or it is unclear
+    task_rank: int | None = None  # ``None`` without a rank, or if it is unclear
 
     @property
     def site_host(self) -> str:
@@ -56,19 +56,19 @@ def preflight(command: str, tell: Callable[[Message], None] | None = None) -> Pr
 
 
 def of_process(process: Process) -> Preflight:
-    """Detect the job of a process."""
-    seen = Preflight(None, None, process.environ, process.hostname, process.command)
+    """Return the facts of a process; see `preflight`."""
+    facts = Preflight(None, None, process.environ, process.hostname, process.command)
     try:
         weighed = schedulers.weigh(process)
-        seen = replace(
-            seen,
+        facts = replace(
+            facts,
             environ=weighed.environ,
             promise=schedulers.promise(weighed),
             task_rank=schedulers.task_rank(weighed.environ),
         )
-        return replace(seen, job=schedulers.detect(weighed))
+        return replace(facts, job=schedulers.detect(weighed))
     except LaunchError as fault:
-        return replace(seen, problem=fault)
+        return replace(facts, problem=fault)
 
 
 def _exchange(

@@ -1,4 +1,7 @@
-"""A value and its source."""
+"""A value and its source.
+
+All rooms use this class, so its module imports none of them.
+"""
 
 from __future__ import annotations
 
@@ -14,5 +17,5 @@ class Setting:
     source: str
 
     def __str__(self) -> str:
-        """Write it like the user: ``--nnodes=4``, or only the name of a flag."""
+        """Write it as the user did: ``--nnodes=4``; of a flag, only the name."""
         return self.source if self.value is True else f"{self.source}={self.value}"

@@ -1,4 +1,4 @@
-"""Waits in steps, their reports, and pauses between attempts. Units are seconds."""
+"""Waits in steps, their reports, and pauses between attempts. All times are seconds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ def until(
 ) -> bool:
     """Wait in steps, so that signals are handled; return whether the condition held.
 
-    ``report`` takes the seconds so far. ``pause`` is the time between two checks: 0 if
-    the condition itself waits, ``None`` for `backoff`. ``is_reporter`` is set on the
-    node that reports for all.
+    Args:
+        condition: Returns whether the wait is over.
+        limit: Seconds after which the wait ends.
+        report: Takes the seconds so far, and reports the wait.
+        is_reporter: Whether this node reports for all.
+        pause: Seconds between two checks: 0 if the condition itself waits, ``None`` for
+            `backoff`.
     """
     start = time.monotonic()
     times = itertools.count(_first_report(is_reporter=is_reporter), limits.NEXT_REPORT)
@@ -42,7 +46,7 @@ def until(
 
 
 def is_report_due(waited: int, *, is_reporter: bool = True) -> bool:
-    """Return whether a report is due after these seconds."""
+    """Return whether a report is due after this many seconds."""
     since_first = waited - _first_report(is_reporter=is_reporter)
     return since_first >= 0 and since_first % limits.NEXT_REPORT == 0
 
@@ -54,7 +58,8 @@ def _first_report(*, is_reporter: bool) -> float:
 def backoff(waited: float) -> float:
     """Return the pause before the next attempt to connect.
 
-    It is short at first, when all nodes start together. It is random, to spread them.
+    ``waited`` is the wait so far. The pause is short at first, when all nodes start
+    together. It is random, to spread the nodes.
     """
     import random  # noqa: PLC0415 - with many modules, and often not needed
 

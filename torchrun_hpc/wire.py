@@ -13,7 +13,8 @@ The type hints of a dataclass or typed dictionary define how it is written and r
 - `AnyText`, `Plain`, `Places`, and ``Annotated`` with a `short_text`, or with a
   function that returns the value or raises ``ValueError``
 
-Other fields are ignored. A dataclass's method ``check`` can raise ``ValueError``.
+Received fields without a hint are ignored. If a dataclass has a method ``check``, it
+can raise ``ValueError``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class WireError(ValueError):
 
 
 def printable(text: str, longest: int) -> str:
-    """Return foreign text, cut, with spaces instead of unprintable characters."""
+    """Return the first ``longest`` characters, with spaces for unprintable ones."""
     return "".join(c if c.isprintable() else " " for c in text[:longest])
 
 
@@ -50,7 +51,7 @@ def printable(text: str, longest: int) -> str:
 
 
 def to_line(message: Any) -> bytes:
-    """Write plain data as a line of JSON."""
+    """Return plain data as a line of JSON."""
     return _ENCODER.encode(message).encode() + b"\n"
 
 
@@ -72,22 +73,25 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-# The functions of `json` make new ones for each message.
+# With options, the functions of `json` make a new encoder or decoder for each message.
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _DECODER = json.JSONDecoder(parse_int=_integer)
 
 
 class Lines:
-    """A splitter of received bytes into lines of at most ``limit`` bytes."""
+    """The received part of a connection, as lines of at most ``limit`` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yield the complete messages, JSON objects; raise `WireError` at a wrong line.
+        """Yield the complete messages, as JSON objects.
 
         Lines are read lazily, so that lines after a wrong one cost nothing.
+
+        Raises:
+            WireError: A line is too long, or not a JSON object.
         """
         for part in io.BytesIO(data):  # a line, or the end of the data
             self._rest += part
@@ -105,7 +109,7 @@ class Lines:
 
 
 def encode(value: Any, kind: Any = None) -> Any:
-    """Write a dataclass, or a member of a union ``kind``, as plain data."""
+    """Return a dataclass, or a member of the union ``kind``, as plain data."""
     return _write(_form(kind or type(value)), value)
 
 
@@ -125,7 +129,7 @@ def _words(kind: Any) -> str:
 
 
 class _Form(NamedTuple):
-    """How values of a type are read and written; ``read`` raises one of `_FAULTS`."""
+    """The reader and writer of a type's values; ``read`` raises one of `_FAULTS`."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any], Any] | None = None
@@ -204,8 +208,8 @@ def _fields(kind: Any) -> _Form:
     check = getattr(kind, "check", lambda _: None)
 
     def read(data: Any) -> Any:
-        found = _object(data).get
-        value = kind(**{name: form.read(found(name)) for name, form in forms})
+        parts = _object(data)
+        value = kind(**{name: form.read(parts.get(name)) for name, form in forms})
         check(value)
         return value
 
@@ -231,7 +235,7 @@ def _union(_: Any, *kinds: Any) -> _Form:
     if len(by_tag) < len(kinds):
         raise TypeError("two classes with the same name")
 
-    # A process needs few of the forms, so each is made when the first value comes.
+    # A process needs few of the forms, so each is made when its first value comes.
     def read(data: Any) -> Any:
         ((tag, value),) = _object(data).items()
         return _form(by_tag[tag]).read(value)
@@ -251,9 +255,9 @@ def _optional(kind: Any) -> _Form:
     )
 
 
-def _tuple(_: Any, *parts: Any) -> _Form:
+def _tuple(kind: Any, *parts: Any) -> _Form:
     if ... in parts:
-        return _sequence(_, parts[0])
+        return _sequence(kind, parts[0])
     forms = [_form(part) for part in parts]
 
     def read(data: Any) -> Any:
@@ -313,7 +317,8 @@ def _to_places(numbers: Any) -> Any:
     return [len(numbers), [pair for pair in enumerate(numbers) if pair[0] != pair[1]]]
 
 
-# Numbers that are mostly their own places, in few bytes: their count, and the others.
+# Numbers of which most equal their own index, in few bytes: their count, and the other
+# numbers with their indexes.
 Places = Annotated[tuple[int, ...], _Form(_from_places, _to_places)]
 
 _PLAIN = {

@@ -1,7 +1,7 @@
 """The capabilities of the installed torch: everything that depends on its release.
 
-Their releases are known from reading torch 2.0 to 2.15, and from running the tests on
-each. A newer torch is expected to match 2.15.
+The releases come from reading torch 2.0 to 2.15, and from running the tests on each. A
+newer torch is expected to match 2.15.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
 class Capability:
     """Something that not every release of torch has.
 
-    If one of its releases lacks it, torch has changed (HPC080). But if it is a fault,
-    torch was fixed, and needs no patch.
+    If one of ``releases`` lacks a capability, torch has changed (HPC080). If a fault is
+    missing, torch was fixed, and needs no patch.
     """
 
     releases: str
@@ -58,8 +58,8 @@ class Capability:
         return RELEASE in SpecifierSet(self.releases)
 
 
-def _found(look: Callable[[], bool]) -> bool:
-    """Look at torch, which may be newer than all known releases."""
+def _has(look: Callable[[], bool]) -> bool:
+    """Return what a look at torch shows; false if torch is too new for this look."""
     try:
         return look()
     except Exception:  # noqa: BLE001 - whatever a future torch does
@@ -95,40 +95,41 @@ def uses(function: Any, *names: str) -> bool:
 
 
 EVERY = Capability(f">={OLDEST}", present=True)
-# ``next_rendezvous`` returns where the workers meet, and a handler knows whether an
-# agent keeps their store. Before, the agent of rank 0 put its address into the store.
+# ``next_rendezvous`` returns the place where the workers meet, and a handler knows
+# whether an agent keeps their store. In older releases, the agent of rank 0 put its
+# address into the store.
 RENDEZVOUS_INFO = Capability(">=2.4", hasattr(rendezvous, "RendezvousInfo"))
-# It uses the host's full name instead of ``--local-addr`` (pytorch#125743).
+# Torch uses the host's full name instead of ``--local-addr`` (pytorch#125743).
 ADDRESS_IS_LOST = Capability(
     "==2.4.*",
-    RENDEZVOUS_INFO.present and _found(_builds_without_address),
+    RENDEZVOUS_INFO.present and _has(_builds_without_address),
     is_fault=True,
 )
 # The agent of rank 0 keeps a store for the workers.
 SHARED_STORE = Capability(
-    ">=2.5", _found(lambda: uses(_Handler.__init__, "_shared_tcp_store_server"))
+    ">=2.5", _has(lambda: uses(_Handler.__init__, "_shared_tcp_store_server"))
 )
 # The shared store is the rendezvous store, with the number of restarts as a prefix.
 # Each agent counts its own restarts, so after a restart the workers do not meet.
 SHARED_RENDEZVOUS_STORE = Capability(
     "==2.5.*",
-    SHARED_STORE.present and _found(lambda: uses(_Handler.next_rendezvous, "host")),
+    SHARED_STORE.present and _has(lambda: uses(_Handler.next_rendezvous, "host")),
     is_fault=True,
 )
 # A store can listen on a socket that the caller has bound.
 LISTENING_SOCKET = Capability(
-    ">=2.1", _found(lambda: "master_listen_fd" in _torch.TCPStore.__init__.__doc__)
+    ">=2.1", _has(lambda: "master_listen_fd" in _torch.TCPStore.__init__.__doc__)
 )
-# The same for libuv's store, the default since 2.4. Nothing in Python shows it.
+# libuv's store, the default since 2.4, can also do that. Nothing in Python shows this.
 LIBUV_TAKES_SOCKET = Capability(">=2.8", Version("2.8") <= RELEASE)
 # Times in the rendezvous state have a time zone.
-AWARE_TIMES = Capability(">=2.6", not _found(_has_naive_times))
+AWARE_TIMES = Capability(">=2.6", not _has(_has_naive_times))
 # An agent that stops its workers for a restart closes the rendezvous (pytorch#123678).
 STOP_CLOSES_RENDEZVOUS = Capability(
-    "==2.3.*", _found(_stop_closes_rendezvous), is_fault=True
+    "==2.3.*", _has(_stop_closes_rendezvous), is_fault=True
 )
-# It warns of the default of ``--master-addr`` (pytorch#111085).
-WARNS_OF_DEFAULT = Capability("<2.2", _found(_warns_of_default), is_fault=True)
+# Torch warns of the default of ``--master-addr`` (pytorch#111085).
+WARNS_OF_DEFAULT = Capability("<2.2", _has(_warns_of_default), is_fault=True)
 
 # A store raises this after a timeout.
 STORE_ERROR: type[Exception] = getattr(_torch, "DistStoreError", RuntimeError)  # 2.2
@@ -142,7 +143,7 @@ _OPTIONS = {
 
 
 def check_release() -> None:
-    """Check that torch is not too old."""
+    """Refuse a torch that is too old."""
     if not EVERY.is_expected:
         raise LaunchError(
             "HPC086",
@@ -158,26 +159,26 @@ def number_of_xpus() -> int:
 
 
 def option(args: argparse.Namespace, name: str) -> Any:
-    """Return an option of torchrun, even if this release does not have it."""
+    """Return the value of torchrun's option; a default if this release lacks it."""
     return getattr(args, name, _OPTIONS[name])
 
 
 def shutdown_timeout(args: argparse.Namespace) -> int:
-    """Return the seconds to wait for workers that are being stopped."""
+    """Return how many seconds to wait for the end of workers that are stopped."""
     explicit = option(args, "shutdown_timeout")
     return 30 if explicit is None else int(explicit)
 
 
 def variables() -> dict[str, Setting]:
-    """Return the variables that torch's own rendezvous needs to work correctly."""
+    """Return the variables without which torch's own rendezvous would be wrong."""
     needs = SHARED_RENDEZVOUS_STORE.present
     return {UNSHARED: Setting("1", f"torch {torch.__version__}")} if needs else {}
 
 
 def without_default(args: argparse.Namespace) -> argparse.Namespace:
-    """Return torchrun's arguments without a default, see `WARNS_OF_DEFAULT`.
+    """Return torchrun's arguments without ``master_addr``; see `WARNS_OF_DEFAULT`.
 
-    Only the static rendezvous reads the option.
+    Only the static rendezvous reads it.
     """
     if not WARNS_OF_DEFAULT.present or args.rdzv_backend == "static":
         return args
@@ -187,14 +188,14 @@ def without_default(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def rendezvous_info(store: Any, rank: int, nodes: int, address: str, port: int) -> Any:
-    """Return what torch expects from ``next_rendezvous``: where the workers meet.
+    """Return the place where the workers meet, as torch expects ``next_rendezvous``.
 
     Torch may ask the agents' `store` for ``MASTER_ADDR`` and ``MASTER_PORT``.
     """
     if not RENDEZVOUS_INFO.present:
         return store, rank, nodes
-    where = rendezvous.RendezvousStoreInfo(address, port)
-    return rendezvous.RendezvousInfo(store, rank, nodes, where)
+    place = rendezvous.RendezvousStoreInfo(address, port)
+    return rendezvous.RendezvousInfo(store, rank, nodes, place)
 
 
 def listening_on(opened: socket.socket) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torchrun_hpc.host import procfs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Also for IPv6.
+# Its settings of ports also count for IPv6.
 _SYSCTL = "/proc/sys/net/ipv4"
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -68,7 +68,7 @@ class Network:
     def owner(self, address: Address | None) -> Interface | None:
         """Return the interface of this node that has an address."""
         for interface in self.interfaces:
-            if any(own.ip == address for own in interface.addresses):
+            if any(entry.ip == address for entry in interface.addresses):
                 return interface
         return None
 
@@ -78,8 +78,8 @@ class Network:
 
     def local_address(self, host: str) -> Address | None:
         """Return a host name's address on this node, which may be loopback."""
-        known = self.resolve(host)
-        return next((a for a in known if a.is_loopback or self.owner(a)), None)
+        addresses = self.resolve(host)
+        return next((a for a in addresses if a.is_loopback or self.owner(a)), None)
 
     def address_toward(self, other: Address) -> Address | None:
         """Return this node's address as another node would see it."""
@@ -88,7 +88,7 @@ class Network:
         return source if is_usable else None
 
     def address_near(self, host: str) -> Address | None:
-        """Return the address that a host, which may be this one, sees of this node."""
+        """Return this node's address as a host, which may be this one, would see it."""
         for far in self.addresses_of(host):
             near = far if self.owner(far) else self.address_toward(far)
             if near is not None:
@@ -96,7 +96,7 @@ class Network:
         return None
 
     def own_addresses(self) -> str:
-        """List this node's addresses, for a message."""
+        """Return this node's addresses as one text, for a message."""
         return ", ".join(str(a.ip) for i in self.interfaces for a in i.addresses)
 
     def shares(self, address: Address) -> bool:
@@ -104,14 +104,14 @@ class Network:
         return any(address in a.network for i in self.interfaces for a in i.addresses)
 
     def siblings(self, interface: Interface, address: Address) -> tuple[Interface, ...]:
-        """Return the rails of an interface: ``hsn0`` to ``hsn3`` for one of them.
+        """Return an interface and its rails: ``hsn0`` to ``hsn3`` for one of them.
 
-        They are up, their names differ only in the number, and they have an address in
-        the network of ``address``. ``eth0`` and ``eth1`` are often two networks, one of
-        them closed between nodes.
+        Rails are up, their names differ only in the number, and they have an address in
+        the network of ``address``. But ``eth0`` and ``eth1`` are often two networks, of
+        which one is closed between nodes.
         """
         rail = re.escape(re.sub("[0-9]+$", "", interface.name)) + "[0-9]+"
-        networks = {own.network for own in interface.addresses if own.ip == address}
+        networks = {a.network for a in interface.addresses if a.ip == address}
         return tuple(
             other
             for other in self.interfaces
@@ -119,7 +119,7 @@ class Network:
             or (
                 other.up
                 and re.fullmatch(rail, other.name)
-                and any(own.network in networks for own in other.addresses)
+                and any(a.network in networks for a in other.addresses)
             )
         )
 
@@ -134,7 +134,7 @@ def _is_reachable(address: Address) -> bool:
 
 
 def this_node() -> Network:
-    """Describe this node's network; look each name up once, as answers can differ."""
+    """Return this node's network, which looks each name up once: answers can differ."""
     interfaces, names = functools.cache(_interfaces), functools.cache(resolve)
     return Network(interfaces, names, source_toward)
 
@@ -143,15 +143,15 @@ def _interfaces() -> tuple[Interface, ...]:
     import psutil  # noqa: PLC0415 - slow to import
 
     stats = psutil.net_if_stats()
-    found = []
+    interfaces = []
     for name, entries in psutil.net_if_addrs().items():
         # A label (eth0:1) has no state of its own.
         state = stats.get(name) or stats.get(name.partition(":")[0])
         ip = [e for e in entries if e.family in (socket.AF_INET, socket.AF_INET6)]
         addresses = tuple(_with_prefix(e.address, e.netmask) for e in ip)
-        known = (state.isup, state.mtu, state.speed) if state else ()
-        found.append(Interface(name, addresses, *known))
-    return tuple(found)
+        facts = (state.isup, state.mtu, state.speed) if state else ()
+        interfaces.append(Interface(name, addresses, *facts))
+    return tuple(interfaces)
 
 
 def _with_prefix(
@@ -167,15 +167,15 @@ def _with_prefix(
 def resolve(host: str) -> tuple[Address, ...]:
     """Return the addresses of a host name or number; none if it does not resolve."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ()
-    texts = (str(entry[4][0]).partition("%")[0] for entry in found)
+    texts = (str(address[0]).partition("%")[0] for *_, address in entries)
     return tuple(map(ipaddress.ip_address, texts))
 
 
 def source_toward(address: Address) -> Address | None:
-    """Return the kernel's source address toward an address; send nothing."""
+    """Return the kernel's source address toward an address; nothing is sent."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6  # noqa: PLR2004
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -186,20 +186,24 @@ def source_toward(address: Address) -> Address | None:
 
 
 def path_problem(address: str | None, host: str) -> tuple[str, bool]:
-    """Return why a host can be silent, or an empty text; and whether it is certain."""
+    """Return why a host can be silent, and whether this is certain.
+
+    The text is empty if this node shows no reason. ``address`` is this node's address
+    in the job.
+    """
     import psutil  # noqa: PLC0415 - slow to import
 
-    here = this_node()
+    network = this_node()
     try:
-        interfaces = here.interfaces
+        interfaces = network.interfaces
     except (OSError, psutil.Error):
         return "", False
-    owner = here.owner(ipaddress.ip_address(address)) if address else None
+    owner = network.owner(ipaddress.ip_address(address)) if address else None
     if owner and not owner.up:
         return f"interface {owner.name}, which has {address}, is down", True
     if is_number(host):  # the route may use another interface than the job
-        source = here.address_toward(ipaddress.ip_address(host))
-        owner, address = here.owner(source) or owner, str(source or address)
+        source = network.address_toward(ipaddress.ip_address(host))
+        owner, address = network.owner(source) or owner, str(source or address)
     if owner is None:
         return "", False
     others = [
@@ -233,9 +237,9 @@ def bound_socket(address: str, port: int, backlog: int | None = None) -> socket.
 
 
 def reach(address: str, port: int, timeout: float) -> tuple[bool, str]:
-    """Return whether a connection reaches the node, also in words.
+    """Return whether a node can be reached, and a description of the attempt.
 
-    A refused connection reaches it, but nobody listens there.
+    A refused connection shows that the node is reached.
     """
     try:
         socket.create_connection((address, port), timeout).close()
@@ -249,7 +253,7 @@ def reach(address: str, port: int, timeout: float) -> tuple[bool, str]:
 
 
 def free_port(address: str) -> int:
-    """Return a free port."""
+    """Return a port that was free on this address a moment ago."""
     with bound_socket(address, 0) as probe:
         return int(probe.getsockname()[1])
 
@@ -289,7 +293,7 @@ def port_holder(port: int) -> str:
         connections = []
     listening = (c for c in connections if c.status == psutil.CONN_LISTEN)
     pids = (c.pid for c in listening if c.laddr and c.laddr.port == port)
-    for pid in filter(None, pids):  # those of other users are unknown
+    for pid in filter(None, pids):  # other users' are unknown
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             return f"{process.name()} (pid {pid}, {process.username()})"
@@ -297,23 +301,23 @@ def port_holder(port: int) -> str:
 
 
 def local_ports() -> tuple[int, int]:
-    """Return the first and last port of Linux's ephemeral range; 0 if unknown.
+    """Return the first and last port of Linux's ephemeral range; zeros if unknown.
 
     See ip_local_port_range in the kernel's ``Documentation/networking/ip-sysctl.rst``.
     """
-    known = (procfs.read(f"{_SYSCTL}/ip_local_port_range") or "").split()
-    if len(known) != 2 or not all(re.fullmatch("[0-9]{1,5}", each) for each in known):  # noqa: PLR2004
-        return 0, 0
-    return int(known[0]), int(known[1])
+    text = (procfs.read(f"{_SYSCTL}/ip_local_port_range") or "").strip()
+    match = re.fullmatch(r"([0-9]{1,5})\s+([0-9]{1,5})", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def reserved_ports() -> str:
     """Return the ports that Linux assigns only on request: ``20000-20010,25000``.
 
-    See ip_local_reserved_ports in the same document. If unknown, the text is empty.
+    The text is empty if they are unknown. See ip_local_reserved_ports in the kernel's
+    ``Documentation/networking/ip-sysctl.rst``.
     """
-    known = (procfs.read(f"{_SYSCTL}/ip_local_reserved_ports") or "").strip()
-    return known if re.fullmatch("[0-9,-]*", known) else ""
+    text = (procfs.read(f"{_SYSCTL}/ip_local_reserved_ports") or "").strip()
+    return text if re.fullmatch("[0-9,-]*", text) else ""
 
 
 def join_endpoint(host: str, port: int | str) -> str:
@@ -322,7 +326,7 @@ def join_endpoint(host: str, port: int | str) -> str:
 
 
 def is_number(host: str) -> bool:
-    """Return whether a host is an address."""
+    """Return whether a host is a numeric address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -12,12 +12,12 @@ from torchrun_hpc import files
 # Changes at each boot.
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
-# A machine's first UTS namespace: PROC_UTS_INIT_INO in Linux's proc_ns.h.
+# The UTS namespace (host name) outside containers: PROC_UTS_INIT_INO in proc_ns.h.
 _MACHINES_UTS = 0xEFFFFFFE
 
 _MOST_ANCESTORS = 64
 
-# Characters of a file, many times more than a list of the largest machine's hosts.
+# Characters of a file: many times more than a list of the largest machine's hosts.
 _LONGEST = 2**24
 
 # Characters per read. Linux refuses reads of 4 MiB in /proc/sys, even from a short file
@@ -26,7 +26,10 @@ _PIECE = 2**16
 
 
 def read(path: str) -> str | None:
-    """Return the text of a file, or its beginning; ``None`` if it cannot be read."""
+    """Return the text of a file; ``None`` if it cannot be read.
+
+    Of a very long file, return the beginning.
+    """
     try:
         with open(
             path, encoding="utf-8", errors="replace", opener=files.opened
@@ -77,15 +80,15 @@ def threads(pid: int | str = "self") -> list[int]:
 
 
 def open_files() -> set[int]:
-    """Return the numbers of this process's open files."""
-    found = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
-    return {number for number in found if target(number)}  # not the folder, closed now
+    """Return the descriptors of this process's open files."""
+    numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    return {n for n in numbers if target(n)}  # without the folder's, which is closed
 
 
-def target(number: int) -> str:
-    """Return the path of an open file of this process; empty if it is not open."""
+def target(descriptor: int) -> str:
+    """Return the path of an open descriptor of this process; empty if it is closed."""
     try:
-        return str(Path(f"/proc/self/fd/{number}").readlink())
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
     except OSError:
         return ""
 
@@ -103,7 +106,7 @@ def ancestors(pid: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
 
 
 def may_be_renamed() -> bool:
-    """Return whether this process may be in a UTS namespace with its own host name."""
+    """Return whether this process may be in a container with its own host name."""
     try:
         return Path("/proc/self/ns/uts").stat().st_ino != _MACHINES_UTS
     except OSError:
@@ -112,7 +115,7 @@ def may_be_renamed() -> bool:
 
 # --- mounts ---------------------------------------------------------------------------
 
-# Types of shared file systems; FUSE types are without "fuse.".
+# Types of file systems that nodes share. FUSE types lack their "fuse.".
 SHARED = {
     *("beegfs", "beegfs_nodev", "ceph", "ceph-fuse", "cvfs", "dvs", "fhgfs", "gpfs"),
     *("glusterfs", "juicefs", "lustre", "nfs", "nfs4", "panfs", "pvfs2", "quobyte"),

@@ -42,7 +42,7 @@ _NO_ANSWER = 4  # the exit code of the query for an address
 
 
 def ask_name_servers() -> Resolver:
-    """Return whether a name server answers soon, or can be reached."""
+    """Return whether a name server answers soon, or is at least reached."""
     state = Resolver.DOWN
     for server in _SERVERS.findall(procfs.read(FILE) or "") or ["127.0.0.1"]:
         family = socket.AF_INET6 if ":" in server else socket.AF_INET
@@ -65,15 +65,15 @@ class ResolverCheck:
     def __init__(self, network: Network) -> None:
         self._start = time.monotonic()
         self._process: subprocess.Popen[bytes] | None = None
-        own = (a.ip for i in network.interfaces if i.up for a in i.addresses)
-        usable = (a for a in own if isinstance(a, IPv4Address) and not a.is_loopback)
+        ips = (a.ip for i in network.interfaces if i.up for a in i.addresses)
+        usable = (a for a in ips if isinstance(a, IPv4Address) and not a.is_loopback)
         address = next(usable, None)
         if address is not None:
-            with suppress(OSError):  # no more processes: not worth a message
+            with suppress(OSError):  # too many processes: not worth a message
                 self._process = programs.start("ask_resolver", f"::ffff:{address}")
 
     def result(self) -> Resolver:
-        """Return the result so far, and end the query."""
+        """Return the resolver's state as far as it is known, and end the query."""
         if self._process is None:
             return Resolver.UNKNOWN
         with self._process as process:

@@ -1,4 +1,4 @@
-"""Unix sockets with abstract names, which every user of this node can take."""
+"""Unix sockets with abstract names, which any user of this node can take."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from torchrun_hpc import limits, waiting
 
 
 def user_of(connection: socket.socket) -> int:
-    """Return the user of the process at the other end."""
+    """Return the user id of the process at the other end of a Unix socket."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4)
     return int(struct.unpack("3i", packed)[1])  # pid, uid, gid: unix(7)
 
 
 def hold(what: str) -> socket.socket:
-    """Let only one process of this user on this node do something.
+    """Let only one of this user's processes on this node do something.
 
-    That process gets a socket, and holds its name until it closes the socket. Others
-    get a `BlockingIOError`. If another user has the name, everybody gets a socket.
+    This process gets a socket, which holds a name until it is closed. ``what`` names
+    the activity. If another user has the name, every process gets a socket.
+
+    Raises:
+        BlockingIOError: Another process does it.
     """
     digest = hashlib.sha256(f"{os.getuid()} {what}".encode(errors="replace"))
     holder, name = socket.socket(socket.AF_UNIX), f"\0torchrun_hpc.{digest.hexdigest()}"

@@ -30,7 +30,7 @@ _L3 = "3"
 
 @dataclass(frozen=True)
 class Core:
-    """A core with the CPUs that this process may use."""
+    """A core, with those of its CPUs that this process may use."""
 
     cpus: tuple[int, ...]  # numbers of its CPUs (hardware threads), in ascending order
     node: int = 0  # number of its NUMA node; 0 if unknown
@@ -38,7 +38,7 @@ class Core:
 
     @property
     def domain(self) -> tuple[int, str]:
-        """The L3 cache, or its part in one NUMA node."""
+        """The NUMA node and the L3 cache: cores that share both are near each other."""
         return self.node, self.cache
 
 
@@ -48,7 +48,7 @@ class Gpu:
 
     address: str  # PCI address: ``0000:c1:00.0``
     cpus: frozenset[int]  # its local CPUs; empty if unknown
-    uuid: str = ""  # in a list of visible devices: ``GPU-...``; empty if unknown
+    uuid: str = ""  # its name in lists of visible devices: ``GPU-...``; or empty
     is_usable: bool = True  # whether this process may open it
     is_amd: bool = False  # otherwise it is NVIDIA's
     model: str = ""
@@ -74,7 +74,11 @@ class Topology:
 
 
 def this_node(root: Path = Path("/"), mask: Iterable[int] | None = None) -> Topology:
-    """Describe this node; the folder ``root`` has ``sys``, ``proc`` and ``dev``."""
+    """Describe this node.
+
+    The folder ``root`` contains ``sys``, ``proc`` and ``dev``. ``mask`` replaces the
+    affinity mask.
+    """
     cpus = own_cpus() if mask is None else mask
     online = len(_cpus(root / _CPUS / "online"))
     return Topology(tuple(_cores(root, cpus)), (*_nvidia(root), *_amd(root)), online)
@@ -91,7 +95,7 @@ def is_bound() -> bool:
 
 
 def gpu_files() -> int:
-    """Return the number of NVIDIA's device files; no driver is used."""
+    """Return the number of NVIDIA's device files; the driver is not called."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
@@ -108,13 +112,13 @@ def _cores(root: Path, mask: Iterable[int]) -> Iterator[Core]:
         cpu = min(rest)
         folder = root / _CPUS / f"cpu{cpu}"
         siblings = _cpus(folder / "topology/thread_siblings_list") & rest
-        own = siblings | {cpu}
-        rest -= own
+        cpus = siblings | {cpu}
+        rest -= cpus
         if cpu not in caches:
             shared = _cache(folder)
             cache = ranges(shared, most=len(shared))
             caches |= dict.fromkeys((cpu, *shared), cache)
-        yield Core(tuple(sorted(own)), nodes.get(cpu, 0), caches[cpu])
+        yield Core(tuple(sorted(cpus)), nodes.get(cpu, 0), caches[cpu])
 
 
 def _cache(folder: Path) -> frozenset[int]:
@@ -160,7 +164,7 @@ def _amd(root: Path) -> Iterator[Gpu]:
 
 
 def _may_open(device: Path) -> bool:
-    """Return whether this process may open a device; the device cgroup also counts."""
+    """Return whether permissions and the device cgroup let this process open a file."""
     return os.access(device, os.R_OK | os.W_OK)
 
 

@@ -1,6 +1,6 @@
-"""The command line, parsed without torch, with the options of all torchrun releases.
+"""The command line, parsed without torch: ours and all torchrun releases' options.
 
-`torchrun_parser` then checks them with the installed release.
+`torchrun_parser` then checks it with the installed release.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from torchrun_hpc.setting import Setting
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-
-# Words before the script. Trying more would take seconds on a wrong line with
-# thousands of arguments, and no right line has as many.
+# Words up to the script. Trying more would take seconds on a wrong line with thousands
+# of arguments, and no right line has as many.
 _LONGEST = 256
 
 
@@ -32,14 +31,14 @@ class CommandLine:
 
     Attributes:
         options: The options that are set. An empty value, or 0 in the variable of a
-            flag, counts as not set.
+            flag, counts as unset.
         unknown: Words before the script that are an option of no known release. If one
             takes a value, that value is mistaken for the script.
-        wants_help: Whether torchrun will print something and end. Then nothing else is
-            known.
-        wants_version: Whether the versions are printed, and the launcher ends.
-        problem: Why the command line cannot be parsed. Then only some variables are
-            known.
+        wants_help: Whether torchrun must print something and end. In this case, nothing
+            else is known.
+        wants_version: Whether the launcher must print the versions and end.
+        problem: Why the command line cannot be parsed. In this case, ``options`` are
+            only those of `of_setup`.
     """
 
     options: Options = field(default_factory=Options)
@@ -52,12 +51,15 @@ class CommandLine:
 def parse(
     argv: Sequence[str], environ: Mapping[str, str], *, has_job: bool = True
 ) -> CommandLine:
-    """Parse a command line; ``has_job``: a scheduler knows the number of nodes."""
+    """Parse a command line, without the program's name.
+
+    With ``has_job``, a scheduler knows the number of nodes.
+    """
     try:
         parser = _parser(environ)
-        own, script_args = split(parser, argv)
-        args, others = parser.parse_known_args(own)
-        given = explicit(parser, own, args, environ)
+        words, script_args = split_at_script(parser, argv)
+        args, others = parser.parse_known_args(words)
+        given = explicit_options(parser, words, args, environ)
     except _HelpWanted:
         return CommandLine(wants_help=True)
     except VersionWanted:  # perhaps by an abbreviation
@@ -67,34 +69,34 @@ def parse(
         return CommandLine(of_setup(environ), problem=problem)
     given = {name: each for name, each in given.items() if each.value is not False}
     unknown = tuple(word for word in others if word != "--")
-    words = getattr(args, SCRIPT, ""), *script_args
-    return CommandLine(read(given, words, has_job=has_job), unknown)
+    script = getattr(args, SCRIPT, ""), *script_args
+    return CommandLine(read(given, script, has_job=has_job), unknown)
 
 
-def explicit(
+def explicit_options(
     parser: argparse.ArgumentParser,
-    own: Sequence[str],
+    words: Sequence[str],
     args: argparse.Namespace,
     environ: Mapping[str, str],
 ) -> dict[str, Setting]:
     """Return the options that the user set, each with the option or variable.
 
-    ``own`` are the words before the script's arguments, ``args`` their parsed values.
+    ``words`` are those up to the script, and ``args`` their parsed values.
     """
     given = by_variable(vars(args), environ)
     # argparse does not replace existing values of a namespace with defaults.
     unset = object()
     namespace = argparse.Namespace(**dict.fromkeys(vars(args), unset))
-    for dest, value in vars(parser.parse_known_args(own, namespace)[0]).items():
+    for dest, value in vars(parser.parse_known_args(words, namespace)[0]).items():
         if value is unset or dest in (SCRIPT, SCRIPT_ARGS):
             continue
-        if value == []:  # Python makes one of --hpc-site=--
+        if value == []:  # from --hpc-site=--
             raise wrong_line(f"--{dest} has no value. Add one, or remove the option")
         given[dest] = Setting(value, f"--{dest}")
     return {dest: setting for dest, setting in given.items() if setting.value != ""}
 
 
-def split(
+def split_at_script(
     parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Split a command line into the words up to the script, and its arguments.
@@ -108,49 +110,26 @@ def split(
         except LaunchError:
             continue  # not a whole command line yet, or a wrong one
         if hasattr(args, SCRIPT):
-            return argv[:end], _script_args(argv[end:], argv[:end])
+            has_mark = "--" in argv[:end]
+            return argv[:end], _script_args(argv[end:], has_mark=has_mark)
     return argv, ()
 
 
-def _script_args(words: Sequence[str], own: Sequence[str]) -> list[str]:
-    """Return the script's arguments, with argparse's meaning of ``--``."""
+def _script_args(words: Sequence[str], *, has_mark: bool) -> list[str]:
+    """Return the script's arguments, of which argparse removes some ``--``.
+
+    ``has_mark`` is whether there also is one before the script.
+    """
     if "--" not in words:
         return list(words)
     neutral = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     neutral.add_argument(SCRIPT)
     neutral.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
-    before = ["--"] if "--" in own else []
-    return list(getattr(neutral.parse_args([*before, "script", *words]), SCRIPT_ARGS))
+    line = ["--", "script", *words] if has_mark else ["script", *words]
+    return list(getattr(neutral.parse_args(line), SCRIPT_ARGS))
 
 
-class _HelpWanted(Exception):  # noqa: N818 - never leaves this module
-    """A request for help, after which torchrun ends."""
-
-
-def _want_help(*_: Any) -> NoReturn:
-    raise _HelpWanted
-
-
-def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = with_ours(functools.partial(_torchruns, environ), environ)
-    parser.print_help = _want_help  # type: ignore[assignment, method-assign]
-    return parser
-
-
-def _torchruns(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(add_help=False)
-    group = parser.add_argument_group()  # of one, argparse tries no help texts
-    group.add_argument("-h", "--help", action="help")
-    for dest, kind in TORCHRUN.items():
-        is_help = dest == "print_completion"
-        add_option(group, dest, _want_help if is_help else kind, environ)
-    script = group.add_argument(SCRIPT, default=argparse.SUPPRESS)
-    rest = group.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
-    script.required = rest.required = False
-    return parser
-
-
-# --- the options for argparse: torchrun's, and our group ------------------------------
+# --- the options: torchrun's, and ours ------------------------------------------------
 
 # All options of torchrun 2.0 to 2.15 (torch/distributed/run.py) by their names in the
 # parsed arguments, with the type of their values. A bool is a flag, without a value.
@@ -184,6 +163,50 @@ _OF_SETUP = ("hpc_site", "hpc_omp_threads", "hpc_bind", "hpc_auth", "hpc_key_fil
 _OURS = tuple(each for each in fields(Options) if "about" in each.metadata)
 OURS = (*(each.name for each in _OURS), "hpc_dry_run")
 
+# Bytes of --rdzv-id. Torch adds nine and names a folder, whose name can have 255.
+LONGEST_ID = 246
+
+
+def names_of(dest: str) -> tuple[str, ...]:
+    """Return the spellings of an option: short, with dashes, with underscores."""
+    short = (_SHORT[dest],) if dest in _SHORT else ()
+    return (*short, *dict.fromkeys((f"--{dest.replace('_', '-')}", f"--{dest}")))
+
+
+def variable_of(dest: str) -> str:
+    """Return the variable of an option, by torchrun's rule: ``PET_NNODES``."""
+    return f"PET_{dest.upper()}"
+
+
+def by_variable(
+    values: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Setting]:
+    """Return the values that come from a set variable, with this variable.
+
+    A flag of ours that is off does not count.
+    """
+    return {
+        dest: Setting(value, variable_of(dest))
+        for dest, value in values.items()
+        if environ.get(variable_of(dest))
+        and dest not in WITHOUT_VARIABLE
+        and (value or dest not in OURS)
+    }
+
+
+def of_setup(environ: Mapping[str, str]) -> Options:
+    """Return the options for a script that calls ``setup_environment()``."""
+    values = {dest: environ.get(variable_of(dest)) for dest in _OF_SETUP}
+    return read(by_variable(values, environ))
+
+
+def names_folder(run_id: str) -> bool:
+    """Return whether ``--rdzv-id`` can be in the name of torch's folder for logs."""
+    return "/" not in run_id and len(os.fsencode(run_id)) <= LONGEST_ID
+
+
+# --- the parser -----------------------------------------------------------------------
+
 USAGE = "torchrun_hpc [options] script.py [arguments]"
 NO_SCRIPT = f"no script given. Usage: {USAGE}"
 _ALL_OPTIONS = "--help lists all options"
@@ -200,118 +223,33 @@ tools:
   python -m torchrun_hpc.sites    list the known computing centres
   python -m torchrun_hpc.explain  explain a message: explain HPC125"""
 
-# Bytes of --rdzv-id. Torch adds nine and names a folder, whose name can have 255.
-LONGEST_ID = 246
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = with_ours(lambda: _torchrun_parser(environ), environ)
+    parser.print_help = _want_help  # type: ignore[assignment, method-assign]
+    return parser
 
 
-def names_of(dest: str) -> tuple[str, ...]:
-    """Return the spellings of an option: short, with dashes, with underscores."""
-    short = (_SHORT[dest],) if dest in _SHORT else ()
-    return (*short, *dict.fromkeys((f"--{dest.replace('_', '-')}", f"--{dest}")))
-
-
-def variable_of(dest: str) -> str:
-    """Return the variable of an option, by torchrun's rule."""
-    return f"PET_{dest.upper()}"
-
-
-def by_variable(
-    values: Mapping[str, Any], environ: Mapping[str, str]
-) -> dict[str, Setting]:
-    """Return the options set by variables, without those of ours that are off."""
-    return {
-        dest: Setting(value, variable_of(dest))
-        for dest, value in values.items()
-        if environ.get(variable_of(dest))
-        and dest not in WITHOUT_VARIABLE
-        and (value or dest not in OURS)
-    }
-
-
-def of_setup(environ: Mapping[str, str]) -> Options:
-    """Return the options of a script that calls ``setup_environment()``."""
-    values = {dest: environ.get(variable_of(dest)) for dest in _OF_SETUP}
-    return read(by_variable(values, environ))
-
-
-def add_option(
-    group: Any, dest: str, kind: Any, environ: Mapping[str, str], **about: Any
-) -> None:
-    """Add an option (``bool``: a flag), whose variable, if any, gives the default.
-
-    Raises:
-        ValueError: The variable of a flag is not a number.
-    """
-    text = None if dest in WITHOUT_VARIABLE else environ.get(variable_of(dest)) or None
-    value: dict[str, Any] = {"type": kind, "default": text}
-    if kind is bool:
-        value = {"action": "store_true", "default": bool(int(text or 0))}
-    group.add_argument(*names_of(dest), **value, **about)
-
-
-def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
-    """Add our group to a parser."""
-    group = parser.add_argument_group("options for clusters")
-    for each in _OURS:
-        about = each.metadata["about"]
-        kind = str if "metavar" in about else bool
-        add_option(group, each.name, kind, environ, **about)
-    text = environ.get(variable_of("hpc_dry_run"), "")
-    names = names_of("hpc_dry_run")
-    for form, about in DRY_RUN.items():
-        group.add_argument(
-            *(names if form == "table" else ()),
-            *(f"{name}={form}" for name in names),
-            dest="hpc_dry_run",
-            action="store_const",
-            const=form,
-            default={"": None, "0": None, "1": "table"}.get(text, text),
-            help=about,
-        )
-    group.add_argument(
-        "--version",
-        action=_WantVersion,
-        nargs=0,
-        default=argparse.SUPPRESS,
-        help="Print the versions of torchrun_hpc, torch and Python, and end. With "
-        "--hpc-debug, also list each change inside PyTorch, and whether it fits.",
-    )
-
-
-def torch_version() -> str:
-    """Return the version of the installed torch, without its import; empty if none."""
-    from importlib import metadata  # noqa: PLC0415 - slow to import
-
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-class VersionWanted(Exception):  # noqa: N818 - ends no launch
-    """A request for the versions."""
-
-
-class _WantVersion(argparse.Action):
-    """Raises `VersionWanted`, whatever is wrong with the other words."""
-
-    def __call__(self, *_: Any) -> NoReturn:
-        raise VersionWanted
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the examples as they are, and breaks no option at a hyphen."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        import textwrap  # noqa: PLC0415 - slow to import
-
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+def _torchrun_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    group = parser.add_argument_group()  # argparse checks no help texts of a group
+    group.add_argument("-h", "--help", action="help")
+    for dest, kind in TORCHRUN.items():
+        is_help = dest == "print_completion"
+        add_option(group, dest, _want_help if is_help else kind, environ)
+    script = group.add_argument(SCRIPT, default=argparse.SUPPRESS)
+    rest = group.add_argument(SCRIPT_ARGS, nargs=argparse.REMAINDER)
+    script.required = rest.required = False
+    return parser
 
 
 def with_ours(
     make: Callable[[], argparse.ArgumentParser], environ: Mapping[str, str]
 ) -> argparse.ArgumentParser:
-    """Return torchrun's parser with our options added, and first."""
+    """Return torchrun's parser with our options as its first group.
+
+    ``make`` returns torchrun's parser. The result raises `LaunchError`.
+    """
     try:
         parser = make()
         add_ours(parser, environ)
@@ -328,9 +266,92 @@ def with_ours(
     return parser
 
 
-def names_folder(run_id: str) -> bool:
-    """Return whether an id can be the name of torch's folder for logs."""
-    return "/" not in run_id and len(os.fsencode(run_id)) <= LONGEST_ID
+def add_ours(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> None:
+    """Add the group of our options; raise ``ValueError`` like `add_option`."""
+    group = parser.add_argument_group("options for clusters")
+    for each in _OURS:
+        about = each.metadata["about"]
+        kind = str if "metavar" in about else bool
+        add_option(group, each.name, kind, environ, **about)
+    text = environ.get(variable_of("hpc_dry_run"), "")
+    default = {"": None, "0": None, "1": "table"}.get(text, text)
+    names = names_of("hpc_dry_run")
+    for form, about in DRY_RUN.items():
+        group.add_argument(
+            *(names if form == "table" else ()),
+            *(f"{name}={form}" for name in names),
+            dest="hpc_dry_run",
+            action="store_const",
+            const=form,
+            default=default,
+            help=about,
+        )
+    group.add_argument(
+        "--version",
+        action=_WantVersion,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="Print the versions of torchrun_hpc, torch and Python, and end. With "
+        "--hpc-debug, also list each change inside PyTorch, and whether it fits.",
+    )
+
+
+def add_option(
+    group: Any, dest: str, kind: Any, environ: Mapping[str, str], **about: Any
+) -> None:
+    """Add an option, whose variable gives the default if it is set.
+
+    If ``kind`` is ``bool``, the option is a flag. ``about`` is for argparse.
+
+    Raises:
+        ValueError: The variable of a flag is not a number.
+    """
+    text = None if dest in WITHOUT_VARIABLE else environ.get(variable_of(dest)) or None
+    value: dict[str, Any] = {"type": kind, "default": text}
+    if kind is bool:
+        value = {"action": "store_true", "default": bool(int(text or 0))}
+    group.add_argument(*names_of(dest), **value, **about)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter that keeps the examples' lines, and breaks no option at a hyphen."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap  # noqa: PLC0415 - slow to import
+
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+class _HelpWanted(Exception):  # noqa: N818 - never leaves this module
+    """A request for help, after which torchrun ends."""
+
+
+def _want_help(*_: Any) -> NoReturn:
+    raise _HelpWanted
+
+
+class VersionWanted(Exception):  # noqa: N818 - ends no launch
+    """A request for the versions."""
+
+
+class _WantVersion(argparse.Action):
+    """An action that raises `VersionWanted`, whatever is wrong with later words."""
+
+    def __call__(self, *_: Any) -> NoReturn:
+        raise VersionWanted
+
+
+def torch_version() -> str:
+    """Return the version of the installed torch, without its import; empty without."""
+    from importlib import metadata  # noqa: PLC0415 - slow to import
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+# --- refusals -------------------------------------------------------------------------
 
 
 def wrong_line(message: str) -> LaunchError:
@@ -341,8 +362,8 @@ def wrong_line(message: str) -> LaunchError:
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     unknown = message.partition("unrecognized arguments: ")[2].split()
     if unknown:
-        known = parser._option_string_actions  # noqa: SLF001 - the names of all options
-        message = unknown_option(unknown[0], known)
+        names = parser._option_string_actions  # noqa: SLF001 - the names of all options
+        message = unknown_option(unknown[0], names)
     elif message.startswith("the following arguments are required: "):
         message = f"{NO_SCRIPT}. {_ALL_OPTIONS}"
     elif match := re.match(r"argument --hpc-dry-run\b.* '(.*)'$", message):
@@ -352,14 +373,14 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     raise wrong_line(message)
 
 
-def unknown_option(word: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown option."""
+def unknown_option(word: str, names: Iterable[str]) -> str:
+    """Return the message for an unknown option; it may suggest one of ``names``."""
     name = word.partition("=")[0]
-    return f"unknown option {name}. {near(name, known) or _ALL_OPTIONS}"
+    return f"unknown option {name}. {near(name, names) or _ALL_OPTIONS}"
 
 
 def wrong_variable(error: ValueError, environ: Mapping[str, str]) -> LaunchError:
-    """Return the refusal of the variable of a flag."""
+    """Return the refusal of a flag's variable that is not a number."""
     flags = ", ".join(f"{k}={v}" for k, v in environ.items() if k.startswith("PET_"))
     return LaunchError(
         "HPC011",

@@ -1,7 +1,7 @@
 """The options that the user has set: each one is a field of `Options`.
 
-Of torchrun's options, only those that a decision here needs have a field. The fields of
-ours, ``hpc_``, also have the text of ``--help``.
+Of torchrun's options, only those that a decision of ours needs have a field. The fields
+of our options, ``hpc_*``, also have the text of ``--help``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OF_STATIC = ("node_rank", "master_addr", "master_port")
 
 
 def _torchruns(default: Any, read: Reader | None = None, **more: Any) -> Any:
-    """Declare an option of torchrun; without a reader, argparse returns its type.
+    """Declare an option of torchrun; without a reader, argparse's value is its value.
 
     With ``equal=True``, all nodes of a launch must have the same value.
     """
@@ -37,12 +37,9 @@ def _torchruns(default: Any, read: Reader | None = None, **more: Any) -> Any:
 def _ours(
     default: Any, metavar: str, text: str, read: Reader | None = None, **more: bool
 ) -> Any:
+    """Declare an option of ours with its help; see `_torchruns`."""
     about = {"metavar": metavar, "help": text}
     return _torchruns(default, read, about=about, **more)
-
-
-def _our_flag(text: str) -> Any:
-    return field(default=False, metadata={"about": {"help": text}})
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,10 @@ class Options:
     ``"nnodes" in options`` is true if the user has set an option. ``options["nnodes"]``
     is written as the user did: ``--nnodes=4``.
 
-    ``given``, ``of_site`` and ``wrong`` have torchrun's names; ``given`` also has
-    options without a field. A ``wrong`` option has its default here. ``words`` are the
-    script and its arguments; empty if they are unknown.
+    The keys of ``given``, ``of_site`` and ``wrong`` are torchrun's names. ``given`` can
+    have options without a field. The field of a ``wrong`` option has its default.
+    ``endpoint`` and ``backend`` are read from several options. ``words`` are the script
+    and its arguments; empty if they are unknown.
     """
 
     given: Mapping[str, Setting] = field(default_factory=dict)
@@ -199,11 +197,14 @@ class Options:
         values.names,
         equal=True,
     )
-    hpc_debug: bool = _our_flag(
-        "Log what PyTorch and the launcher do, on every node. Each line begins with "
-        "the host name and the rank. Default: off."
+    hpc_debug: bool = _torchruns(
+        default=False,
+        about={
+            "help": "Log what PyTorch and the launcher do, on every node. Each line "
+            "begins with the host name and the rank. Default: off."
+        },
     )
-    # Two flags. One flag with a value would take the script as its value.
+    # A flag for each value. An option with a value could take the script as its value.
     hpc_dry_run: str = _torchruns("", values.dry_run, equal=True)
 
     def __contains__(self, name: str) -> bool:
@@ -211,12 +212,12 @@ class Options:
         return name in self.given
 
     def __getitem__(self, name: str) -> Setting:
-        """Return how the user, or the site, has set an option."""
+        """Return the user's setting of an option, or the site's."""
         return self.given[name] if name in self.given else self.of_site[name]
 
     @property
     def problem(self) -> LaunchError | None:
-        """The first of what is wrong; ``None`` if nothing is."""
+        """The first problem in ``wrong``; ``None`` if there is none."""
         return next(iter(self.wrong.values()), None)
 
     @property
@@ -236,21 +237,21 @@ class Options:
 
     @property
     def endpoint_setting(self) -> Setting | None:
-        """How ``endpoint`` was written; ``None`` without one."""
-        if self.endpoint is None:
+        """The user's setting of ``endpoint``; ``None`` if torchrun would use none."""
+        if self.standalone or not (self.is_static or self.is_c10d):
             return None
-        return self.given.get("rdzv_endpoint") or self.given["master_addr"]
+        return self.given.get("rdzv_endpoint") or self.given.get("master_addr")
 
     @property
     def asks_for_one_node(self) -> bool:
-        """Whether the user asks for a world of one node, whatever the scheduler."""
+        """Whether the user asks for a world of one node, whatever the job has."""
         is_explicit = "nnodes" in self and "nnodes" not in self.wrong
         return self.standalone or (is_explicit and self.nnodes == (1, 1))
 
     def without(self, *names: str) -> Options:
-        """Return the options as read in a job without some of the user's values.
+        """Return the options as read in a job, without some of the user's values.
 
-        Without a wrong one, they do not describe the launch, so there are no words.
+        If one of these is wrong, the command line is unclear, so the script is unknown.
         """
         words = self.words if self.wrong.keys().isdisjoint(names) else ()
         return read({k: v for k, v in self.given.items() if k not in names}, words)
@@ -263,8 +264,8 @@ class Options:
             # With --numa-binding, torch binds the workers.
             if name not in self and not (name == "hpc_bind" and self.numa_binding)
         }
-        found = {name: READERS[name](value) for name, value in of_site.items()}
-        return replace(self, of_site=of_site, **found)
+        fields_of_site = {name: READERS[name](of_site[name]) for name in of_site}
+        return replace(self, of_site=of_site, **fields_of_site)
 
 
 _FIELDS = {each.name: each.metadata for each in fields(Options) if each.metadata}
@@ -281,40 +282,43 @@ def read(
 
     Without a job, torchrun's default for several nodes is the static rendezvous.
     """
-    found = {name: each.value for name, each in given.items() if name in _FIELDS}
-    problems: dict[str, LaunchError] = {}
-
-    def add(name: str, option: str, reader: Reader) -> None:
-        try:
-            found[name] = reader(given[option])
-        except LaunchError as problem:
-            problems[option] = problem
-            found.pop(option, None)
-
-    for name in filter(READERS.__contains__, given):
-        add(name, name, READERS[name])
-    backend = _backend(given, found, has_job=has_job)
+    options = Options(given, words=words)
+    for name in filter(_FIELDS.__contains__, given):
+        options = _with(options, name, name, READERS.get(name, _value))
+    options = replace(options, backend=_backend(options, has_job=has_job))
     if "rdzv_conf" in given:
-        add("rdzv_conf", "rdzv_conf", partial(rdzv_conf.read, backend=backend))
-    is_tcp = backend == C10D and not found.get("rdzv_conf", RdzvConf()).uses_file
-    where = next(filter(given.__contains__, ("rdzv_endpoint", "master_addr")), None)
-    if where and (is_tcp or backend == STATIC) and not found.get("standalone"):
-        add("endpoint", where, values.endpoint)
-    if "numa_binding" in given and found.get("hpc_bind", NONE) != NONE:
-        problems["hpc_bind"] = LaunchError(
+        reader = partial(rdzv_conf.read, backend=options.backend)
+        options = _with(options, "rdzv_conf", "rdzv_conf", reader)
+    if options.endpoint_setting is not None:
+        option = "rdzv_endpoint" if "rdzv_endpoint" in given else "master_addr"
+        options = _with(options, "endpoint", option, values.endpoint)
+    if "numa_binding" in given and options.hpc_bind != NONE:
+        problem = LaunchError(
             "HPC220",
             f"{given['hpc_bind']} and {given['numa_binding']} both bind the workers to "
             "CPUs. Remove one of them",
             everywhere=True,
         )
-    return Options(given, wrong=problems, words=words, backend=backend, **found)
+        options = replace(options, wrong={**options.wrong, "hpc_bind": problem})
+    return options
 
 
-def _backend(
-    given: Mapping[str, Setting], found: Mapping[str, Any], *, has_job: bool
-) -> str:
-    if found.get("standalone"):
+def _with(options: Options, name: str, option: str, reader: Reader) -> Options:
+    """Return the options with the field ``name``, read from the user's ``option``."""
+    try:
+        return replace(options, **{name: reader(options.given[option])})
+    except LaunchError as problem:
+        return replace(options, wrong={**options.wrong, option: problem})
+
+
+def _value(setting: Setting) -> Any:
+    return setting.value
+
+
+def _backend(options: Options, *, has_job: bool) -> str:
+    """Return the rendezvous that torchrun would take."""
+    if options.standalone:
         return C10D  # torchrun ignores an explicit backend
-    is_explicit = not has_job and found.get("nnodes", (1, 1))[1] > 1
-    is_static = is_explicit or any(name in given for name in OF_STATIC)
-    return str(found.get("rdzv_backend") or (STATIC if is_static else C10D))
+    is_by_hand = not has_job and options.nnodes.high > 1
+    is_static = is_by_hand or any(name in options for name in OF_STATIC)
+    return options.rdzv_backend or (STATIC if is_static else C10D)

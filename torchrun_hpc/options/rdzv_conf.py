@@ -1,6 +1,6 @@
 """The value of ``--rdzv-conf``, read and written like torch does.
 
-Only the keys of the chosen backend, if it is torch's, are checked.
+Only the keys that the chosen backend reads are checked, and only if torch has it.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ _MOST_SECONDS = 10**10  # torch adds them to the date
 
 # torch's dynamic_rendezvous.create_handler and c10d_rendezvous_backend.create_backend.
 # Torch accepts 0 keep-alives, but then the nodes never meet.
-_OF_C10D = (
+_OF_FILE = (  # also read if c10d's store is a file
     *("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"),
     *("keep_alive_interval", "keep_alive_max_attempt", "store_type"),
-    *("is_host", "read_timeout"),  # not of a store that is a file
 )
+_READ_BY = {C10D: (*_OF_FILE, "is_host", "read_timeout"), STATIC: ("timeout",)}
 _FIELDS = ("is_host", "join_timeout", "keep_alive_interval", "keep_alive_max_attempt")
-_READ_BY = {C10D: _OF_C10D, STATIC: ("timeout",)}
 
 
 @dataclass(frozen=True)
 class RdzvConf:
-    """The pairs of ``--rdzv-conf``; ``None`` if not given."""
+    """The pairs of ``--rdzv-conf``; the value of a missing key is ``None``."""
 
     pairs: Mapping[str, str] = field(default_factory=dict)
     uses_file: bool = False  # c10d's store is a file: the endpoint is a path
-    is_host: bool | None = None  # whether this node hosts c10d
+    is_host: bool | None = None  # whether this node hosts c10d's store
     join_timeout: int | None = None  # seconds for the nodes to join
     keep_alive_interval: int | None = None  # seconds between signs of life
-    keep_alive_max_attempt: int | None = None  # missing signs of a lost node
+    keep_alive_max_attempt: int | None = None  # missing signs that mean a lost node
 
     @property
     def silence_timeout(self) -> int:
         """Seconds that an agent may be silent, if the nodes meet by our rendezvous.
 
-        One key alone, with PyTorch's default for the other, only makes the time longer.
+        If only one of the two keys is set, the other has PyTorch's default. Then the
+        time is never shorter than ours.
         """
         interval, attempts = self.keep_alive_interval, self.keep_alive_max_attempt
         least = limits.LEAST_SILENCE if interval and attempts else limits.SILENCE_LIMIT
         return max((interval or 5) * (attempts or 3), least)
 
     def filled(self, **defaults: object) -> str:
-        """Write it again, with defaults for keys that are not there."""
+        """Write the option's value again, with defaults for missing keys."""
         missing = {k: v for k, v in defaults.items() if k not in self.pairs}
         pairs = {**self.pairs, **missing}
         return ",".join(f"{key}={value}" for key, value in pairs.items())
@@ -79,10 +79,10 @@ def read(setting: Setting, backend: str) -> RdzvConf:
     """Read ``key=value,key=value``; refuse what the backend could not read."""
     pairs = _pairs(setting)
     uses_file = backend == C10D and pairs.get("store_type", "").lower() == "file"
-    keys = _OF_C10D[:-2] if uses_file else _READ_BY.get(backend, ())
-    found = {k: _value(setting, k, pairs[k]) for k in sorted({*keys} & pairs.keys())}
-    own = {key: value for key, value in found.items() if key in _FIELDS}
-    return RdzvConf(pairs, uses_file, **own)
+    keys = _OF_FILE if uses_file else _READ_BY.get(backend, ())
+    values = {k: _value(setting, k, pairs[k]) for k in sorted({*keys} & pairs.keys())}
+    fields = {key: value for key, value in values.items() if key in _FIELDS}
+    return RdzvConf(pairs, uses_file, **fields)
 
 
 def _pairs(setting: Setting) -> dict[str, str]:
@@ -122,5 +122,5 @@ def _value(setting: Setting, key: str, text: str) -> Any:
 
 
 def unusable(setting: Setting, fault: str, *, everywhere: bool = True) -> LaunchError:
-    """Return the refusal of the option; ``everywhere`` as of `LaunchError`."""
+    """Return the refusal of the option; `LaunchError` explains ``everywhere``."""
     return LaunchError("HPC019", f"{setting}: {fault}", everywhere=everywhere)

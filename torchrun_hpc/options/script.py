@@ -1,4 +1,7 @@
-"""Checks of the script on this node, before anything is started."""
+"""Checks of the script's file on this node, before anything is started.
+
+They need no torch: direct mode also uses them.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.options.options import Options
 
-# Entries of a folder in which a similar name is searched. On a shared file system, each
+# Entries of a folder that are compared with a wrong name. On a shared file system, each
 # entry costs every node a request.
 _MOST = 1000
 
 
 def check(name: str, options: Options, environ: Mapping[str, str]) -> None:
-    """Check that the script or the program is there."""
+    """Check the script or the program; a module and a dry run need no check."""
     if options.no_python:
         check_program(name, environ)
     elif not (options.module or options.hpc_dry_run):
@@ -31,7 +34,7 @@ def check(name: str, options: Options, environ: Mapping[str, str]) -> None:
 
 
 def check_program(name: str, environ: Mapping[str, str]) -> None:
-    """Check that the program of ``--no-python`` is there."""
+    """Check that the program of ``--no-python`` exists."""
     import shutil  # noqa: PLC0415 - slow to import
 
     if shutil.which(name, path=environ.get(PATH, os.defpath)) is None:
@@ -50,24 +53,26 @@ def check_script(name: str, environ: Mapping[str, str]) -> None:
     """
     if name.startswith("-") or environ.get(PYTHON_EXEC):
         return  # an option of Python, or standard input
-    path, where, problem, guess = Path(name), "", "", ""
+    path = Path(name)
+    problem = folder = ""
+    remedy = (
+        "Pass a path that is valid on every node. A module needs -m, a program "
+        "--no_python"
+    )
     try:
         if not path.is_absolute():
-            where = f" in {Path.cwd()}"
+            folder = f" in {Path.cwd()}"
         path.stat()
-        if not path.is_dir():
-            problem = "" if os.access(path, os.R_OK) else os.strerror(errno.EACCES)
-        elif not any(entry.name.startswith("__main__") for entry in path.iterdir()):
-            problem = "a folder without __main__.py"
+        if path.is_dir():
+            if not any(entry.name.startswith("__main__") for entry in path.iterdir()):
+                problem = "a folder without __main__.py"
+        elif not os.access(path, os.R_OK):
+            problem = os.strerror(errno.EACCES)
     except OSError as error:
-        problem = f"{error.strerror}{where}"
+        problem = f"{error.strerror}{folder}"
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             with contextlib.suppress(OSError):
                 scripts = islice(path.parent.glob("*.py"), _MOST)
-                guess = near(str(path), map(str, scripts))
+                remedy = near(str(path), map(str, scripts)) or remedy
     if problem:
-        remedy = guess or (
-            "Pass a path that is valid on every node. A module needs -m, a program "
-            "--no_python"
-        )
         raise LaunchError("HPC150", f"{name} cannot be run: {problem}. {remedy}")

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return torchrun's parser with our options added; refuse wrong flags.
+    """Return torchrun's parser with our options added; refuse a flag's wrong variable.
 
-    Of its own options, torch reads the variables from ``os.environ``.
+    Torch reads the variables of its own options from ``os.environ``.
     """
     torchrun = with_ours(torch_run.get_args_parser, environ)
-    names, known = names_of("print_completion"), torchrun._option_string_actions
-    if names[0] not in known:
+    names, actions = names_of("print_completion"), torchrun._option_string_actions
+    if names[0] not in actions:
         torchrun.add_argument(
             *names,
             default=argparse.SUPPRESS,
@@ -51,15 +51,15 @@ def parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
             metavar="SHELL",
             help="Print SHELL's completion of all options, and end. Needs shtab.",
         )
-    # Torch 2.14 and newer complete the name torchrun.
-    shells = known[names[0]].choices
+    # The action of torch 2.14 and newer completes the name torchrun.
+    shells = actions[names[0]].choices
     ours = _PrintCompletion(names, "print_completion", choices=shells)
-    known.update(dict.fromkeys(names, ours))
+    actions.update(dict.fromkeys(names, ours))
     return torchrun
 
 
 class _PrintCompletion(argparse.Action):
-    """Prints a shell's completion of the program ``torchrun_hpc``."""
+    """An action that prints a shell's completion of the program ``torchrun_hpc``."""
 
     def __call__(self, parser: Any, *arguments: Any) -> NoReturn:
         try:
@@ -75,10 +75,10 @@ class _PrintCompletion(argparse.Action):
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """Parse a command line, without the program's name; it ends if it asks for help."""
+    """Parse a command line, without the program's name; if it asks for help, end."""
     torchrun = parser(environ)
-    own, script_args = command_line.split(torchrun, argv)
-    args = torchrun.parse_args(own)
+    words, script_args = command_line.split_at_script(torchrun, argv)
+    args = torchrun.parse_args(words)
     setattr(args, SCRIPT_ARGS, list(script_args))
     return args
 
@@ -88,12 +88,12 @@ def explicit(
 ) -> dict[str, Setting]:
     """Return the options that the user set, each with the option or variable."""
     torchrun = parser(environ)
-    own, _ = command_line.split(torchrun, argv)
-    return command_line.explicit(torchrun, own, args, environ)
+    words, _ = command_line.split_at_script(torchrun, argv)
+    return command_line.explicit_options(torchrun, words, args, environ)
 
 
 def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Setting]:
-    """Return the arguments that are set, of a program that parses its own.
+    """Return the options that are set in ``args``, which a program made itself.
 
     Arguments at torchrun's defaults are ours to fill in. So is the node rank: 0 is the
     default, so it would count as set on all nodes but the first.
@@ -101,7 +101,7 @@ def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, S
     torchrun = parser(environ)
     kinds: dict[str, Any] = {a.dest: a.type or str for a in torchrun._actions}
     defaults = vars(torchrun.parse_args(["script"]))
-    found = by_variable(defaults, environ)
+    settings = by_variable(defaults, environ)
     for dest, default in defaults.items():
         value = getattr(args, dest, None)
         if value in ("", None, default) or dest in ("node_rank", SCRIPT, SCRIPT_ARGS):
@@ -112,8 +112,8 @@ def changed(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, S
                 value = kinds[dest](value)
         except ValueError as error:
             raise wrong_line(f"--{dest}={value}: {error}. Correct it") from None
-        found[dest] = Setting(value, f"--{dest}")
-    return found
+        settings[dest] = Setting(value, f"--{dest}")
+    return settings
 
 
 def plain_command(
@@ -121,7 +121,7 @@ def plain_command(
     settings: Mapping[str, Setting],
     environ: Mapping[str, str],
 ) -> list[str]:
-    """Return the line for plain torchrun: the options without ours, and the script."""
+    """Return plain torchrun's command line: options without ours, and the script."""
     words = ["torchrun"]
     for dest in vars(parser(environ).parse_args(["script"])):
         if dest not in settings or dest in OURS:
@@ -135,35 +135,36 @@ def plain_command(
             words.append(f"--{dest}")
     script = [args.training_script, *getattr(args, SCRIPT_ARGS)]
     # argparse would take these for its own options.
-    if script[0][:1] == "-" or script[1:2] == ["--"]:
+    if script[0].startswith("-") or script[1:2] == ["--"]:
         words.append("--")
     return [*words, *script]
 
 
-# --- checks of what would end torchrun with a traceback -------------------------------
+# --- checks of values with which torchrun would end in a traceback --------------------
 
 
 def number_of_workers(options: Options, value: int | str) -> int:
-    """Return the number of workers on this node; refuse devices that are not there.
+    """Return the number of workers on this node; refuse GPUs that torch does not see.
 
-    A program may have changed ``value``, which is ``--nproc-per-node``.
+    ``value`` is ``--nproc-per-node``, which a program may have changed.
     """
     try:
         return int(torch_run.determine_local_world_size(str(value)))
     except ValueError:
         name = options.given.get("nproc_per_node") or f"--nproc_per_node={value}"
-        knows_xpu = "xpu" in torch_run.determine_local_world_size.__code__.co_consts
-        problem = f"use a number, gpu, {'xpu, ' * knows_xpu}cpu or auto"
-        is_for_gpus = False
-        if value in {"gpu", "xpu"}:
-            kinds = ("cuda", "hip") if value == "gpu" else ("xpu",)
-            is_for_gpus = any(getattr(torch.version, kind, None) for kind in kinds)
+        kinds = {"gpu": ("cuda", "hip"), "xpu": ("xpu",)}.get(str(value), ())
+        is_for_gpus = any(getattr(torch.version, kind, None) for kind in kinds)
+        fix = "Install a build for GPUs"
+        if is_for_gpus:
             fix = "Request GPUs, for example with #SBATCH --gres=gpu:4"
-            problem = (
-                f"PyTorch {torch.__version__} sees no {str(value).upper()} on this "
-                f"node. {fix if is_for_gpus else 'Install a build for GPUs'}, or use "
-                "--nproc_per_node=2"
-            )
+        problem = (
+            f"PyTorch {torch.__version__} sees no {str(value).upper()} on this node. "
+            f"{fix}, or use --nproc_per_node=2"
+        )
+        if not kinds:
+            words = torch_run.determine_local_world_size.__code__.co_consts
+            devices = "gpu, xpu, cpu" if "xpu" in words else "gpu, cpu"
+            problem = f"use a number, {devices} or auto"
         # All nodes have the same word and build, but not the same GPUs.
         text, is_everywhere = f"{name}: {problem}", not is_for_gpus
         raise LaunchError("HPC012", text, everywhere=is_everywhere) from None
@@ -175,9 +176,9 @@ def number_of_gpus() -> int:
 
 
 def check_options(args: argparse.Namespace, options: Options) -> None:
-    """Check the options whose right values only this torch knows.
+    """Refuse a wrong value of the options whose right values only this torch knows.
 
-    A value that torch only warns of is right.
+    A value of which torch only warns is right.
     """
     for dest, problem in _problems(args):
         name = options.given.get(dest) or f"--{dest}={getattr(args, dest)}"
@@ -188,10 +189,9 @@ def check_options(args: argparse.Namespace, options: Options) -> None:
 
 def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     backends = getattr(rendezvous_handler_registry, "_registry", {})
-    # With --standalone torch takes a backend and an id of its own.
+    # With --standalone, torch ignores an explicit backend and id.
     if backends and not args.standalone and args.rdzv_backend not in backends:
-        known = ", ".join(sorted(backends))
-        yield "rdzv_backend", f"use {known}, or remove the option"
+        yield "rdzv_backend", f"use {', '.join(sorted(backends))}, or remove the option"
     if not args.standalone and not names_folder(args.rdzv_id):
         yield "rdzv_id", f"use at most {LONGEST_ID} characters, without /"
     handlers = getattr(event_handlers, "_log_handlers", {})
@@ -207,18 +207,18 @@ def _problems(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
 def check_configuration(
     args: argparse.Namespace, options: Options, environ: Mapping[str, str]
 ) -> None:
-    """Let torch read all arguments, and check the script, before the start."""
+    """Let torch read all arguments, and check the log folder and the script."""
     trial: Any = copy.copy(args)
     with tempfile.TemporaryDirectory() as folder:
         # Without --log-dir, torch makes a folder for logs.
         trial.log_dir = args.log_dir or folder
         try:
             torch_run.config_from_args(trial)
-            # Some releases have not made it by now.
+            # Some releases make it only later.
             Path(trial.log_dir).mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=trial.log_dir):
-                pass  # torch makes one there much later
-        except Exception as error:  # noqa: BLE001 - one release raises just that
+                pass  # torch makes such a folder there much later
+        except Exception as error:  # noqa: BLE001 - one release raises this class
             fault = "torchrun rejects this command line"
             if isinstance(error, OSError):
                 fault = "torchrun cannot create its log folder"

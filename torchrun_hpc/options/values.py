@@ -29,10 +29,12 @@ DIRECT = "direct"  # none: each task is a worker
 NONE = "none"  # switches an option off
 
 # Whether nodes prove that they belong to the job.
-_, REQUIRE, _ = AUTH = ("auto", "require", NONE)
+REQUIRE = "require"
+AUTH = ("auto", REQUIRE, NONE)
 
 # How workers can be bound to CPUs.
-BIND_GPU, BIND_EVEN, BIND_NONE = BINDINGS = ("gpu", "even", NONE)
+BIND_GPU, BIND_EVEN, BIND_NONE = "gpu", "even", NONE
+BINDINGS = (BIND_GPU, BIND_EVEN, BIND_NONE)
 
 DRY_RUN = {
     "table": "Start nothing. Print on the head node what all nodes would do, with the "
@@ -51,7 +53,7 @@ _Value = TypeVar("_Value")
 
 
 class NodeRange(NamedTuple):
-    """The fewest and the most nodes of a world."""
+    """The smallest and the largest number of nodes of a world."""
 
     low: int
     high: int
@@ -65,7 +67,10 @@ class HostPort(NamedTuple):
 
 
 def reader(read: Callable[[Any], Any], wrong: str = "") -> Reader:
-    """Return a reader; the message has the option, the `ValueError`, and ``wrong``."""
+    """Return a reader that refuses a value if ``read`` raises ``ValueError``.
+
+    The message consists of the setting, the error's text, and ``wrong``.
+    """
 
     def read_setting(setting: Setting) -> Any:
         try:
@@ -78,17 +83,17 @@ def reader(read: Callable[[Any], Any], wrong: str = "") -> Reader:
 
 
 def split_names(listed: str) -> tuple[str, ...]:
-    """Split a list with commas."""
+    """Split a list at its commas; leave out blanks and empty names."""
     return tuple(filter(None, map(str.strip, listed.split(","))))
 
 
 def is_module(name: str) -> bool:
-    """Return whether this can be a module's name, as after ``import``."""
+    """Return whether a text can be a module's name, as after ``import``."""
     return all(map(str.isidentifier, name.split(".")))
 
 
 def whole(example: str) -> Reader:
-    """Return a reader of whole numbers from 0; ``example`` is a right value."""
+    """Return a reader of whole numbers from 0 to 999,999, with an example."""
     return reader(lambda v: _number(v, "[0-9]{1,6}"), f": use {example}")
 
 
@@ -102,9 +107,9 @@ def _number(value: str, pattern: str) -> int:
     return int(_checked(value, re.fullmatch(pattern, str(value))))
 
 
-def _word(value: str, known: Collection[str]) -> str:
-    if value not in known:
-        raise ValueError(f": {choices(value, known)}")
+def _word(value: str, words: Collection[str]) -> str:
+    if value not in words:
+        raise ValueError(f": {choices(value, words)}")
     return value
 
 
@@ -117,12 +122,12 @@ def _workers(value: int | str) -> int | str:
 
 
 def _signals(value: str) -> tuple[str, ...]:
-    found = split_names(value)
-    for name in found:
+    names = split_names(value)
+    for name in names:
         number = getattr(signal, name, signal.SIGTERM)
         if number in _UNCATCHABLE or not isinstance(number, int):
             raise ValueError(f": {name}")
-    return found
+    return names
 
 
 def _threads(value: str) -> int | str:
@@ -143,17 +148,17 @@ def _endpoint(value: str) -> HostPort:
         return HostPort(text)
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([\w.-]+))(?::([0-9]{1,5}))?", text)
     number, name, port = match.groups() if match else ("", "", None)
-    found = HostPort(name or number, None if port is None else int(port))
-    is_right = (name or is_number(number)) and (found.port or 0) < PORTS_END
-    return _checked(found, is_right)
+    endpoint = HostPort(name or number, None if port is None else int(port))
+    is_right = (name or is_number(number)) and (endpoint.port or 0) < PORTS_END
+    return _checked(endpoint, is_right)
 
 
 def _modules(value: str) -> tuple[str, ...]:
-    found = () if value == NONE else tuple(map(str.strip, value.split(",")))
-    for name in found:
+    names = () if value == NONE else tuple(map(str.strip, value.split(",")))
+    for name in names:
         if not is_module(name):
             raise ValueError(f": {name!r} is not the name of a module")
-    return found
+    return names
 
 
 node_range = reader(

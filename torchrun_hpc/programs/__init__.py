@@ -1,6 +1,6 @@
 """Small programs that run beside the launcher, each in its own Python process.
 
-They import only standard modules, and nothing of this package, so they start fast.
+Each is one file, which imports only standard modules, so it starts fast.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 
-PIPE = -1  # subprocess.PIPE: direct mode does without that import
+PIPE = -1  # subprocess.PIPE, whose import direct mode avoids
 _STREAMS = ("stdin", "stdout", "stderr")
 
 
 def start(name: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start ``NAME.py`` of this folder in its own session, which Ctrl-C does not reach.
 
-    By default, its standard streams are null. ``options`` are for `subprocess.Popen`.
+    By default, its standard streams are /dev/null. ``options`` are for
+    `subprocess.Popen`.
     """
-    import subprocess  # noqa: PLC0415 - direct mode does without
+    import subprocess  # noqa: PLC0415 - direct mode rarely needs it
 
     streams: dict[str, Any] = dict.fromkeys(_STREAMS, subprocess.DEVNULL)
     return subprocess.Popen(  # noqa: S603

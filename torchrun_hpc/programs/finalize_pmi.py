@@ -1,7 +1,8 @@
 """The end of an exchange with a process manager (PMI-1), after a process has ended.
 
-The arguments are two descriptors: the connection to the manager, and the process
-(`os.pidfd_open`). After MPI_Finalize in the process, the manager closes the connection.
+The arguments are two descriptors: of the connection to the manager, and of the process
+(`os.pidfd_open`). If the process has called MPI_Finalize, the manager has closed the
+connection.
 """
 
 import os

@@ -1,9 +1,10 @@
-"""Read the files of imports, whose names arrive on standard input, one per line.
+"""A reader of the files that imports will need, which fills the kernel's cache.
 
     read_ahead.py FOLDER...
 
-The folders are those of the launcher's ``sys.path``. It runs no module of theirs, but
-follows the imports in their bytecode. What was read stays in the kernel's cache.
+The folders are those of the launcher's ``sys.path``. The modules' names arrive on
+standard input, one per line. The program runs no module, but follows the imports in the
+bytecode.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _PIECE = 2**17  # bytes of one request
 
 # See elf(5): e_shoff and e_shnum; then sh_type, sh_flags, sh_offset and sh_size.
 _HEADER, _SECTION = struct.Struct("<40xQ12xH2x"), struct.Struct("<4xIQ8xQQ24x")
-_UNREAD = {8, 0x70000001}  # types: variables that are 0, tables for exceptions
-_LOADED, _CODE = 2, 4  # flags
+_UNREAD = {8, 0x70000001}  # types: zeros (not in the file), tables for exceptions
+_LOADED, _CODE = 2, 4  # flags: SHF_ALLOC, SHF_EXECINSTR
 
 # Loading a library mostly runs the first part of its code. It reads little of other
-# large sections, such as those for GPUs (measured, torch 2.14 for CUDA 13).
+# large sections, such as code for GPUs (measured, torch 2.14 for CUDA 13).
 _MOST = 2**26  # bytes of a section
 
 # Not in this program's `sys.path`, because libraries import modules at any time.
@@ -46,21 +47,21 @@ _threads = ThreadPoolExecutor(16)  # more did not help (measured, 2 ms per reque
 
 @functools.cache
 def read(module: str) -> Future[list[str] | None]:
-    """Read a module after its package; the result is where its own modules are."""
+    """Read a module after its package; the result has the folders of its submodules."""
     package = module.rpartition(".")[0]
     return _threads.submit(_read, module, read(package) if package else None)
 
 
 def _read(module: str, package: Future[list[str] | None] | None) -> list[str] | None:
     folders = package.result() if package else FOLDERS
-    found = PathFinder.find_spec(module, folders) if folders else None
-    if found is None:
+    spec = PathFinder.find_spec(module, folders) if folders else None
+    if spec is None:
         return None
-    inner = found.submodule_search_locations
-    if found.cached:
-        _threads.submit(_follow, found.cached, module if inner else found.parent or "")
-    elif found.origin:
-        _threads.submit(_read_libraries, found.origin)
+    inner = spec.submodule_search_locations
+    if spec.cached:
+        _threads.submit(_follow, spec.cached, module if inner else spec.parent or "")
+    elif spec.origin:
+        _threads.submit(_read_libraries, spec.origin)
     return inner
 
 
@@ -85,9 +86,10 @@ def read_entry_points() -> None:
 
 
 def imports(code: CodeType, package: str) -> Iterator[str]:
-    """Find what a module's code imports when it runs, except for type checkers.
+    """Yield the names that a module's code imports when it runs.
 
-    Some names are those of variables. ``package`` is for relative imports.
+    Imports for type checkers do not count. Of ``from a import b``, ``a.b`` may be a
+    variable. ``package`` is the base of relative imports.
     """
     # Disassembling is slow: end after the last import.
     end = 2 * code.co_code[::2].rfind(dis.opmap["IMPORT_NAME"]) + 2
@@ -118,7 +120,7 @@ def _read_library(path: str) -> None:
 
 
 def parts(library: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Return offset and size of the parts that loading may read."""
+    """Yield offset and size of the sections that loading the library may read."""
     start, number = _HEADER.unpack(library.read(_HEADER.size))
     library.seek(start)
     sections = library.read(number * _SECTION.size)
@@ -128,7 +130,7 @@ def parts(library: BinaryIO) -> Iterator[tuple[int, int]]:
 
 
 def main() -> None:
-    """Read until the launcher closes the pipe."""
+    """Read modules until the launcher closes the pipe."""
     os.nice(10)  # the launcher comes first
     FOLDERS[:] = sys.argv[1:]
     _threads.submit(read_entry_points)

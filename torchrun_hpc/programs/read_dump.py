@@ -1,4 +1,4 @@
-"""Read a flight recorder's dump from standard input, a pickle of any content.
+"""A reader of a flight recorder's dump: a pickle of any content, on standard input.
 
 It writes the needed fields of the latest entries as JSON. A few bytes of a pickle can
 need any amount of memory or time. So this program has limits, and ends at one of them.
@@ -16,17 +16,17 @@ LATEST = 2000  # entries: torch's default
 
 
 class Plain(pickle.Unpickler):  # noqa: S301 - it finds no class
-    """Reads only numbers, texts, lists and dictionaries; it can run nothing."""
+    """An unpickler of numbers, texts, lists and dictionaries only; it runs nothing."""
 
     def find_class(self, module: str, name: str) -> object:
-        """Refuse the class."""
+        """Refuse every class."""
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
 # 20,000 entries with their frames need 70 MB and 0.3 s (measured, torch 2.13).
-with contextlib.suppress(ValueError):  # this process has lower limits
+with contextlib.suppress(ValueError):  # this process already has lower limits
     resource.setrlimit(resource.RLIMIT_CPU, (2, 2))  # seconds
     resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))  # bytes
 entries = Plain(sys.stdin.buffer).load()["entries"][-LATEST:]
 text = json.dumps([{name: entry[name] for name in FIELDS} for entry in entries])
-sys.stdout.write(text[: 2**22])  # the reader's memory has a limit, too
+sys.stdout.write(text[: 2**22])  # the reader's memory also has a limit

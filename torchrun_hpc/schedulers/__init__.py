@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.job import Job
     from torchrun_hpc.schedulers.process import Process
 
-# In this order, the first that started this process wins. So a launcher comes before
-# the scheduler in whose jobs it runs. One that also sets another's variables comes
-# before that other. The first scheduler that knows the job's nodes supplies them.
+# The first that started this process wins. So a launcher comes before the scheduler in
+# whose jobs it runs. One that also sets another's variables comes before that other.
+# The first scheduler that knows the job's nodes supplies them.
 DETECTORS: tuple[Detector, ...] = (
     jsrun.DETECTOR,  # also sets Open MPI's variables
     openmpi.DETECTOR,  # runs inside a Slurm, PBS or LSF job
@@ -44,7 +44,7 @@ def weigh(process: Process) -> WeighedProcess:
 
 
 def detect(process: WeighedProcess) -> Job | None:
-    """Describe the job; ``None`` if no launcher and no scheduler started this."""
+    """Describe the job; ``None`` if no launcher or scheduler started this process."""
     for detector in DETECTORS:
         if detector.task_layout is not None and detector.has_rank(process.environ):
             layout = detector.task_layout(process)
@@ -67,7 +67,7 @@ def _allocation(process: WeighedProcess) -> Allocation | None:
 
 
 def nodes_of_job(process: WeighedProcess) -> tuple[str, ...]:
-    """Return the nodes of the scheduler's job, for a message; empty if not known."""
+    """Return the nodes of the scheduler's job, for a message; empty if unknown."""
     try:
         allocation = _allocation(process)
     except LaunchError:
@@ -76,10 +76,12 @@ def nodes_of_job(process: WeighedProcess) -> tuple[str, ...]:
 
 
 def promise(process: WeighedProcess) -> Promise:
-    """Return the scheduler's promises, whoever started this process."""
+    """Return the scheduler's promises, whatever started this process."""
     environ = process.environ
-    found = (d.promise(environ) for d in DETECTORS if d.promise and d.is_set(environ))
-    return next(found, Promise())
+    promises = (
+        d.promise(environ) for d in DETECTORS if d.promise and d.is_set(environ)
+    )
+    return next(promises, Promise())
 
 
 def job_number(environ: Mapping[str, str]) -> str:
@@ -89,6 +91,6 @@ def job_number(environ: Mapping[str, str]) -> str:
 
 
 def task_rank(environ: Mapping[str, str]) -> int | None:
-    """Return the rank of this task; ``None`` if there is none, or it is unclear."""
+    """Return the rank of this task; ``None`` if it has none, or the rank is unclear."""
     variable = next((d.rank[0] for d in DETECTORS if d.has_rank(environ)), "")
     return whole_number(environ.get(variable, ""))

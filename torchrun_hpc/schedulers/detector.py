@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, shortened
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Launcher, Task, node_index
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.schedulers.job import Promise
     from torchrun_hpc.schedulers.process import Process
 
-
-_SHOWN = 40  # characters of a value that a message quotes
+# Characters that a message quotes: of a marker or a line of a file; of a variable.
+_SHOWN, _SHOWN_VALUE = 40, 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,29 +25,31 @@ class Detector:
 
     A launcher, such as mpirun, supplies ``task_layout``. A scheduler supplies
     ``detect`` for what it starts itself, and ``allocation`` for what a launcher starts
-    in its job. These are pure, and are called only if one of ``markers`` (or ``rank``)
-    is set. They raise `LaunchError` if variables are contradictory or unreadable.
+    in its job. These functions are pure. They are called only if one of ``markers``,
+    or all of ``rank``, are set. They raise `LaunchError` if variables are contradictory
+    or unreadable.
 
     Attributes:
-        markers: Variables, at least one of which it sets. A scheduler's first set one
-            is the job's number, by which `evidence` compares jobs.
+        markers: Variables, at least one of which it sets. The first set one of a
+            scheduler is the job's number, by which `evidence` compares jobs.
         rank: Variable of a task's rank, then others that its tasks also have. Empty for
-            a scheduler that does not number its tasks.
+            a scheduler that does not number tasks.
         prefixes: Prefixes of the variables to remove if they are stale. Without
             ``prefixes`` and ``daemons``, a launcher's variables never count as stale.
-        task_pid: Variable with the pid of the process that it started itself, if
-            ``node_name`` is this machine; or empty.
+        task_pid: Variable with the pid of the process that it started itself. It counts
+            if ``node_name`` is this machine.
         detect: Describes the job; ``None`` if it did not start this process.
         allocation: Returns the job's nodes; ``None`` if there is no job.
-        promise: Returns the job's CPUs, GPUs and threads, whoever started this process.
+        promise: Returns the job's CPUs, GPUs and threads, whatever started this
+            process.
     """
 
     name: str
     markers: tuple[str, ...]
-    rank: tuple[str, ...]
-    prefixes: tuple[str, ...]
-    daemons: tuple[str, ...]  # the processes with which it starts others
     launcher: Launcher
+    rank: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    daemons: tuple[str, ...] = ()  # names of the processes with which it starts others
     node_name: str = ""  # variable with its name for this node, or empty
     task_pid: str = ""
     task_layout: Callable[[Process], TaskLayout] | None = None
@@ -64,27 +66,29 @@ class Detector:
         return bool(self.rank) and all(environ.get(name) for name in self.rank)
 
     def number(self, environ: Mapping[str, str]) -> str:
-        """Return its job's number: the first set variable of ``markers``."""
+        """Return its job's number, from ``markers``; empty if none of them is set."""
         return next(filter(None, map(environ.get, self.markers)), "")
 
     def shown(self, environ: Mapping[str, str]) -> str:
-        """Write its name and its first set variable."""
+        """Return its name and its first set variable, for a message."""
         name = next(filter(environ.get, self.markers))
         return f"{self.name} ({name}={environ[name][:_SHOWN]!r})"
 
 
 # --- its variables --------------------------------------------------------------------
 
-_SHOWN_VALUE = 200  # characters of a variable that a message quotes
-
 
 def whole_number(text: str) -> int | None:
-    """Read a number of at most nine digits; return ``None`` for another text."""
+    """Read a number of at most nine digits; return ``None`` for any other text."""
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 class Variables:
-    """The variables of one launcher or scheduler; an empty one counts as unset."""
+    """The variables of one launcher or scheduler; an empty one counts as unset.
+
+    Messages name the launcher or scheduler (``source``) and its variables (``family``):
+    ``PBS``, ``PBS_*``.
+    """
 
     def __init__(self, environ: Mapping[str, str], source: str, family: str) -> None:
         self.environ = environ
@@ -96,7 +100,7 @@ class Variables:
         return next(filter(None, map(self.environ.get, names)), "")
 
     def name(self, *names: str) -> str:
-        """Return the name of the first set variable; it is an error if none is set."""
+        """Return the name of the first set variable; if none is set, raise HPC020."""
         name = next(filter(self.environ.get, names), "")
         if name:
             return name
@@ -111,14 +115,12 @@ class Variables:
         )
 
     def shown(self, *names: str) -> str:
-        """Write name and value of the first set variable, for a message."""
+        """Return name and value of the first set variable, for a message."""
         name = next(filter(self.environ.get, names), names[0])
-        value = self.first(name)
-        short = value if len(value) <= _SHOWN_VALUE else f"{value[:_SHOWN_VALUE]}..."
-        return f"{name}={short!r}"
+        return f"{name}={shortened(self.first(name), _SHOWN_VALUE)!r}"
 
     def integer(self, *names: str) -> int:
-        """Return the first set variable as a whole number; refuse another text."""
+        """Return the first set variable as a whole number; refuse any other text."""
         name = self.name(*names)
         number = whole_number(self.environ[name])
         if number is None:
@@ -126,7 +128,7 @@ class Variables:
         return number
 
     def damaged(self, name: str, problem: str) -> LaunchError:
-        """Return the error about a changed variable."""
+        """Return the refusal of a variable whose value was changed."""
         text = f"{self.shown(name)} {problem}. Find what has changed it"
         return LaunchError("HPC021", text, everywhere=True)
 
@@ -142,12 +144,10 @@ _HOST = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 # A host can have one line per slot.
 _MOST_LINES = 2**20
 
-_SHOWN_LINE = 40  # characters of a line that a message quotes
-
 
 @dataclass(frozen=True)
 class Allocation:
-    """The nodes of a job, whoever starts the tasks there.
+    """The nodes of a job, whatever starts the tasks there.
 
     ``provenance`` has the variables of ``nodes`` and ``launch_id``. ``host_file`` is
     for a launcher that does not ask this scheduler.
@@ -162,7 +162,8 @@ class Allocation:
     def job_of_script(self, hostname: str, launcher: Launcher) -> Job:
         """Describe the job of a script that only the scheduler started.
 
-        This machine may be outside the job's nodes.
+        This machine may be outside the job's nodes. Raise `LaunchError` if these are
+        unknown.
         """
         if not self.nodes:
             raise LaunchError(
@@ -191,24 +192,29 @@ class Allocation:
 
 
 def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list[str]:
-    """Read hosts, one per line; blank lines and comments (``# ...``) are skipped.
+    """Read hosts, one per line; skip blank lines and comments (``# ...``).
 
-    With ``counts``, a number of slots can follow the name.
+    ``source`` names the variable or the file, for a message. With ``counts``, a number
+    of slots can follow the name.
+
+    Raises:
+        LaunchError: A line is not a host name, or there are too many lines.
     """
     hosts: list[str] = []
     for number, line in enumerate(lines, start=1):
-        host, *others = line.partition("#")[0].split() or [""]
-        if not host:
+        words = line.partition("#")[0].split()
+        if not words:
             continue
-        is_known = not others or (counts and len(others) == 1 and others[0].isdecimal())
-        if not (is_known and _HOST.fullmatch(host)) or len(hosts) == _MOST_LINES:
-            shown = line if len(line) <= _SHOWN_LINE else f"{line[:_SHOWN_LINE]}..."
+        host, *count = words
+        is_count = counts and len(count) == 1 and count[0].isdecimal()
+        is_host = _HOST.fullmatch(host) and (not count or is_count)
+        if not is_host or len(hosts) == _MOST_LINES:
             raise LaunchError(
                 "HPC140",
                 f"{source} does not list the job's hosts: entry {number} is "
-                f"{shown!a}, which is not a host name. The scheduler writes one per "
-                f"line, and {_MOST_LINES:,} at most. Unset the variable, or pass "
-                "--standalone for one node",
+                f"{shortened(line, _SHOWN)!a}, which is not a host name. The "
+                f"scheduler writes one per line, and {_MOST_LINES:,} at most. Unset "
+                "the variable, or pass --standalone for one node",
                 everywhere=True,
             )
         hosts.append(host)
@@ -220,13 +226,13 @@ def hosts_in(lines: Iterable[str], source: str, *, counts: bool = False) -> list
 
 @dataclass(frozen=True)
 class TaskLayout:
-    """The launcher's placement of the tasks; fields that it does not set are ``None``.
+    """The launcher's placement of the tasks; an unknown number is ``None``.
 
     Attributes:
-        provenance: The variable of ``tasks``, ``task``, and other fields. Without an
-            entry, ``local_rank`` and ``local_size`` have that of ``tasks``.
-        head_candidates: Place of node 0 if probable: a name, or addresses of one
-            machine.
+        provenance: The variable of each field, and of ``tasks``. Without an entry,
+            ``local_rank`` and ``local_size`` come from the variable of ``tasks``.
+        head_candidates: Probable place of node 0: one name, or addresses of one
+            machine. Empty if unknown.
         nodelist_is_shared: Whether all nodes have the scheduler's variables. If not,
             values that must be equal on all nodes do not depend on them.
     """
@@ -245,23 +251,24 @@ class TaskLayout:
 
 
 def read_layout(
-    variables: Variables, names: Sequence[str], sources: Mapping[str, str], **known: Any
+    variables: Variables, names: Sequence[str], sources: Mapping[str, str], **more: Any
 ) -> TaskLayout:
     """Return the layout in the launcher's variables.
 
-    ``names`` are the variables of rank, size, local rank, and local sizes, of which the
-    first set one counts. ``sources`` is the provenance of ``known``.
+    ``names`` are the variables of rank, size, local rank, and local size. The local
+    size can have several, of which the first set one counts. ``more`` are further
+    fields of the layout, and ``sources`` is their provenance.
     """
     rank, size, local_rank, *local_size = names
     read = variables.integer
     provenance = {"tasks": size, "task": rank, "local_rank": local_rank}
     provenance["local_size"] = variables.name(*local_size)
     task = Task(read(rank), read(size), read(local_rank), read(*local_size))
-    return TaskLayout(task, {**provenance, **sources}, **known)
+    return TaskLayout(task, {**provenance, **sources}, **more)
 
 
 def with_exchanged(layout: TaskLayout, process: Process) -> TaskLayout:
-    """Add the facts that tasks exchange by PMI; they replace the variables."""
+    """Add the facts that the tasks exchange by PMI; they replace the variables."""
     exchanged = process.exchange(process.environ)
     if exchanged is None:
         return layout
@@ -277,8 +284,8 @@ def with_exchanged(layout: TaskLayout, process: Process) -> TaskLayout:
         if local_size != task.local_size:  # one host, counted as several nodes
             local_rank = nodes[: task.rank].count(node)
             task = replace(task, local_rank=local_rank, local_size=local_size)
-        changes["task"], changes["hosts"] = task, exchanged.hosts
-        changes["nodes"], changes["node_rank"] = len(set(nodes)), node
+        changes |= {"task": task, "nodes": len(set(nodes)), "node_rank": node}
+        changes["hosts"] = exchanged.hosts
         provenance |= dict.fromkeys(("node_rank", "local_rank", "local_size"), "PMI")
     return replace(
         layout,

@@ -1,8 +1,8 @@
 """The choice between variables of several schedulers or launchers.
 
-``qsub -V`` or ``sbatch``, run inside another job or an mpirun task, passes that job's
-variables to the new job. Two facts decide: which daemon is above this process, and
-whether this host is one of the job's. If a container or the system hides processes,
+If ``qsub -V`` or ``sbatch`` runs inside another job or an mpirun task, it passes that
+job's variables to the new job. Two facts decide: which daemon is above this process,
+and whether this host is one of the job's. If a container or the system hides processes,
 usually only the host is left.
 """
 
@@ -43,30 +43,34 @@ def _scheduler(schedulers: Sequence[Detector], process: Process) -> Detector:
     if nearest := _nearest(schedulers, process):
         return nearest
     has_host = [(scheduler, _has_host(scheduler, process)) for scheduler in schedulers]
-    here = [scheduler for scheduler, is_here in has_host if is_here]
-    where = "several" if here else "none"
-    if len({s.number(process.environ).partition(".")[0] for s in here}) == 1:
-        return here[0]  # one job: a site's prolog sets the others' variables
-    if not here and not process.may_be_renamed:
-        # PBS writes the node file only on the head node.
-        here = [scheduler for scheduler, is_here in has_host if is_here is None]
-    if len(here) != 1:
-        text = f"{process.hostname} appears to be a node of {where} of them"
-        raise _unclear(schedulers, process, text)
-    return here[0]
+    owners = [scheduler for scheduler, has in has_host if has]
+    if len({s.number(process.environ).partition(".")[0] for s in owners}) == 1:
+        return owners[0]  # one job: a site's prolog sets the others' variables
+    unknown = [scheduler for scheduler, has in has_host if has is None]
+    # PBS writes the node file only on the head node.
+    if len(unknown) == 1 and not owners and not process.may_be_renamed:
+        return unknown[0]
+    number = "several" if owners else "none"
+    text = f"{process.hostname} appears to be a node of {number} of them"
+    raise _unclear(schedulers, process, text)
 
 
 def _nearest(detectors: Sequence[Detector], process: Process) -> Detector | None:
-    # A started task is proof even if the daemon, which is root's, is hidden.
-    here = [d for d in detectors if _is_on_its_node(d, process)]
-    started = {d: process.environ.get(d.task_pid, "") for d in here}
+    """Return the detector whose daemon or task is nearest to this process, if any."""
     above = zip_longest(process.ancestors, process.ancestor_pids, fillvalue="")
     for name, pid in [("", process.pid), *above]:
         for detector in detectors:
             is_daemon = str(name).partition(".")[0] in detector.daemons
-            if is_daemon or (pid and str(pid) == started.get(detector)):
+            # A started task is proof even if the daemon, which is root's, is hidden.
+            if is_daemon or (pid and str(pid) == _task_pid(detector, process)):
                 return detector
     return None
+
+
+def _task_pid(detector: Detector, process: Process) -> str:
+    """Return the pid of the task that it started on this node; empty without one."""
+    is_on_node = _is_on_its_node(detector, process)
+    return process.environ.get(detector.task_pid, "") if is_on_node else ""
 
 
 def _is_on_its_node(detector: Detector, process: Process) -> bool:
@@ -75,17 +79,19 @@ def _is_on_its_node(detector: Detector, process: Process) -> bool:
 
 
 def _has_host(scheduler: Detector, process: Process) -> bool | None:
+    """Return whether this host is a node of a scheduler's job; ``None`` if unknown."""
     if _is_on_its_node(scheduler, process):
         return True
     try:
         job = scheduler.allocation(process) if scheduler.allocation else None
     except LaunchError:
         return None
-    known = job is not None and job.nodes
-    return node_index(process.hostname, known) is not None if known else None
+    nodes = job.nodes if job else ()
+    return node_index(process.hostname, nodes) is not None if nodes else None
 
 
 def _without(detectors: Sequence[Detector], process: Process) -> Process:
+    """Return the process without the variables of these detectors."""
     prefixes = tuple(prefix for d in detectors for prefix in d.prefixes)
     kept = {k: v for k, v in process.environ.items() if not k.startswith(prefixes)}
     return replace(process, environ=kept) if prefixes else process

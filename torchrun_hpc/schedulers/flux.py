@@ -1,12 +1,13 @@
 """Flux: written from its documentation, not tried with a real one.
 
-Flux sets ranks and sizes, but no node names. The tasks exchange those by PMI. A ``flux
-batch`` script and a ``flux alloc`` shell have none of these variables. Source:
+Flux sets ranks and sizes, but no node names. The tasks exchange the names by PMI. A
+``flux batch`` script and a ``flux alloc`` shell have none of these variables. Source:
 flux-environment(7).
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.schedulers.detector import (
@@ -44,10 +45,10 @@ RUN = Launcher(
 def task_layout(process: Process) -> TaskLayout:
     """Return Flux's layout of the tasks."""
     flux = Variables(process.environ, "Flux", "FLUX_*")
-    rank, size, nodes = (flux.integer(name) for name in (RANK, SIZE, NODES))
-    local_rank = flux.integer(LOCAL_RANK)  # only PMI knows how many there are
+    size, nodes = flux.integer(SIZE), flux.integer(NODES)
+    local_size = math.ceil(size / max(nodes, 1))  # only PMI knows the exact number
     layout = TaskLayout(
-        task=Task(rank, size, local_rank, -(-size // max(nodes, 1))),
+        task=Task(flux.integer(RANK), size, flux.integer(LOCAL_RANK), local_size),
         provenance={
             "tasks": SIZE,
             "task": RANK,

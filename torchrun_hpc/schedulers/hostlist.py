@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 from itertools import product
 
+from torchrun_hpc.errors import shortened
+
 MAX_HOSTS = 65_536
 """The maximum number of hosts in a list. It is Slurm's MAX_RANGE, for one range."""
 
 _MAX_NAME = 253
 """The maximum length of a host name with its domain (RFC 1035)."""
 
-_MAX_QUOTE = 40
+_MAX_QUOTE = 40  # characters of a list that a message quotes
 
 _SEPARATORS = re.compile(r"[, \t\n]*")
 _ELEMENT = re.compile(r"(?:[A-Za-z0-9._-]|\[[^]]*\])+")
@@ -52,7 +54,7 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
         hosts += _expand_element(text[at:end], at, MAX_HOSTS - len(hosts))
         at = end
     if not hosts:
-        raise HostlistError(f"{_quote(text)} names no host")
+        raise HostlistError(f"{_quoted(text)} names no host")
     return tuple(hosts)
 
 
@@ -119,14 +121,14 @@ def _expand_ranges(text: str, at: int, room: int) -> list[str]:
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Return where a match of ``pattern`` at ``at`` ends; ``at`` without a match."""
+    """Return the end of the match at position ``at``; without a match, ``at``."""
     match = pattern.match(text, at)
     return match.end() if match else at
 
 
 def _fault(piece: str, at: int, reason: str) -> HostlistError:
-    return HostlistError(f"{_quote(piece)} at position {at + 1} {reason}")
+    return HostlistError(f"{_quoted(piece)} at position {at + 1} {reason}")
 
 
-def _quote(text: str) -> str:
-    return repr(text if len(text) <= _MAX_QUOTE else f"{text[:_MAX_QUOTE]}...")
+def _quoted(text: str) -> str:
+    return repr(shortened(text, _MAX_QUOTE))

@@ -1,8 +1,8 @@
 """Hydra: MPICH's and Intel MPI's mpiexec and mpirun.
 
-Hydra passes the whole environment of its machine to all tasks. No variable tells two
-launches in one job apart, so the tasks exchange an id. Sources: MPICH's
-``src/pm/hydra``, and the environments of both.
+Hydra passes the whole environment of the machine where it was started to all tasks. No
+variable distinguishes two launches in one job, so the tasks exchange an id. Sources:
+MPICH's ``src/pm/hydra``, and the environments of both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOCAL_RANK = "MPI_LOCALRANKID"
 LOCAL_SIZE = "MPI_LOCALNRANKS"
 _TASK = (pmi.RANK, pmi.SIZE, LOCAL_RANK, LOCAL_SIZE)
 
-# Intel MPI accepts the option, but follows its I_MPI_PIN*. By default, these give all
+# Intel MPI accepts cpu_option, but follows its I_MPI_PIN*. By default, these give all
 # CPUs to a single task.
 MPIEXEC = Launcher(
     name="mpiexec",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# The provenance of a node rank that is an index in the list of nodes.
+# The provenance of a node rank that comes from this host's place in the list of nodes.
 BY_NAME = "host name"
 
 _NO_NUMBER, _NO_TEXT = Setting(0, ""), Setting("", "")
@@ -31,10 +31,11 @@ class LaunchContext(Enum):
 
 @dataclass(frozen=True)
 class Promise:
-    """A scheduler's promises for this node, each with its variable; 0 or empty without.
+    """A scheduler's promises for this node, each with its variable.
 
-    ``threads`` is its own ``OMP_NUM_THREADS``. ``hook_port`` is the ``MASTER_PORT``
-    that a container hook exports, equal for all steps of a job.
+    A missing promise is 0 or empty. ``threads`` is the ``OMP_NUM_THREADS`` that the
+    scheduler itself sets. ``hook_port`` is the ``MASTER_PORT`` that a container hook
+    exports; it is equal for all steps of a job.
     """
 
     cpus_per_task: Setting = _NO_NUMBER  # if the launcher did not forward it
@@ -51,36 +52,36 @@ class Launcher:
     Attributes:
         template: A command that starts ``{command}`` once on each of ``{nodes}`` nodes,
             or on all nodes.
-        cpu_option: Option that gives a task ``{cpus}`` CPUs, or all. Without ``{cpus}``
-            it is always added for one task per node: many launchers bind a task to a
-            core.
+        cpu_option: Option that gives a task ``{cpus}`` CPUs, or all. If it lacks
+            ``{cpus}``, it is always part of a command with one task per node, because
+            many launchers bind a task to a core.
         fills_all_nodes: Whether it uses all nodes of the job by default. Others fill
             one node after another.
         fail_together: Command and option with which one failed task ends all; empty if
             that is the default.
         forgets_cpus: Why a task may have fewer CPUs than promised.
-        remembers_cpus: A line that corrects this.
+        remembers_cpus: A shell command that corrects this.
         takes_from: The commands that make a job and also accept ``cpu_option``; empty
-            if the job's CPUs are no limit.
-        network_hint: How to name the nodes' network, with ``{interface}``; empty if it
-            shows at most one address.
+            if the job's CPUs do not limit a task's.
+        network_hint: How the user can name the nodes' network, with ``{interface}``;
+            empty if the launcher shows at most one address of the head node.
     """
 
     name: str
     template: str
-    cpu_option: str
-    block_option: str  # puts ``{tasks}`` neighbouring ranks on each node
+    cpu_option: str = ""
+    block_option: str = ""  # puts ``{tasks}`` neighbouring ranks on each node
     host_file_option: str = ""  # empty if it always asks the scheduler
     fills_all_nodes: bool = False
     fail_together: str = ""
-    exclude: str = ""  # comes before the names of nodes that a job must avoid
-    forward_option: str = ""  # comes before a variable; empty if it forwards all
+    exclude: str = ""  # option before the names of nodes that a job must avoid
+    forward_option: str = ""  # before a variable's name; empty if it forwards all
     bind_option: str = ""  # gives each task ``N`` CPUs of its own
     all_gpus_option: str = ""  # shows a task all GPUs of its node
     forgets_cpus: str = ""
     remembers_cpus: str = ""
     takes_from: str = ""
-    node_variable: str = ""  # has the rank of a task's node
+    node_variable: str = ""  # variable with the rank of a task's node
     network_hint: str = ""
     ends_others: bool = True  # whether it ends all tasks of a failed job
     may_wait: bool = False  # whether it may wait forever for a lost node
@@ -94,7 +95,10 @@ class Launcher:
     def once_per_node(
         self, nodes: int | str, command: str, host_file: str = "", options: str = ""
     ) -> str:
-        """Return the line that starts a command once on each node, or two to choose."""
+        """Return the line that starts a command once on each node, or two alternatives.
+
+        ``options`` come before the command.
+        """
         has_file = self.host_file_option and host_file
         hosts = f"{self.host_file_option} {host_file}" if has_file else ""
         has_cpus = "{cpus}" in self.cpu_option or self.cpu_option == options
@@ -125,11 +129,11 @@ class Job:
             a step, these are the step's nodes; in an interactive step, only this node;
             otherwise, the job's.
         head_candidates: Probable place of rank 0: one name, or addresses of one
-            machine. Rank 0 can check whether they are its own. Empty if it is known.
+            machine, which rank 0 can compare with its own. Empty if ``nodes`` has it.
         nodelist_is_shared: Whether all nodes find the same ``nodes``. Over ssh, Open
             MPI forwards the scheduler's variables to no other node.
-        pmi_is_open: Whether the connection to the process manager (PMI) is still open,
-            over which the tasks have exchanged their hosts.
+        pmi_is_open: Whether the tasks have exchanged their hosts, and the connection to
+            the process manager (PMI) is still open.
         host_file: Host file for a launcher that does not ask the scheduler; or empty.
         names_instance: Whether ``launch_id`` differs between two simultaneous launches
             in one job.
@@ -177,15 +181,16 @@ class Job:
 
     @property
     def first_known_node(self) -> str:
-        """The first known name of a node, the same on all nodes if possible."""
+        """The first known name of a node; usually the same on all nodes."""
         return next(filter(None, self.nodes), self.hostname)
 
     def once_per_node(
         self, command: str, options: str = "", nodes: int | None = None
     ) -> str:
-        """Write the line that starts a command once on each node.
+        """Return the line that starts a command once on each node.
 
-        If the launcher filled the first nodes, these are all nodes of the job.
+        If the launcher has put several tasks on the first nodes, the line uses all
+        nodes of the job.
         """
         if nodes is None:
             filled = self.has_several_tasks and not self.launcher.fills_all_nodes
@@ -194,7 +199,7 @@ class Job:
 
 
 def same_host(one: str, other: str) -> bool:
-    """Return whether two names mean one host; either may lack its domain."""
+    """Return whether two names mean the same host; either may lack its domain."""
     if one == other:
         return True
     label, _, domain = one.partition(".")
@@ -203,10 +208,10 @@ def same_host(one: str, other: str) -> bool:
 
 
 def node_index(host: str, nodes: Sequence[str]) -> int | None:
-    """Return the index of a host in a list of nodes; ``None`` if it is not in it."""
+    """Return the index of a host in a list of nodes; ``None`` outside the list."""
     return next((i for i, node in enumerate(nodes) if same_host(node, host)), None)
 
 
 def as_identifier(text: str) -> str:
-    """Replace characters that are not allowed in a launch id, or a value of PMI."""
+    """Replace characters that a launch id, or a value of PMI, must not contain."""
     return re.sub("[^A-Za-z0-9._-]", "-", text)

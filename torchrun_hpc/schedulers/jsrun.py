@@ -47,8 +47,7 @@ DETECTOR = Detector(
     name="jsrun",
     markers=(RANK,),
     rank=(RANK,),
-    prefixes=(),  # its daemon counts as LSF's
-    daemons=(),
+    # Without prefixes and daemons: its daemon counts as LSF's.
     launcher=JSRUN,
     task_layout=task_layout,
 )

@@ -24,10 +24,7 @@ NO_SCHEDULER = Allocation("", "", (), {}, host_file="HOSTFILE")
 
 
 def launched_job(
-    detector: Detector,
-    layout: TaskLayout,
-    allocation: Allocation,
-    process: Process,
+    detector: Detector, layout: TaskLayout, allocation: Allocation, process: Process
 ) -> job.Job:
     """Describe the job of a task; refuse contradictory ranks, or an unclear size."""
     launcher, listed = detector.launcher, allocation.nodes
@@ -76,9 +73,9 @@ def launched_job(
 
 
 def _names(layout: TaskLayout, listed: Sequence[str], nodes: int) -> tuple[str, ...]:
-    """Return the nodes' names in rank order, which the scheduler's list can lack.
+    """Return the nodes' names in rank order; an unknown name is empty.
 
-    An unknown name is empty.
+    The tasks' host names may lack a domain, so the scheduler's ``listed`` names count.
     """
     labels = {node.partition(".")[0]: node for node in listed}
     names = tuple(labels.get(host.partition(".")[0], "") for host in layout.hosts)
@@ -88,7 +85,8 @@ def _names(layout: TaskLayout, listed: Sequence[str], nodes: int) -> tuple[str, 
     if layout.pmi_is_open and names[0]:
         (head,) = layout.head_candidates
         if not job.same_host(names[0], head):  # this launch uses a part of the job
-            return (head, *("",) * (nodes - 1))
+            unknown = [""] * (nodes - 1)
+            return (head, *unknown)
     return names
 
 
@@ -114,7 +112,10 @@ def _check_ranks(detector: Detector, layout: TaskLayout, nodes: int | None) -> N
 def _number_of_nodes(
     detector: Detector, layout: TaskLayout, listed: int, index: int | None, line: str
 ) -> int:
-    """Return the number of nodes: a launch uses the first ones of those listed."""
+    """Return how many nodes the launch uses: the first ones in the scheduler's list.
+
+    ``index`` is this node's place in the list, and ``line`` a command for the message.
+    """
     task = layout.task
     if layout.nodes is not None:
         return layout.nodes
@@ -138,6 +139,7 @@ def _number_of_nodes(
 
 
 def _usual_node_rank(layout: TaskLayout, nodes: int) -> int:
+    """Return the node rank if tasks fill node after node, or go to nodes in turn."""
     task = layout.task
     if task.size == nodes:
         return task.rank
@@ -154,9 +156,13 @@ def _usual_node_rank(layout: TaskLayout, nodes: int) -> int:
 def _launch_id(
     detector: Detector, layout: TaskLayout, allocation: Allocation
 ) -> tuple[str, str]:
-    parts = [(layout.instance, layout.provenance.get("launch_id", ""))]
+    """Return the launch id, and its variables."""
+    parts, sources = [], []
     if allocation.launch_id and layout.nodelist_is_shared:
-        parts.insert(0, (allocation.launch_id, allocation.provenance["launch_id"]))
-    parts = [(text, source) for text, source in parts if text]
-    text = ".".join(text for text, _ in parts) or detector.launcher.name
-    return as_identifier(text), ", ".join(source for _, source in parts)
+        parts.append(allocation.launch_id)
+        sources.append(allocation.provenance["launch_id"])
+    if layout.instance:
+        parts.append(layout.instance)
+        sources.append(layout.provenance.get("launch_id", ""))
+    text = ".".join(parts) or detector.launcher.name
+    return as_identifier(text), ", ".join(sources)

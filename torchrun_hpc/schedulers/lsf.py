@@ -39,44 +39,46 @@ def allocation(process: Process) -> Allocation:
     lsf = Variables(process.environ, "LSF", "LSB_*")
     hosts, source = _hosts(lsf, process)
     if lsf.first(jsrun.RANK, jsrun.ALLOCATION_ID):
-        hosts = hosts[1:]
-    launch_id, by = lsf.first(JOB_ID), JOB_ID
+        hosts = hosts[1:]  # only the script runs on the first one
+    launch_id, id_source = lsf.first(JOB_ID), JOB_ID
     if lsf.first(ARRAY_INDEX) not in {"", "0"}:
-        launch_id, by = f"{launch_id}_{lsf.first(ARRAY_INDEX)}", f"{by}, {ARRAY_INDEX}"
+        launch_id += f"_{lsf.first(ARRAY_INDEX)}"
+        id_source += f", {ARRAY_INDEX}"
     return Allocation(
         scheduler="LSF",
         launch_id=as_identifier(launch_id),
         nodes=hosts,
-        provenance={"nodes": source, "launch_id": by},
+        provenance={"nodes": source, "launch_id": id_source},
         host_file=f"${HOST_FILES[1]}",
     )
 
 
 def detect(process: Process) -> Job:
-    """Describe the LSF job of a script."""
+    """Describe the job of a script that LSF started."""
     has_jsrun = process.environ.get(jsrun.ALLOCATION_ID)
     launcher = jsrun.JSRUN if has_jsrun else MPIRUN
     return allocation(process).job_of_script(process.hostname, launcher)
 
 
 def _hosts(lsf: Variables, process: Process) -> tuple[tuple[str, ...], str]:
+    """Return the hosts, each once, and their variable; without hosts, all variables."""
     for name in HOST_FILES:
-        text = process.read(lsf.first(name)) if lsf.first(name) else None
-        hosts = hosts_in((text or "").splitlines(), name, counts=True)
+        lines = (process.read(lsf.first(name)) or "").splitlines()
+        hosts = hosts_in(lines, name, counts=True)
         if hosts:
             break
     else:
         name = HOST_COUNTS if lsf.first(HOST_COUNTS) else HOSTS
-        words = lsf.first(name).split()
+        words = lsf.first(name).split()  # with counts: a host, its slots, and so on
         hosts = hosts_in(words[::2] if name == HOST_COUNTS else words, name)
-    any_of = f"{', '.join([*HOST_FILES, HOST_COUNTS])} or {HOSTS}"
-    return tuple(dict.fromkeys(hosts)), name if hosts else any_of
+    if not hosts:
+        name = f"{', '.join([*HOST_FILES, HOST_COUNTS])} or {HOSTS}"
+    return tuple(dict.fromkeys(hosts)), name
 
 
 DETECTOR = Detector(
     name="LSF",
     markers=(JOB_ID,),
-    rank=(),
     prefixes=("LSB_",),
     daemons=("res", "sbatchd", "blaunch", "jsmd"),
     launcher=MPIRUN,

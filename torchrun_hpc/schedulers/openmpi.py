@@ -73,20 +73,21 @@ def task_layout(process: Process) -> TaskLayout:
         nodelist_is_shared=False,  # ssh does not forward the scheduler's variables
     )
     task = layout.task
-    # It also counts nodes that have a daemon of mpirun, but no task.
+    # NODES also counts nodes that have a daemon of mpirun, but no task.
     one_each = task.local_size == 1 and (before is None or task.rank <= before)
-    counts = nodes and (nodes < task.size or (nodes == task.size and one_each))
-    return replace(layout, nodes=nodes) if counts else layout
+    is_exact = nodes < task.size or (nodes == task.size and one_each)
+    return replace(layout, nodes=nodes) if nodes and is_exact else layout
 
 
 def _machine(ompi: Variables) -> tuple[tuple[str, ...], str]:
+    """Return the addresses or the name of mpirun's machine, and their variable."""
     uris = re.findall(r"tcp6?://([^;]+):[0-9]+", ompi.first(MACHINE))
     if uris:
         parts = (part.strip("[]") for uri in uris for part in uri.split(","))
-        found = tuple(p for p in parts if re.fullmatch("[0-9A-Fa-f:.]+", p))
-        return found, MACHINE
+        is_address = re.compile("[0-9A-Fa-f:.]+").fullmatch
+        return tuple(filter(is_address, parts)), MACHINE
     named = re.fullmatch(r"\w+-(.+)-[0-9]+@[0-9]+", ompi.first(INSTANCE))
-    return ((named[1],) if named else ()), INSTANCE
+    return named.groups() if named else (), INSTANCE
 
 
 DETECTOR = Detector(

@@ -1,8 +1,8 @@
 """HPE Cray PALS: mpiexec on Cray systems with PBS.
 
 Slurm (``--mpi=cray_shasta``) and Flux set the same variables. PALS_NRANKS, PALS_PPN and
-PALS_DEPTH are for mpiexec, which does not set them for tasks. Sources: Slurm's
-``src/plugins/mpi/cray_shasta``, ALCF's and NCAR's documentation.
+PALS_DEPTH are settings for mpiexec, which does not set them for its tasks. Sources:
+Slurm's ``src/plugins/mpi/cray_shasta``, ALCF's and NCAR's documentation.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ DETECTOR = Detector(
     name="PALS",
     markers=(RANK,),
     rank=(RANK,),
-    prefixes=(),  # its daemons are unknown
-    daemons=(),
+    # Without prefixes and daemons: these are unknown.
     launcher=MPIEXEC,
     task_layout=task_layout,
 )

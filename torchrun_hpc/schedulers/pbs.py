@@ -58,39 +58,35 @@ _INTERACTIVE = "PBS_INTERACTIVE"  # a value of ENVIRONMENT
 PBSDSH = Launcher(
     name="pbsdsh",
     template="pbsdsh -- {command}",
-    cpu_option="",
-    block_option="",
     ends_others=False,
     may_wait=True,
 )
 
 # Where PBS writes it. On the head node, pbsdsh does not set the variable.
 USUAL_FILE = "/var/spool/pbs/aux/{}"
-_NUMBER = r"[0-9]+(\[[0-9]*\])?"  # a job's; its file is called NUMBER.SERVER
+_NUMBER = r"[0-9]+(\[[0-9]*\])?"  # of a job, whose file is called NUMBER.SERVER
 
 # It is unknown which mpiexec a script will use. Hydra (MPICH, Intel MPI) accepts PALS's
-# options. Open MPI does not, and without tm it does not ask PBS for the hosts. PALS and
-# Hydra have different options against binding, and reject each other's. -x forwards
-# the job's number, by which the other nodes find the node file.
+# options. Open MPI does not. If it was built without tm, it does not ask PBS for the
+# hosts. There is no cpu_option: PALS and Hydra have different ones, and reject each
+# other's. -x forwards the job's number, by which other nodes find the node file.
 _WITH_NUMBER = f"${NODE_FILE} {MPIRUN.forward_option} {JOB_ID}"
 _TO_MPIRUN = MPIRUN.once_per_node("{nodes}", "{command}", _WITH_NUMBER)
 ANY_MPIEXEC = Launcher(
     name="mpiexec",
     template=MPIEXEC.template,
     other_template=f"{_TO_MPIRUN}   # with Open MPI",
-    cpu_option="",
-    block_option="",
 )
 
 
 def allocation(process: Process) -> Allocation:
     """Return the nodes of the PBS job."""
     pbs = Variables(process.environ, "PBS", "PBS_*")
-    return _allocation(pbs, *_node_file(pbs, process, own_first=False))
+    return _allocation(pbs, *_node_file(pbs, process, is_task=False))
 
 
 def _allocation(pbs: Variables, lines: list[str], source: str) -> Allocation:
-    """Return the nodes in a file with one line per slot, in any order."""
+    """Return the nodes in the lines of a node file: one per slot, in any order."""
     number, _, _ = pbs.first(JOB_ID).partition(".")
     return Allocation(
         scheduler="PBS",
@@ -105,9 +101,8 @@ def detect(process: Process) -> Job:
     """Describe the job of a script, or of a task that PBS itself started."""
     pbs = Variables(process.environ, "PBS", "PBS_*")
     is_task = bool(re.fullmatch("[0-9A-Fa-f]{8}", pbs.first(TASK_NUMBER)))
-    lines, source = _node_file(pbs, process, own_first=is_task)
-    found = _allocation(pbs, lines, source)
-    job = found.job_of_script(process.hostname, ANY_MPIEXEC)
+    lines, source = _node_file(pbs, process, is_task=is_task)
+    job = _allocation(pbs, lines, source).job_of_script(process.hostname, ANY_MPIEXEC)
     if is_task:
         return _task(pbs, process, job, lines)
     if pbs.first(ENVIRONMENT) == _INTERACTIVE and job.node_rank is not None:
@@ -162,28 +157,28 @@ def _task(pbs: Variables, process: Process, job: Job, lines: list[str]) -> Job:
 
 
 def _node_file(
-    pbs: Variables, process: Process, *, own_first: bool
+    pbs: Variables, process: Process, *, is_task: bool
 ) -> tuple[list[str], str]:
     """Return the lines of the node file, and its source.
 
     ``qsub -V`` inside another job forwards that job's variable. In pbsdsh's first task,
-    PBS does not replace it, so there the job's own file comes first. A file named after
-    another job never counts.
+    PBS does not replace it, so in a task the files named after this job come first. A
+    file named after another job never counts.
     """
-    named, job = pbs.first(NODE_FILE), pbs.first(JOB_ID)
-    folder, _, name = named.rpartition("/")
-    (number, _, server), own_server = name.partition("."), job.partition(".")[2]
-    is_other = name != job and server == own_server and re.fullmatch(_NUMBER, number)
+    explicit, job = pbs.first(NODE_FILE), pbs.first(JOB_ID)
+    folder, _, name = explicit.rpartition("/")
+    number, _, server = name.partition(".")
+    is_of_server = server == job.partition(".")[2]
+    is_other = is_of_server and name != job and re.fullmatch(_NUMBER, number)
     usual = USUAL_FILE.format(job)
-    own = [f"{folder}/{job}", usual] if folder else [usual]
-    paths = [*own, named] if own_first else [named, *own]
-    for path in filter(None, paths):
-        source = NODE_FILE if path == named else _shown(path)
-        text = None if path == named and is_other else process.read(path)
-        lines = hosts_in((text or "").splitlines(), source)
+    named = [f"{folder}/{job}", usual] if folder else [usual]
+    forwarded = [explicit] if explicit and not is_other else []
+    for path in [*named, *forwarded] if is_task else [*forwarded, *named]:
+        source = NODE_FILE if path == explicit else _shown(path)
+        lines = hosts_in((process.read(path) or "").splitlines(), source)
         if lines:
             return lines, source
-    shown = _shown(named or usual)
+    shown = _shown(explicit or usual)
     if is_other:
         shown = f"{_shown(usual)} ({NODE_FILE}={shown} is another job's)"
     return [], shown

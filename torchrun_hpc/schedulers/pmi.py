@@ -6,13 +6,13 @@ writes its host name. Rank 0 reads them and writes the whole list, so other task
 few requests. Sources: MPICH's ``src/pmi/src/pmi_wire.c`` and ``pmi_v1.c``; seen with
 MPICH 4, 5 and Intel MPI 2021.
 
-For Hydra, ``-hosts a,b,a`` are three nodes (MPICH 4 and 5) or two (Intel MPI). So tasks
-of one host are found by its name.
+For Hydra, ``-hosts a,b,a`` are three nodes (MPICH 4 and 5) or two (Intel MPI). So the
+host's name decides which tasks share a node.
 
 A process that has used the connection counts as an MPI program. If it ends without
 ``finalize``, Hydra kills the node's other tasks. After ``finalize``, MPI_Init fails. So
 `finalize` is for processes without MPI. `finalize_at_end` is for scripts: it finalizes
-after the script's end, unless the script has.
+after the script has ended, unless the script itself has finalized.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ RANK = "PMI_RANK"
 SIZE = "PMI_SIZE"
 
 # Names that no other program uses.
-_KEY = "torchrun_hpc_head"
+_KEY = "torchrun_hpc_head"  # rank 0's host, the launch's id, the number of parts
 _HOST = "torchrun_hpc_host_{}"  # per node, the host of its first task
 _HOSTS = "torchrun_hpc_hosts_{}"  # a part of the list of all hosts
 _MAPPING = "PMI_process_mapping"
 
-# Characters of a value. A line has at most 1024, with the names of store and key.
+# Characters of a value. A line has at most 1024, including the names of store and key.
 _LONGEST_VALUE = 512
 
 # No machine has more. A wrong number would take too much memory.
@@ -61,7 +61,7 @@ _LONGEST = 2**16
 
 @dataclass(frozen=True)
 class Exchanged:
-    """The facts that the tasks have exchanged, equal for all tasks."""
+    """The facts that the tasks have exchanged; they are equal for all tasks."""
 
     first_host: str  # of rank 0
     instance: str  # of this launch: a random number from rank 0
@@ -73,13 +73,16 @@ class PmiError(Exception):
     """The process manager gave no answer, or a wrong one."""
 
 
+_FAULTS = (PmiError, ValueError, OSError, OverflowError)
+
+
 def exchange(
     environ: Mapping[str, str],
     hostname: str,
     wait: Callable[[float], None] = lambda _seconds: None,
     machine: str = "",
 ) -> Exchanged | None:
-    """Ask the process manager, which all tasks must do; ``None`` if none answers.
+    """Exchange the hosts, which all tasks must do; ``None`` without an answer.
 
     The connection stays open and usable: nothing is finalized. ``wait`` is called from
     time to time with the seconds that this task has waited. ``machine`` is a text that
@@ -93,26 +96,32 @@ def exchange(
             manager.start()
             mapping = parse_mapping(manager.get(_MAPPING), size)
             nodes = mapping or tuple(range(size))
-            if rank == nodes.index(nodes[rank]):
+            if rank == nodes.index(nodes[rank]):  # the node's first task
                 host = f"{as_identifier(hostname)}/{as_identifier(machine)}"
                 manager.put(_HOST.format(nodes[rank]), host)
             manager.ask("cmd=barrier_in", wait)
             if rank == 0:
-                names = (_HOST.format(node) for node in range(max(nodes) + 1))
-                hosts = _each_once([manager.get(name) for name in names])
-                parts = range(0, len(hosts), _LONGEST_VALUE)
-                for number, at in enumerate(parts):
-                    manager.put(_HOSTS.format(number), hosts[at : at + _LONGEST_VALUE])
-                manager.put(_KEY, f"{hostname}/{os.urandom(4).hex()}/{len(parts)}")
+                _write_hosts(manager, hostname, max(nodes) + 1)
             manager.ask("cmd=barrier_in", wait)
-            first, instance, count, *_ = *manager.get(_KEY).split("/"), "", ""
-            if not instance:
-                return None
-            keys = (_HOSTS.format(part) for part in range(int(count or 0)))
+            first_host, _, rest = manager.get(_KEY).partition("/")
+            instance, _, parts = rest.partition("/")
+            if not parts:
+                return None  # rank 0 could not write
+            keys = (_HOSTS.format(part) for part in range(int(parts)))
             hosts = "".join(map(manager.get, keys))
-            return Exchanged(first, instance, *_joined(nodes, hosts, mapping))
-    except (PmiError, ValueError, OSError, OverflowError):
+            return Exchanged(first_host, instance, *_joined(nodes, hosts, mapping))
+    except _FAULTS:
         return None
+
+
+def _write_hosts(manager: _Manager, hostname: str, nodes: int) -> None:
+    """Write the list of hosts in parts; then rank 0's host, an id, and their number."""
+    names = (_HOST.format(node) for node in range(nodes))
+    hosts = _each_once([manager.get(name) for name in names])
+    parts = range(0, len(hosts), _LONGEST_VALUE)
+    for number, start in enumerate(parts):
+        manager.put(_HOSTS.format(number), hosts[start : start + _LONGEST_VALUE])
+    manager.put(_KEY, f"{hostname}/{os.urandom(4).hex()}/{len(parts)}")
 
 
 def _each_once(machines: Sequence[str]) -> str:
@@ -132,15 +141,15 @@ def _joined(
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return each rank's node, and the nodes' names.
 
-    ``nodes`` are the process manager's, and `_each_once` wrote ``hosts``. Without a
-    valid list of hosts, the result is ``mapping``.
+    ``nodes`` are each rank's node for the process manager, and `_each_once` wrote
+    ``hosts``. Without a valid list of hosts, return ``mapping`` and no names.
     """
     written = hosts.split(",")
     if not hosts or len(written) != max(nodes) + 1:
         return mapping, ()
     names = [host for host in written if not host.startswith("#")]
-    new = iter(range(len(names)))
-    numbers = [int(h[1:]) if h.startswith("#") else next(new) for h in written]
+    new = itertools.count()
+    numbers = [int(host[1:]) if host.startswith("#") else next(new) for host in written]
     return tuple(numbers[node] for node in nodes), tuple(names)
 
 
@@ -151,14 +160,14 @@ def is_announced(environ: Mapping[str, str]) -> bool:
 
 
 def finalize(environ: Mapping[str, str]) -> None:
-    """End the exchange, for a task that will not use MPI."""
-    with contextlib.suppress(PmiError, ValueError, OSError, OverflowError):
+    """Tell the process manager that this task ends, and will not use MPI."""
+    with contextlib.suppress(*_FAULTS):
         if environ.get(DESCRIPTOR):
             _Manager(int(environ[DESCRIPTOR])).ask("cmd=finalize")
 
 
 def finalize_at_end(environ: Mapping[str, str]) -> None:
-    """End the exchange when this process has ended, also after an exec."""
+    """Finalize when this process has ended, also after an exec; see `finalize`."""
     if not environ.get(DESCRIPTOR):
         return
     try:
@@ -173,18 +182,21 @@ def finalize_at_end(environ: Mapping[str, str]) -> None:
         finalize(environ)
 
 
+_NUMBER = "[0-9]{1,7}"
+_BLOCK = rf"(?:\({_NUMBER},{_NUMBER},{_NUMBER}\)|{_NUMBER})"
+_PART = rf"(?:{_BLOCK}|\[{_BLOCK}(?:,{_BLOCK})*\]x{_NUMBER})"
+
+
 def parse_mapping(text: str, size: int) -> tuple[int, ...]:
     """Return the node of each rank from ``(vector,(0,3,1))``; empty if malformed.
 
-    The example: from node 0, three nodes with one task each. MPICH 5 writes ``2`` for
-    ``(2,1,1)``, and ``[...]x3`` for three repetitions. The list repeats while tasks are
-    left.
+    The example means: from node 0, three nodes with one task each. MPICH 5 writes ``2``
+    for ``(2,1,1)``, and ``[...]x3`` for three repetitions. The list repeats while tasks
+    are left.
     """
     if not re.fullmatch(rf"\(vector,{_PART}(,{_PART})*\)", text):
         return ()
     blocks = list(itertools.islice(_blocks(text, size), size))
-    if not blocks:
-        return ()
     node_of_task = (
         node
         for first, nodes, tasks in itertools.cycle(blocks)
@@ -196,13 +208,11 @@ def parse_mapping(text: str, size: int) -> tuple[int, ...]:
     return tuple(numbers[node] for node in order)
 
 
-_NUMBER = "[0-9]{1,7}"
-_BLOCK = rf"(?:\({_NUMBER},{_NUMBER},{_NUMBER}\)|{_NUMBER})"
-_PART = rf"(?:{_BLOCK}|\[{_BLOCK}(?:,{_BLOCK})*\]x{_NUMBER})"
-
-
 def _blocks(text: str, most: int) -> Iterator[tuple[int, int, int]]:
-    """Yield first node, number of nodes and tasks on each, without empty blocks."""
+    """Yield first node, number of nodes, and tasks on each, without empty blocks.
+
+    A repetition is limited to ``most``.
+    """
     for part in re.findall(_PART, text):
         inside, _, times = part.partition("]x")
         for _ in range(min(int(times or 1), most)):
@@ -214,7 +224,7 @@ def _blocks(text: str, most: int) -> Iterator[tuple[int, int, int]]:
 
 
 class _Manager:
-    """The connection to a process manager; each question and answer is a line."""
+    """A connection to the process manager; each question and each answer is a line."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

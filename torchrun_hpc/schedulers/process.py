@@ -21,14 +21,14 @@ class Process:
     """The facts by which a launcher or scheduler is recognised.
 
     Attributes:
-        in_own_group: Whether its process group differs from that of the session leader.
-            An interactive shell starts each program in a group of its own; a wrapper or
+        in_own_group: Whether its process group differs from the session leader's. An
+            interactive shell starts each program in its own group; a wrapper or
             container runtime does not.
         ancestors: Names, up to 15 characters, of the visible processes above it,
             nearest first.
-        ancestor_pids: Their pids, and the next pid, whose process may be hidden.
-        may_be_renamed: Whether the host name may be a container's, which no node list
-            has.
+        ancestor_pids: Their pids, then the pid above them, which may be hidden.
+        may_be_renamed: Whether the host name may be a container's, which is in no list
+            of nodes.
         read: Returns the text of a file; ``None`` if it cannot be read.
         exchange: Asks the process manager (`pmi.exchange`).
     """
@@ -51,7 +51,7 @@ WeighedProcess = NewType("WeighedProcess", Process)
 
 
 def environment() -> Mapping[str, str]:
-    """Return the environment of this process; later changes show in it."""
+    """Return the environment of this process, which also shows later changes."""
     return os.environ
 
 
@@ -59,7 +59,7 @@ def this_process(
     exchange: Callable[[Mapping[str, str]], Exchanged | None] | None = None,
     command: str = "COMMAND",
 ) -> Process:
-    """Describe this process; without ``exchange``, no process manager is asked."""
+    """Describe this process; without ``exchange``, it never asks a process manager."""
     names, pids = procfs.ancestors(os.getppid())
     return Process(
         environ=environment(),

@@ -29,7 +29,7 @@ from torchrun_hpc.schedulers.job import (
 from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from torchrun_hpc.schedulers.process import Process
 
@@ -121,8 +121,8 @@ def detect(process: Process) -> Job | None:
 
     The host name distinguishes a shell on a job node from one on a login node, where
     SLURMD_NODENAME is not set. Programs from the shell of ``srun --pty`` inherit the
-    step's variables. Terminal, process group and pid tell them from the step itself. A
-    login to a job node has only some of the variables.
+    step's variables. Terminal, process group and pid distinguish them from the step
+    itself. A login to a job node has only some of the variables.
     """
     slurm = _Variables(process.environ, NAME, "SLURM_*")
     if slurm.first(STEP_NODES, STEP_NUM_NODES) and not _is_left_over(slurm):
@@ -152,7 +152,7 @@ def allocation(process: Process) -> Allocation | None:
 
 
 def promise(environ: Mapping[str, str]) -> Promise:
-    """Return Slurm's promises; malformed numbers are ignored.
+    """Return Slurm's promises; malformed numbers count as unset.
 
     Enroot's hook derives a port from the job's number. Source: NVIDIA's enroot,
     ``50-slurm-pytorch.sh``.
@@ -176,9 +176,17 @@ def promise(environ: Mapping[str, str]) -> Promise:
 
 
 class _Variables(Variables):
-    """Slurm's variables, also as lists."""
+    """Slurm's variables, also as lists and indexes."""
+
+    def index(self, name: str, size: int, limit: str) -> int:
+        """Return a number below ``size``; ``limit`` tells why, for a message."""
+        number = self.integer(name)
+        if number >= size:
+            raise _stale(f"{name}={number}, but {limit}")
+        return number
 
     def hosts(self, *names: str) -> tuple[str, ...]:
+        """Return the host names in the first set variable; refuse a repeated name."""
         name = self.name(*names)
         try:
             hosts = hostlist.expand_hostlist(self.environ[name])
@@ -189,6 +197,7 @@ class _Variables(Variables):
         return hosts
 
     def counts(self, *names: str) -> tuple[int, ...]:
+        """Return the numbers of tasks per node in the first set variable."""
         name = self.name(*names)
         try:
             return hostlist.expand_counts(self.environ[name])
@@ -199,7 +208,7 @@ class _Variables(Variables):
 def _is_left_over(slurm: _Variables) -> bool:
     """Return whether the step's variables belong to another job.
 
-    sbatch inside a step forwards them to its batch script (seen with 22.05).
+    In a step, sbatch forwards them to its batch script (seen with 22.05).
     """
     step, job = slurm.first(STEP_NODES), slurm.first(*JOB_NODES)
     is_other = step and job and step != job
@@ -207,18 +216,16 @@ def _is_left_over(slurm: _Variables) -> bool:
 
 
 def _srun(slurm: _Variables, nodes: Collection[str], *options: str) -> Launcher:
-    """Return the launcher, with one part per component that has some of these nodes."""
-    parts = [
-        (f"--het-group={name.rpartition('_')[2]}", str(number))
-        for name, hosts in _components(slurm).items()
-        if (number := len(set(hosts).intersection(nodes)))
-    ]
-    words = [
-        (group, *options, _ONCE_PER_NODE.replace("{nodes}", number))
-        for group, number in parts or [("", "{nodes}")]
-    ]
-    once = " : ".join(" ".join(filter(None, part)) for part in words)
-    return replace(SRUN, template=f"srun {once}")
+    """Return srun's command, with one part per component that has some of the nodes."""
+    parts = []
+    for name, hosts in _components(slurm).items():
+        number = len(set(hosts).intersection(nodes))
+        if number:
+            group = f"--het-group={name.rpartition('_')[2]}"
+            once = _ONCE_PER_NODE.replace("{nodes}", str(number))
+            parts.append(" ".join((group, *options, once)))
+    one_part = " ".join((*options, _ONCE_PER_NODE))
+    return replace(SRUN, template=f"srun {' : '.join(parts) or one_part}")
 
 
 def _components(slurm: _Variables) -> dict[str, tuple[str, ...]]:
@@ -235,19 +242,15 @@ def _step(slurm: _Variables) -> Job:
     tasks_per_node = _tasks_per_node(slurm, nodes)
     tasks_source = slurm.name(*STEP_TASKS_PER_NODE)
     size = sum(tasks_per_node)
-    task_rank = slurm.integer(TASK_RANK)
-    if task_rank >= size:
-        text = f"the step has only {size} tasks ({tasks_source})"
-        raise _stale(f"{TASK_RANK}={task_rank}, but {text}")
+    limit = f"the step has only {size} tasks ({tasks_source})"
+    task_rank = slurm.index(TASK_RANK, size, limit)
     index, node_source = _index(slurm, nodes)
     local_size = tasks_per_node[index]
-    local_rank = 0 if local_size == 1 else slurm.integer(LOCAL_RANK)
-    if local_rank >= local_size:
-        text = f"there are only {local_size} tasks on this node ({tasks_source})"
-        raise _stale(f"{LOCAL_RANK}={local_rank}, but {text}")
-    # With one task per node, task rank and node rank are equal. SLURM_NODEID is a place
-    # in the list. Since 26.05 tasks follow the topology (slurm_step_layout.c), before
-    # only a user's host list changed their order. No variable shows the order.
+    limit = f"there are only {local_size} tasks on this node ({tasks_source})"
+    local_rank = 0 if local_size == 1 else slurm.index(LOCAL_RANK, local_size, limit)
+    # With one task per node, task rank and node rank are equal. SLURM_NODEID is an
+    # index in the list. Since 26.05, tasks follow the topology (slurm_step_layout.c).
+    # Before, only a user's host list changed their order. No variable shows the order.
     node_rank = task_rank if size == len(nodes) else index
     order = _own_order(slurm, nodes) if len(nodes) > 1 else ""
     is_ranked = not order and node_rank == index
@@ -275,21 +278,20 @@ def _step(slurm: _Variables) -> Job:
 
 
 def _tasks_per_node(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, ...]:
+    names = f"{slurm.shown(STEP_NODES)} names {len(nodes)}"
     if slurm.first(STEP_NUM_NODES) and slurm.integer(STEP_NUM_NODES) != len(nodes):
-        number = f"{STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}"
-        text = f"{slurm.shown(STEP_NODES)} names {len(nodes)} nodes, but {number}"
+        text = f"{names} nodes, but {STEP_NUM_NODES}={slurm.first(STEP_NUM_NODES)}"
         raise _stale(text, everywhere=True)
     tasks_per_node = slurm.counts(*STEP_TASKS_PER_NODE)
     if len(tasks_per_node) != len(nodes):
         counts = f"{slurm.shown(*STEP_TASKS_PER_NODE)} counts the tasks of"
-        listed = f"{slurm.shown(STEP_NODES)} names {len(nodes)}"
-        text = f"{counts} {len(tasks_per_node)} nodes, but {listed}"
+        text = f"{counts} {len(tasks_per_node)} nodes, but {names}"
         raise _stale(text, everywhere=True)
     return tasks_per_node
 
 
 def _own_order(slurm: _Variables, nodes: tuple[str, ...]) -> str:
-    """Return the variables by which tasks are not in node order; empty if they are.
+    """Return the variables by which the tasks' order is not the nodes'; or empty.
 
     srun numbers the tasks of a heterogeneous step component by component, but sorts the
     nodes of all components together.
@@ -297,44 +299,44 @@ def _own_order(slurm: _Variables, nodes: tuple[str, ...]) -> str:
     if slurm.first(DISTRIBUTION) == ARBITRARY:
         return f"{DISTRIBUTION}={ARBITRARY}"
     groups = _components(slurm)
-    # Dictionaries as ordered sets.
-    hosts, step = dict.fromkeys(chain(*groups.values())), dict.fromkeys(nodes)
-    is_other = [h for h in hosts if h in step] != [h for h in step if h in hosts]
-    return ", ".join(groups) if is_other else ""
+    hosts, step = dict.fromkeys(chain(*groups.values())), {*nodes}
+    in_order_of_tasks = [host for host in hosts if host in step]
+    in_order_of_nodes = [node for node in nodes if node in hosts]
+    return "" if in_order_of_tasks == in_order_of_nodes else ", ".join(groups)
 
 
 def _index(slurm: _Variables, nodes: tuple[str, ...]) -> tuple[int, str]:
+    """Return this node's index in the step's nodes, and the variable that shows it."""
     name = slurm.first(NODE_NAME)
     if name in nodes:
         return nodes.index(name), NODE_NAME
     if name:
         raise _stale(_not_among(slurm, "step", STEP_NODES))
-    rank = slurm.integer(NODE_ID)
-    if rank >= len(nodes):
-        has = f"the step has only {len(nodes)} nodes, {slurm.shown(STEP_NODES)}"
-        raise _stale(f"{NODE_ID}={rank}, but {has}")
-    return rank, NODE_ID
+    limit = f"the step has only {len(nodes)} nodes, {slurm.shown(STEP_NODES)}"
+    return slurm.index(NODE_ID, len(nodes), limit), NODE_ID
 
 
 def _interactive_step(slurm: _Variables) -> Job:
-    """Describe a shell on a job node: one node, whatever the job has."""
+    """Describe a shell on a job node: one node, however many the job has."""
     node = slurm.first(NODE_NAME) or slurm.hosts(STEP_NODES)[0]
     source = NODE_NAME if slurm.first(NODE_NAME) else STEP_NODES
-    everywhere = list(chain(*_components(slurm).values()))
-    shell = _allocation(slurm, "interactive", (node,), source)
+    launch_id, id_source = _launch_id(slurm, "interactive")
+    sources = {"nodes": source, "launch_id": id_source}
+    shell = Allocation(NAME, launch_id, (node,), sources)
+    hosts = list(chain(*_components(slurm).values()))
     # Without --overlap, srun would wait for the resources of the shell's step.
-    srun = _srun(slurm, everywhere, "--overlap")
+    srun = _srun(slurm, hosts, "--overlap")
     return replace(
         shell.job_of_script(node, srun),
         context=LaunchContext.INTERACTIVE_STEP,
-        allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(everywhere), 1),
+        allocated_nodes=max(slurm.integer_or_zero(*JOB_NUM_NODES), len(hosts), 1),
     )
 
 
 def _batch_script(slurm: _Variables) -> Job:
     if slurm.integer(NODE_ID) > 0 or slurm.integer(TASK_RANK) > 0:
         # The script runs on the head node. So srun started this, and its list is
-        # missing or belongs to another step.
+        # missing, which ``name`` refuses, or belongs to another step.
         slurm.name(STEP_NODES)
         of_job = slurm.shown(*JOB_NODES)
         text = f"{slurm.shown(STEP_NODES)} names nodes that are not in {of_job}"
@@ -356,22 +358,22 @@ def _allocation_shell(slurm: _Variables, hostname: str) -> Job | None:
     return replace(job, context=LaunchContext.ALLOCATION_SHELL)
 
 
-def _allocation(
-    slurm: _Variables, step: str, nodes: Sequence[str] = (), source: str = ""
-) -> Allocation:
-    if not nodes and (groups := _components(slurm)):
-        nodes, source = list(chain(*groups.values())), ", ".join(groups)
-    elif not nodes:
+def _allocation(slurm: _Variables, step: str) -> Allocation:
+    """Return the job's nodes, with the launch id of a step; see `_launch_id`."""
+    groups = _components(slurm)
+    if groups:
+        nodes, source = tuple(dict.fromkeys(chain(*groups.values()))), ", ".join(groups)
+    else:
         nodes, source = slurm.hosts(*JOB_NODES), slurm.name(*JOB_NODES)
     launch_id, id_source = _launch_id(slurm, step)
-    provenance = {"nodes": source, "launch_id": id_source}
-    return Allocation(NAME, launch_id, tuple(dict.fromkeys(nodes)), provenance)
+    return Allocation(NAME, launch_id, nodes, {"nodes": source, "launch_id": id_source})
 
 
 def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
-    """Return the launch id, and its variables.
+    """Return the launch id, and its variables; refuse a step without a job.
 
     It is ``123456.0``, ``123456_7.0`` in an array, or ``123456.0-r1`` after a requeue.
+    Without ``step``, it is ``123456``.
     """
     job = slurm.first(*JOB_ID)
     if slurm.first(ARRAY_JOB_ID) and slurm.first(ARRAY_TASK_ID):
@@ -379,7 +381,7 @@ def _launch_id(slurm: _Variables, step: str) -> tuple[str, str]:
     elif not job:
         slurm.name(*JOB_ID[1:])
     restart = slurm.first(RESTART_COUNT)
-    suffix = f"-r{restart}" if restart not in ("", "0") else ""
+    suffix = f"-r{restart}" if restart not in {"", "0"} else ""
     names = [next(filter(slurm.first, JOB_ID), ""), ARRAY_JOB_ID, ARRAY_TASK_ID]
     names += [STEP_ID[0], RESTART_COUNT] if step else [RESTART_COUNT]
     launch_id = as_identifier(f"{job}.{step}{suffix}" if step else job + suffix)

@@ -1,7 +1,7 @@
 """The facts about computing centres: one TOML file each, and no code.
 
 ``jsc.toml`` is an example. A user's or administrator's file adds systems, or replaces
-one of the same name. ``python -m torchrun_hpc.sites`` shows and checks the files.
+a system of the same name. ``python -m torchrun_hpc.sites`` shows and checks the files.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import glob
 import re
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc.errors import LaunchError, choices
 from torchrun_hpc.options.values import NONE
 from torchrun_hpc.schedulers import pbs, slurm
-from torchrun_hpc.sites.site import REMEDY, Marker, Site, read
+from torchrun_hpc.sites.site import REMEDY, Marker, Site, read_sites
 from torchrun_hpc.variables import CONFIG_HOME, HOME
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def find(
 
     Args:
         environ: Environment of this process.
-        host: Name of the head node, so that all nodes find the same site; without a
-            job, of this machine.
+        host: Name of the head node, so that all nodes find the same site. Without a
+            job, name of this machine.
         setting: The user's setting: a site's name, a file, or ``none``, for which no
             file is read. ``None`` to recognise the site.
         folders: Folders of additional files, in order of precedence; by default the
@@ -59,9 +59,9 @@ def find(
         return None
     if len(sites) == 1:
         return replace(sites[0], found_by=str(setting))
-    found = _recognise(sites, environ, host)
-    if found is not None:
-        return replace(found, found_by=f"{setting}, {found.found_by}")
+    site = _recognise(sites, environ, host)
+    if site is not None:
+        return replace(site, found_by=f"{setting}, {site.found_by}")
     names = ", ".join(site.name for site in sites)
     raise LaunchError(
         "HPC048",
@@ -77,9 +77,9 @@ def load(
     folders: Sequence[Path] | None = None,
     setting: Setting | None = None,
 ) -> tuple[Site, ...]:
-    """Read all sites in the order of checking, or those of a setting; see `find`.
+    """Return all sites in the order of checking, or those of a setting; see `find`.
 
-    A setting gives a file's sites, the site of a name, or no site for ``none``.
+    The setting is a site's name, a file, or ``none``, which returns no site.
     """
     wanted = setting.value if setting else ""
     if wanted == NONE:
@@ -87,7 +87,9 @@ def load(
     if "/" in wanted or wanted.endswith(".toml"):
         if wanted.startswith("~/"):  # no shell expands it after a =
             wanted = environ.get(HOME, "~") + wanted[1:]
-        return read(Path(wanted), everywhere=_is_everywhere(Path(wanted), environ))
+        return read_sites(
+            Path(wanted), everywhere=_is_everywhere(Path(wanted), environ)
+        )
     sites: dict[str, Site] = {}
     for folder in (*(_folders(environ) if folders is None else folders), OURS):
         for site in _of_folder(folder, everywhere=_is_everywhere(folder, environ)):
@@ -110,13 +112,14 @@ def load(
 def _of_folder(folder: Path, *, everywhere: bool) -> list[Site]:
     # An unreadable folder counts as empty.
     files = sorted(glob.glob("*.toml", root_dir=folder))  # noqa: PTH207
-    sites = [s for file in files for s in read(folder / file, everywhere=everywhere)]
+    read = [read_sites(folder / file, everywhere=everywhere) for file in files]
+    sites = list(chain.from_iterable(read))
     for site in sites:
         both = " and ".join(twin.file for twin in sites if twin.name == site.name)
         if both != site.file:
             text = f"{both} both describe {site.name}. Remove one, {REMEDY}"
             raise LaunchError("HPC049", text, everywhere=everywhere)
-    return sorted(sites, key=lambda site: _order(site.markers))
+    return sorted(sites, key=lambda s: min(map(_order, s.markers), default=len(_LAST)))
 
 
 def _recognise(
@@ -124,16 +127,16 @@ def _recognise(
 ) -> Site | None:
     for _, group in groupby(sites, lambda site: Path(site.file).parent):
         markers = [(marker, site) for site in group for marker in site.markers]
-        for marker, site in sorted(markers, key=lambda pair: _order([pair[0]])):
+        for marker, site in sorted(markers, key=lambda pair: _order(pair[0])):
             if found_by := marker.match(environ, host):
                 return replace(site, found_by=found_by)
     return None
 
 
-def _order(markers: Iterable[Marker]) -> int:
-    order = {variable: place for place, variable in enumerate(_LAST, 1)}
-    kinds = ("file" if marker.file else marker.variable for marker in markers)
-    return min((order.get(kind, 0) for kind in kinds), default=len(_LAST) + 1)
+def _order(marker: Marker) -> int:
+    """Return the place of a marker's kind in `_LAST`; -1 for other variables."""
+    kind = "file" if marker.file else marker.variable
+    return _LAST.index(kind) if kind in _LAST else -1
 
 
 def _folders(environ: Mapping[str, str]) -> tuple[Path, ...]:

@@ -20,7 +20,7 @@ from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites import profile
-from torchrun_hpc.sites.site import read
+from torchrun_hpc.sites.site import read_sites
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,8 @@ _WIDTH = 16
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv``, and return the exit code.
 
-    It is 1 if no site matches here, and 2 if a file or name is wrong (like argparse's).
+    It is 1 if this machine has no site, and 2 if a file or name is wrong (as in
+    argparse).
     """
     parser = argparse.ArgumentParser(
         COMMAND, description="Show and check the known computing centres."
@@ -44,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     show = add("show", help="print everything about one site")
     show.add_argument("site", metavar="NAME|FILE")
     show.set_defaults(run=_show)
-    here = add("here", help="print this machine's site, and why it is recognised")
-    here.set_defaults(run=_here)
+    this = add("here", help="print this machine's site, and why it is recognised")
+    this.set_defaults(run=_here)
     check = add("check", help="check site files")
     check.add_argument("files", metavar="FILE", nargs="+")
     check.set_defaults(run=lambda args: max(map(_check, args.files)))
@@ -57,11 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list(_: argparse.Namespace) -> int:
-    environ, _host, _setting, here = _look()
+    environ, _host, _setting, this_site = _look()
+    this = (this_site.name, this_site.file) if this_site else ()
     console.output("Known sites; * marks the one of this machine:\n")
     for site in sites.load(environ):
-        is_here = here is not None and (here.name, here.file) == (site.name, site.file)
-        mark = "*" if is_here else " "
+        mark = "*" if (site.name, site.file) == this else " "
         _write(f"{mark} {site.name}", [f"{site.title}; {site.centre}", *_markers(site)])
         _write("", _lines("examples", site.examples)[:1])
         first, *more = _lines("variables", site.variables) or [""]
@@ -99,7 +100,7 @@ def _here(_: argparse.Namespace) -> int:
 
 def _check(file: str) -> int:
     try:
-        checked = read(Path(file), everywhere=False)
+        checked = read_sites(Path(file), everywhere=False)
     except LaunchError as error:
         return console.refuse(error)
     console.output(f"{file}: ok: {', '.join(site.name for site in checked)}\n")

@@ -1,7 +1,7 @@
 """A node's own profile: lines of ``NAME=VALUE``, which are read and never executed.
 
-Images of clouds have one. Its values fit the installed release of NCCL's plugin, while
-a list in a package becomes wrong with the next image (NVIDIA/aicr#422).
+Images of clouds have such a file. Its values fit the installed release of NCCL's
+plugin. A list in a package would become wrong with the next image (NVIDIA/aicr#422).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLAIN = re.compile(
     re.VERBOSE,
 )
 
-# A name that any other line can change, but not one that it reads.
+# A name that any other line can change, but not a name that the line only reads.
 _NAME = re.compile(r"(?<![$\w{])[A-Z_][A-Z0-9_]*\b")
 
 # A comment at the end of a line.
@@ -43,7 +43,7 @@ _WHOLE = re.compile(
 # After these, a shell possibly does not reach the next line.
 _LEAVES = re.compile(r"(^|[\s;&|(){}])(return|exit|exec|break|continue)($|[\s;&|)}])")
 
-# Blocks: what opens each, and what closes it.
+# The words that open a block, and those that close it.
 _BLOCKS = {"if": "fi", "do": "done", "case": "esac", "{": "}", "(": ")"}
 _WORD = re.compile(r"[(){}]|[^\s;&|(){}]+")
 
@@ -53,7 +53,7 @@ class Profile:
     """The content of a profile.
 
     Attributes:
-        variables: The values that the site allows, each with file and line.
+        variables: The values whose names the site allows, each with file and line.
         skipped: The names whose last value was not taken, each with line and reason.
         problem: Why the file cannot be read; empty if it was read.
     """
@@ -64,7 +64,7 @@ class Profile:
 
 
 def of_site(site: Site | None) -> Profile:
-    """Read the file on this node that a site names, if it names one."""
+    """Read the profile that a site names, from this node; empty without a profile."""
     if site is None or not site.profile:
         return Profile()
     try:
@@ -75,8 +75,8 @@ def of_site(site: Site | None) -> Profile:
 
 
 def parse(file: str, text: str, allowed: Collection[str]) -> Profile:
-    """Parse the text of a profile; of a repeated name, only the last line counts."""
-    found: dict[str, Setting] = {}
+    """Parse the text of a profile; only the last line with a name counts."""
+    variables: dict[str, Setting] = {}
     skipped: dict[str, str] = {}
     open_blocks: Counter[str] = Counter()
     is_clear = True  # whether each line was understood
@@ -89,16 +89,18 @@ def parse(file: str, text: str, allowed: Collection[str]) -> Profile:
         for first, last in _BLOCKS.items():
             still = open_blocks[first] + parts.count(first) - parts.count(last)
             open_blocks[first] = max(still, 0)
-        names = [plain[1]] if plain else _NAME.findall(words)
+        if plain:
+            names, value = [plain[1]], plain[2] or plain[3] or plain[4] or ""
+        else:
+            names, value = _NAME.findall(words), None
         for name in (n for n in names if n in allowed or f"{n}=" in words):
-            found.pop(name, None)
+            variables.pop(name, None)
             skipped.pop(name, None)
-            value = plain and (plain[2] or plain[3] or plain[4] or "")
             if name not in allowed:
                 skipped[name] = f"line {number}, the site does not allow it"
             elif not is_clear or any(open_blocks.values()) or value is None:
                 skipped[name] = f"line {number}, only a shell can tell its value"
             elif value:
-                found[name] = Setting(value, f"{file}, line {number}")
+                variables[name] = Setting(value, f"{file}, line {number}")
         is_clear &= bool(_WHOLE.fullmatch(words)) and not _LEAVES.search(words)
-    return Profile(found, skipped)
+    return Profile(variables, skipped)

@@ -1,4 +1,4 @@
-"""A computing centre's system, or a cloud's: its markers, and its file."""
+"""A computing centre's system, or a cloud's: its facts and markers, and its file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torchrun_hpc.options.values import AUTH, BINDINGS, NONE, is_module
 from torchrun_hpc.variables import GLOO, RANK, WORLD_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     # Takes a key, for messages, and its value; returns the checked value.
     Reader = Callable[[str, Any], Any]
-    # The keys of a table: whether each is required, and the reader of its value.
-    Keys = Mapping[str, tuple[bool, Reader]]
+    # The keys of a table, and the reader of each value.
+    Keys = Mapping[str, Reader]
 
 
 @dataclass(frozen=True)
@@ -35,40 +35,41 @@ class Marker:
     file: str = ""  # path of a file or folder; otherwise empty
 
     def match(self, environ: Mapping[str, str], host: str) -> str:
-        """Return the marker's value here: ``SYSTEMNAME=juwels``; empty without a match.
+        """Return the matching value: ``SYSTEMNAME=juwels``; empty without a match.
 
-        The host is the head node, or this machine. An empty variable counts as unset.
+        ``host`` is the head node, or this machine. An empty variable counts as unset.
         """
         if self.file:
             return str(self) if files.exists(self.file) else ""
         text = environ.get(self.variable, "") if self.variable else host
-        if not text or not (text in self.values or re.fullmatch(self.pattern, text)):
-            return ""
-        return f"{self.variable}={text}" if self.variable else f"host name {text}"
+        is_match = text in self.values or re.fullmatch(self.pattern, text)
+        return self._with_value(text) if text and is_match else ""
 
     def __str__(self) -> str:
         """Describe it: ``SYSTEMNAME=juwels or jusuf``."""
         if self.file:
             return f"file {self.file}"
-        what = " or ".join(self.values) or f"'{self.pattern}'"
-        return f"{self.variable}={what}" if self.variable else f"host name {what}"
+        return self._with_value(" or ".join(self.values) or f"'{self.pattern}'")
+
+    def _with_value(self, value: str) -> str:
+        return f"{self.variable}={value}" if self.variable else f"host name {value}"
 
 
 @dataclass(frozen=True)
 class Site:
     """A system of a computing centre, or several similar ones.
 
-    ``examples`` are node names, and their names on the fast network. ``variables`` are
-    set if they are unset. ``profile`` is the path of a file on each node, whose values
-    of ``profile_names`` come before ``variables``; see `profile`. ``options`` are
-    defaults of ``--hpc-*`` options, as text.
+    ``examples`` are node names, and their names on the fast network. Each of
+    ``variables`` is set if it is unset. ``profile`` is the path of a file on each node.
+    Its values of ``profile_names`` come before ``variables``; see `profile`.
+    ``options`` are defaults of ``--hpc-*`` options, as text.
     """
 
     name: str  # as passed to ``--hpc-site``
     title: str  # names of the systems
     centre: str
-    source: str  # where the centre documents the facts
-    file: str  # path of the file that describes it
+    source: str  # the page on which the centre documents the facts
+    file: str  # path of the TOML file that describes it
     markers: tuple[Marker, ...] = ()  # how it is recognised; empty if only by name
     pattern: str = ""  # regular expression for the part of a node's name to rewrite
     replacement: str = ""  # as for ``re.sub``
@@ -81,8 +82,7 @@ class Site:
 
     def rewrite(self, host: str) -> str:
         """Return a node's name on the fast network; idempotent."""
-        if not self.pattern:
-            return host
+        # Without a rule, both texts are empty, and the name stays.
         return re.sub(self.pattern, self.replacement, host, count=1)
 
 
@@ -107,7 +107,7 @@ _DECIDED = re.compile(
 _GLOO_FORM = re.compile(r"[^\s,^=]+(,[^\s,^=]+)*")
 
 
-def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
+def read_sites(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
     """Read the sites of a file, in its order.
 
     If all nodes find the same file (``everywhere``), one of them reports a wrong file.
@@ -119,32 +119,31 @@ def read(path: Path, *, everywhere: bool) -> tuple[Site, ...]:
         text = f"{path} cannot be read: {reason}. Correct that, {REMEDY}"
         raise LaunchError("HPC041", text) from None  # others may be able to
     try:
-        return _sites(str(path), _parsed(path, data))
+        return _sites(str(path), data)
     except LaunchError as fault:
         fault.everywhere = everywhere
         raise
 
 
-def _parsed(path: Path, data: bytes) -> dict[str, Any]:
+def _sites(file: str, data: bytes) -> tuple[Site, ...]:
     try:
-        return files.from_toml(data.decode())
+        table = files.from_toml(data.decode())
     except (ValueError, RecursionError) as error:
-        raise _wrong(str(path), f"this is not TOML: {error}") from None
-
-
-def _sites(file: str, table: dict[str, Any]) -> tuple[Site, ...]:
-    systems = {k: (True, _site) for k, v in table.items() if isinstance(v, dict)}
+        raise _wrong(file, f"this is not TOML: {error}") from None
+    systems = {name: _site for name, value in table.items() if isinstance(value, dict)}
     if not systems:
         raise _wrong(file, "no system is described: begin its table with [NAME]")
-    found = _table({**systems, "centre": (True, _WORDS)}, file, table, ", ")
-    centre = found.pop("centre")
-    for name in found:
+    keys: Keys = {**systems, "centre": _WORDS}
+    values = _table(keys, file, table, required=keys, dot=", ")
+    centre = values.pop("centre")
+    for name in values:
         _NAME(f"{file}, {name}", name)
-    return tuple(Site(k, centre=centre, file=file, **v) for k, v in found.items())
+    return tuple(Site(k, centre=centre, file=file, **v) for k, v in values.items())
 
 
 def _site(key: str, table: Any) -> dict[str, Any]:
-    site = _table(_SITE, key, table)
+    """Return the fields of `Site`."""
+    site = _table(_SITE, key, table, required=("title", "source"))
     markers, rule = site.pop("recognise", ()), site.pop("hosts", {})
     profile = site.pop("profile", {})
     options = {f"hpc_{name}": site.pop(name) for name in _OPTIONS if name in site}
@@ -156,22 +155,26 @@ def _site(key: str, table: Any) -> dict[str, Any]:
 
 def _marker(key: str, table: Any) -> Marker:
     marker = _table(_MARKER, key, table)
-    if {key for key, value in marker.items() if value} not in _MARKERS:
+    if {name for name, value in marker.items() if value} not in _MARKERS:
         text = "give variable and values, variable and pattern, host, or file"
         raise _wrong(key, text)
-    return Marker(**{"pattern" if k == "host" else k: v for k, v in marker.items()})
+    if "host" in marker:
+        return Marker(pattern=marker["host"])
+    return Marker(**marker)
 
 
 def _rule(key: str, table: Any) -> dict[str, Any]:
-    rule = _table(_HOSTS, key, table)
-    pattern, replacement, examples = (rule[name] for name in _HOSTS)
+    """Return the fields of `Site` for the host rule, which must fit its examples."""
+    rule = _table(_HOSTS, key, table, required=_HOSTS)
+    pattern, replacement = rule["pattern"], rule["replacement"]
     _pattern(f"{key}.replacement", pattern, replacement)
-    if not examples:
+    if not rule["examples"]:
         raise _wrong(f"{key}.examples", "give at least one: NODE = its fast name")
-    for name, fast in examples.items():
-        for each in (name, fast):
-            if (made := re.sub(pattern, replacement, each, count=1)) != fast:
-                text = f"the rule turns {each!r} into {made!r}, not {fast!r}"
+    for name, fast in rule["examples"].items():
+        for host in (name, fast):
+            made = re.sub(pattern, replacement, host, count=1)
+            if made != fast:
+                text = f"the rule turns {host!r} into {made!r}, not {fast!r}"
                 raise _wrong(f"{key}.examples", text)
     return rule
 
@@ -184,7 +187,7 @@ def _variables(key: str, table: Any) -> dict[str, str]:
 
 
 def _profile(key: str, table: Any) -> dict[str, Any]:
-    profile = _table(_PROFILE, key, table)
+    profile = _table(_PROFILE, key, table, required=_PROFILE)
     return {"profile": profile["file"], "profile_names": profile["names"]}
 
 
@@ -199,20 +202,23 @@ def _modules(key: str, value: Any) -> str:
     return ",".join(_list(_MODULE, key, value))
 
 
-def _table(keys: Keys, key: str, table: Any, dot: str = ".") -> dict[str, Any]:
+def _table(
+    keys: Keys, key: str, table: Any, required: Iterable[str] = (), dot: str = "."
+) -> dict[str, Any]:
+    """Read a table with these keys; in messages, ``dot`` joins it to its keys."""
     if not isinstance(table, dict):
         raise _wrong(key, f"this is a table, with {', '.join(keys)}")
-    for name in [*table, *keys]:
+    for name in [*table, *required]:
         if name not in keys:
             text = f"there is no such key. {choices(name, keys)}"
             raise _wrong(f"{key}{dot}{name}", text)
-        if keys[name][0] and name not in table:
+        if name not in table:
             raise _wrong(f"{key}{dot}{name}", "this is missing")
-    return {k: keys[k][1](f"{key}{dot}{k}", v) for k, v in table.items()}
+    return {name: keys[name](f"{key}{dot}{name}", table[name]) for name in table}
 
 
 def _each(name: Reader, value: Reader, key: str, table: Any) -> dict[str, Any]:
-    """Read a table with free keys, such as names of variables."""
+    """Read a table whose keys are free, such as names of variables."""
     if not isinstance(table, dict):
         raise _wrong(key, "this is a table: NAME = VALUE")
     return {name(f"{key}.{k}", k): value(f"{key}.{k}", v) for k, v in table.items()}
@@ -259,33 +265,30 @@ _MODULE = partial(_text, is_module, "is not the name of a module")
 _BINDING = partial(_text, BINDINGS.__contains__, f"is not one of {', '.join(BINDINGS)}")
 _AUTH = partial(_text, AUTH.__contains__, f"is not one of {', '.join(AUTH)}")
 
-# The tables.
+# The keys of each table, with the readers of their values.
 _SITE: Keys = {
-    "title": (True, _WORDS),
-    "source": (True, _WORDS),
-    "recognise": (False, partial(_list, _marker)),
-    "hosts": (False, _rule),
-    "variables": (False, _variables),
-    "profile": (False, _profile),
-    "preload": (False, _modules),
-    "bind": (False, _BINDING),
-    "auth": (False, _AUTH),
-    "key_file": (False, _KEY),
+    "title": _WORDS,
+    "source": _WORDS,
+    "recognise": partial(_list, _marker),
+    "hosts": _rule,
+    "variables": _variables,
+    "profile": _profile,
+    "preload": _modules,
+    "bind": _BINDING,
+    "auth": _AUTH,
+    "key_file": _KEY,
 }
 _HOSTS: Keys = {
-    "pattern": (True, _pattern),
-    "replacement": (True, partial(_text, lambda _: True, "")),
-    "examples": (True, partial(_each, _WORDS, _WORDS)),
+    "pattern": _pattern,
+    "replacement": partial(_text, lambda _: True, ""),
+    "examples": partial(_each, _WORDS, _WORDS),
 }
-_PROFILE: Keys = {
-    "file": (True, _FILE),
-    "names": (True, partial(_list, _named)),
-}
+_PROFILE: Keys = {"file": _FILE, "names": partial(_list, _named)}
 _MARKER: Keys = {
-    "variable": (False, _VARIABLE),
-    "values": (False, partial(_list, _WORDS)),
-    "pattern": (False, _pattern),
-    "host": (False, _pattern),
-    "file": (False, _FILE),
+    "variable": _VARIABLE,
+    "values": partial(_list, _WORDS),
+    "pattern": _pattern,
+    "host": _pattern,
+    "file": _FILE,
 }
 _MARKERS = ({"variable", "values"}, {"variable", "pattern"}, {"host"}, {"file"})

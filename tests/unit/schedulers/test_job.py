@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from nodes import step, tasks_at
 
-from torchrun_hpc.schedulers.job import Launcher, node_index, same_host
+from torchrun_hpc.schedulers.job import Launcher, as_identifier, node_index, same_host
 
 MPIRUN = Launcher(
     name="mpirun",
@@ -66,3 +66,7 @@ def test_launchers_that_do_not_fill_all_nodes_have_put_the_tasks_on_the_first_on
     job = step(launcher=MPIRUN, **several)
     assert job.once_per_node("x").startswith("mpirun -np 4 ")
     assert job.once_per_node("x", nodes=2).startswith("mpirun -np 2 ")
+
+
+def test_as_identifier():
+    assert as_identifier("17[3].a_b-\u0661") == "17-3-.a_b--"

@@ -382,9 +382,9 @@ def test_no_answer_at_all(monkeypatch):
 @pytest.mark.parametrize(
     "answer",
     [
-        b"cmd=get_result rc=0 value=jwb0001/0badcafe msg=success\n",
-        b"value=jwb0001/0badcafe rc=0 cmd=get_result\n",
-        b"  cmd=get_result   rc=0 value=jwb0001/0badcafe  \n",
+        b"cmd=get_result rc=0 value=jwb0001/0badcafe/0 msg=success\n",
+        b"value=jwb0001/0badcafe/0 rc=0 cmd=get_result\n",
+        b"  cmd=get_result   rc=0 value=jwb0001/0badcafe/0  \n",
     ],
 )
 @pytest.mark.parametrize("mapping", [b"\xff\n", b"cmd=get_result rc=0 value=(0)\n"])

@@ -12,7 +12,7 @@ import pytest
 from torchrun_hpc import sites
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.setting import Setting
-from torchrun_hpc.sites.site import read
+from torchrun_hpc.sites.site import read_sites
 
 OURS = [site.name for site in sites.load({}, folders=())]
 
@@ -401,7 +401,7 @@ def fault_of(folder, written):
     file = folder / "mine.toml"
     file.write_bytes(written)
     with pytest.raises(LaunchError, match=f"^{file}[,:] ") as fault:
-        read(file, everywhere=True)
+        read_sites(file, everywhere=True)
     return f"{fault.value.code} {str(fault.value).removeprefix(str(file))[2:]}"
 
 
@@ -427,13 +427,13 @@ def test_what_would_be_read_for_ever(tmp_path):
     link, device = tmp_path / "link.toml", Path("/dev/zero")
     for path in (pipe, link, large, device, Path("\0/x.toml")):
         with pytest.raises(LaunchError) as fault:
-            read(path, everywhere=True)
+            read_sites(path, everywhere=True)
         assert fault.value.code == "HPC041"
 
 
 def test_what_cannot_be_read(tmp_path, folders):
     with pytest.raises(LaunchError) as missing:
-        read(tmp_path / "mine.toml", everywhere=True)
+        read_sites(tmp_path / "mine.toml", everywhere=True)
     error = missing.value
     # Others may have it.
     assert (error.code, error.everywhere) == ("HPC041", False)
