@@ -2,8 +2,9 @@
 
     worker ──stderr──► `relay` ──► stderr of the agent
                           │
-       exit code ──► `watch` ──► `collection` ──► `report`
+       exit code ──► `watch` ──► `failure.Collection` ──► `report`
 
-In our rendezvous, the coordinator has the collection, and its node reports. Otherwise
-each agent reports its own workers (`local`).
+`worker` describes how a worker failed, with the `last_words` in its stderr. In our
+rendezvous, the coordinator has the collection, and its node reports. Otherwise each
+agent reports its own workers (`local`).
 """

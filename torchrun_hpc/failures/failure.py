@@ -1,4 +1,4 @@
-"""The record of a failure: how a job, or one of its workers, has failed."""
+"""The record of a failure of a job or a worker, and all failures of a round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchrun_hpc.wire import WireError, short_text
 
 _SHELL = 128  # a shell adds this to the number of a signal
 
-# Limits for what other nodes send.
+# Limits of what other nodes may send.
 ShortText = Annotated[str, short_text(500)]
 _LINES = 50
 _WORKERS, _CODES = 2**24, 2**32  # at most
@@ -51,12 +51,12 @@ class Kind(Enum):
     WORKER = "worker"  # a worker ended with an error, and no restart is left
     SIGNAL = "signal"  # an agent received a signal
     AGENT = "agent"  # an agent cannot continue
-    LOST = "lost"  # an agent's connection ended without ``bye``
+    LOST = "lost"  # an agent's connection ended without `Bye`
     SILENT = "silent"  # an agent does not answer
     MISSING = "missing"  # nodes did not join in time
     REFUSED = "refused"  # an agent of this job was refused
     EXCLUDED = "excluded"  # a node, for its health check or its failures
-    COORDINATOR = "coordinator"  # the connection to it ended, or it does not answer
+    COORDINATOR = "coordinator"  # its connection ended, or it does not answer
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Failure:
 
     @property
     def brief(self) -> Failure:
-        """The same without the worker's lines, for all nodes."""
+        """This failure without the worker's lines, for nodes that do not report it."""
         return replace(self, worker=self.worker and replace(self.worker, lines=()))
 
     @property
@@ -129,9 +129,9 @@ class Failure:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it ended as torch's agent ends the others as soon as one has failed.
+        """Whether torch's agent may have ended it, because another worker has failed.
 
-        The agent sends SIGTERM. A worker that it kills writes nothing about it.
+        The agent sends SIGTERM, and a worker that dies of it writes nothing.
         """
         return signal_of(self.code) == signal.SIGTERM and not self.text
 
@@ -176,7 +176,7 @@ def signal_name(number: int) -> str:
 
 # --- all failures of a round ----------------------------------------------------------
 
-_CAUSES = 5  # in a report
+_CAUSES = 5  # that a report lists
 _LONGEST = 150  # characters of a cause
 
 

@@ -35,10 +35,10 @@ _LINE_END = re.compile(r"\r\n|\r")
 # Added by torch/distributed/__init__.py.
 _RANK = re.compile(r"^(.*?)\[rank\d+\]: ?", re.MULTILINE)
 _COLOUR = re.compile(r"\x1b\[[\d;:]*m")  # from Python 3.13 and rich
-# Python's own, or in a box; a quoted header has more text after it.
+# Python's own header, plain or in rich's box. A quoted header is followed by text.
 _TRACEBACK = r"(Exception Group )?Traceback \(most recent call last\)(:|[ +╮─-]*)\s*$"
-_BOX = r" \t|+╭─-"  # may come before it; a progress bar has other characters
-_HEADER = re.compile(rf"(?!\s+\|)[{_BOX}]*{_TRACEBACK}")  # not within a group
+_BOX = r" \t|+╭─-"  # may come before a header; a progress bar has other characters
+_HEADER = re.compile(rf"(?!\s+\|)[{_BOX}]*{_TRACEBACK}")  # not of a group's member
 _BEFORE_HEADER = re.compile(
     rf"([^\n{_BOX}][{_BOX}]*)(?<!Exception Group )(?={_TRACEBACK})", re.MULTILINE
 )
@@ -70,18 +70,18 @@ def last_words(tail: bytes, code: int) -> LastWords:
     """Find the last words in the end of a worker's stderr."""
     lines = _lines(tail)
     number = signal_of(code)
-    found = None
+    words = None
     if code and number != signal.SIGKILL:  # SIGKILL comes from outside
         crash = _crash(lines) if number else None
         behind = _BEHIND_EXCEPTION if code == 1 else _LAST
         has_frames = crash and _FRAME.match(crash.lines[-1])
-        found = crash if has_frames else _traceback(lines, behind) or crash
-    if found is None:
+        words = crash if has_frames else _traceback(lines, behind) or crash
+    if words is None:
         rest = lines[-_LAST:]
         # The lines before a kill are not always the reason.
         says_why = rest if code and not number else _what(rest)
-        found = LastWords("".join(says_why[-1:]), tuple(rest))
-    return _limited(found)
+        words = LastWords("".join(says_why[-1:]), tuple(rest))
+    return _limited(words)
 
 
 def _lines(tail: bytes) -> list[str]:
@@ -92,9 +92,10 @@ def _lines(tail: bytes) -> list[str]:
 
 
 def _traceback(lines: Sequence[str], most: int) -> LastWords | None:
-    """Return the last traceback that ended the process, and the chain before it.
+    """Return the traceback that ended the process, and the chain before it.
 
-    At most ``most`` lines can follow: the process may have survived an earlier one.
+    If more than ``most`` lines follow the last traceback, the process has survived it.
+    Then return ``None``.
     """
     first = start = None
     before = ""
@@ -121,7 +122,7 @@ def _traceback(lines: Sequence[str], most: int) -> LastWords | None:
 
 
 def _of_group(block: Sequence[str]) -> str:
-    """Return the first exception of a group that is no group itself; or empty."""
+    """Return a group's first exception that is no group; empty if there is none."""
     if "Exception Group" not in block[0]:
         return ""
     members: list[str] = _MEMBER.findall("\n".join(block))

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class LocalWorld:
-    """One node's view of the end of such a world, like `SchedulerRendezvous`.
+    """One node's view of such a world. It has some attributes of `SchedulerRendezvous`.
 
-    The reporter's node writes the outcome (``is_certain``). ``restarts`` counts failed
-    workers of this node.
+    The node that ``is_certain`` writes the outcome. ``restarts`` counts restarts after
+    failures of this node's workers.
     """
 
     took_part = reports = True

@@ -40,7 +40,10 @@ def reason_not_to_read() -> str:
 
 
 class Relay:
-    """Passes on the stderr of this node's workers; ``clock`` returns s since 1970."""
+    """Passes on the stderr of this node's workers.
+
+    ``clock`` returns seconds since 1970.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
@@ -66,7 +69,7 @@ class Relay:
         return worker
 
     def reads(self, pid: int) -> bool:
-        """Return whether it reads what this worker writes."""
+        """Return whether it reads this worker's stderr."""
         return pid in self._pipes
 
     def end_of(self, pid: int) -> tuple[bytes, float]:
@@ -113,12 +116,12 @@ class _Pipe:
         self._clock = clock
         self._is_shown = is_shown
         self._lock = threading.Lock()  # held while it is read
-        self._unwritten: deque[bytes] = deque()  # what was read
+        self._unwritten: deque[bytes] = deque()  # pieces that were read
         reader, writer = os.pipe()
         self._reader = os.fdopen(reader, "rb", buffering=0)
         self.writer = os.fdopen(writer, "wb")
         os.set_blocking(reader, False)
-        with contextlib.suppress(OSError):  # a user may have many
+        with contextlib.suppress(OSError):  # the user may have too many pipes
             fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _SIZE)
         self._waits = select.poll()
         self._waits.register(reader, select.POLLIN)

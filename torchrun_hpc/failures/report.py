@@ -12,7 +12,7 @@ from torchrun_hpc.names import nodes, ranges, rank_list
 from torchrun_hpc.reporting import console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torchrun_hpc.failures.failure import Summary
     from torchrun_hpc.planning.meeting import Meeting
@@ -31,7 +31,7 @@ def time_to_collect(failure: Failure) -> float:
 
 
 def failed(failure: Failure, meeting: Meeting, note: str = "") -> Message:
-    """Return why the job has failed: the last line of the reporting node.
+    """Return why the job has failed, for the last line of the reporting node.
 
     A ``note`` replaces the cause.
     """
@@ -48,15 +48,16 @@ def restarted(number: int, failure: Failure, meeting: Meeting) -> Message:
 def sentence(failure: Failure, meeting: Meeting, note: str = "") -> str:
     """Return what happened, where, and why, or a ``note`` instead of the cause."""
     ranks, code, cause = failure.nodes, failure.code, failure.text
-    where, is_many = nodes(ranks, meeting.hosts) or "another node", len(ranks) > 1
-    who = f"the agents on {where}" if is_many else f"the agent on {where}"
-    verb, lost = "is", "it was killed, or the node is lost"
-    if is_many:
-        verb, lost = "are", "they were killed, or the nodes are lost"
+    place = nodes(ranks, meeting.hosts) or "another node"
+    who, verb = f"the agent on {place}", "is"
+    lost = "it was killed, or the node is lost"
+    if len(ranks) > 1:
+        who, verb = f"the agents on {place}", "are"
+        lost = "they were killed, or the nodes are lost"
     is_shared = meeting.nodes > 1 or meeting.hosts
-    worker = f"worker {failure.rank}" + (f" on {where}" if is_shared else "")
+    worker = f"worker {failure.rank}" + (f" on {place}" if is_shared else "")
     missing = count(len(ranks), "node")
-    head = [*ranks, meeting.coordinator][0]
+    head = ranks[0] if ranks else meeting.coordinator
     host = meeting.endpoint if head is None else nodes([head], meeting.hosts)
     end = f"did not answer for {code} s" if code else "is gone"
     ended = ending(code) + (note or (f": {cause}" if cause else ""))
@@ -65,9 +66,9 @@ def sentence(failure: Failure, meeting: Meeting, note: str = "") -> str:
         Kind.SIGNAL: f"{who} received {signal_name(code)}",
         Kind.AGENT: f"{who} gave up: {cause}",
         Kind.LOST: f"{who} {verb} gone without a message: {lost}",
-        Kind.EXCLUDED: f"{where} {verb} excluded: {cause}",
+        Kind.EXCLUDED: f"{place} {verb} excluded: {cause}",
         Kind.SILENT: f"{who} did not answer for {code} s",
-        Kind.MISSING: f"{missing} did not join within {code} s (join_timeout): {where}",
+        Kind.MISSING: f"{missing} did not join within {code} s (join_timeout): {place}",
         Kind.REFUSED: f"{who} does not belong to this job ({cause})",
         Kind.COORDINATOR: f"the agent on the head node, {host}, {end}",
     }[failure.kind]
@@ -82,35 +83,28 @@ def sentence(failure: Failure, meeting: Meeting, note: str = "") -> str:
 
 
 def write(summary: Summary, meeting: Meeting, hang: Iterable[str] = ()) -> None:
-    """Write the report: the first failure, the others, and lines about a hang."""
+    """Write the report: first failure, other failures, and lines about a ``hang``."""
     first = summary.first
     worker = first.worker or WorkerPart(first.rank)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first.time))
     log = f", log file {worker.log}" if worker.log else ""
     note = f" (local rank {worker.local_rank}, at {when}{log})"
-    message = failed(first, meeting, note)
-    console.write(message, "error", [*_details(summary, worker, hang)])
+    details = []
+    if worker.unread:
+        text = f"look for its stderr in the output: {worker.unread}"
+        details.append(f"{text}. Pass --tee=3 to show it here")
+    if same := summary.same_as_first:
+        details.append(f"the same on {count(len(same), 'other rank')}: {ranges(same)}")
+    for cause, ranks in summary.others:
+        details.append(f"{rank_list(ranks)} of {worker.size}: {cause}")
+    if summary.unlisted:
+        others = count(summary.unlisted, "other rank")
+        details.append(f"and {others} with other causes")
+    lines = [_INDENT + line for line in worker.lines]
+    lines += indented([*details, *hang])
+    console.write(failed(first, meeting, note), "error", lines)
 
 
 def indented(lines: Iterable[str]) -> list[str]:
     """Return lines as details of a message."""
     return [console.DETAIL + line for line in lines]
-
-
-def _details(
-    summary: Summary, worker: WorkerPart, hang: Iterable[str]
-) -> Iterator[str]:
-    for line in worker.lines:
-        yield _INDENT + line
-    if worker.unread:
-        where = f"look for its stderr in the output: {worker.unread}"
-        yield f"{console.DETAIL}{where}. Pass --tee=3 to show it here"
-    if same := summary.same_as_first:
-        others = count(len(same), "other rank")
-        yield f"{console.DETAIL}the same on {others}: {ranges(same)}"
-    for cause, ranks in summary.others:
-        yield f"{console.DETAIL}{rank_list(ranks)} of {worker.size}: {cause}"
-    if summary.unlisted:
-        others = count(summary.unlisted, "other rank")
-        yield f"{console.DETAIL}and {others} with other causes"
-    yield from indented(hang)

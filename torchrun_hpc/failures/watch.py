@@ -40,7 +40,8 @@ class Attempt(NamedTuple):
 class Watch:
     """Watches the workers, in its own thread.
 
-    Torch's agent looks only every ``--monitor-interval``, and first stops the others.
+    Torch's agent looks only every ``--monitor-interval``. When it finds a failure, it
+    first stops the other workers.
 
     ``on_begin`` gets the workers of each attempt, ``on_failure`` each failure: the
     first one first, one call at a time. ``on_hang`` is called before the workers are
@@ -101,11 +102,11 @@ class Watch:
         return self._hangs() or (any(f.is_hang for f in failures) and not is_other)
 
     def before_stop(self) -> None:
-        """Let the workers of a hang be sampled, once, before they are stopped."""
+        """After a hang, let the workers be sampled once, before they are stopped."""
         self.check()
         if self.is_hang and not self._has_looked:
             self._has_looked = True
-            self._stopped_since = _NEVER  # until then, they fail by themselves
+            self._stopped_since = _NEVER  # meanwhile, they fail by themselves
             self._on_hang()
             self.check()
             self._stopped_since = self._relay.clock()
@@ -164,7 +165,7 @@ class Watch:
                     self._on_failure(failure if is_new else failure.brief, self.attempt)
 
     def _failure(self, worker: Worker, code: int) -> Failure:
-        """Describe a failure, without a signal that only shortened the teardown."""
+        """Describe a failure; ignore a SIGTERM that only shortened the teardown."""
         failure = describe_failure(worker, code, self._relay)
         is_terminated = signal_of(code) == signal.SIGTERM
         if is_terminated and failure.time <= self._stopped_since < _NEVER:

@@ -33,16 +33,16 @@ class Worker:
     exit_code: Callable[[], int | None]  # returns its exit code, ``None`` while it runs
     log: str = ""  # the file for its stderr; empty without one
     error_file: str = ""  # the file in which ``@record`` describes an exception
-    nodes: int = 1  # those with workers
+    nodes: int = 1  # number of nodes with workers
     started: float = field(default_factory=time.time)  # seconds since 1970
-    # Asks a fork a question for some seconds, and returns its answer.
+    # Asks a fork a question, and returns its answer within so many seconds.
     told: Callable[[bytes, float], bytes] = lambda *_: b""
 
 
 def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
-    """Describe how a worker failed, with its last words from wherever they are."""
+    """Describe how a worker failed, with its last words, wherever it has left them."""
     tail, written_at, told_at, words = b"", 0.0, 0.0, LastWords()
-    # The job has failed, even if its output cannot be read.
+    # The failure counts, even if the output cannot be read.
     with contextlib.suppress(Exception):
         if worker.log:
             tail, written_at = _end_of_file(worker.log)
@@ -54,7 +54,7 @@ def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
     with contextlib.suppress(Exception):
         words = _recorded(worker.error_file)
         told_at = os.lstat(worker.error_file).st_mtime
-    # An exception explains no later crash, as of C++.
+    # An exception does not explain a later crash, for example in C++.
     is_explained = words.is_traceback and signal_of(code) in {0, signal.SIGTERM}
     is_read = worker.log or relay.reads(worker.pid) or is_explained
     unread = "" if is_read else relay.unread or "it does not pass through the agent"
@@ -70,12 +70,12 @@ def describe_failure(worker: Worker, code: int, relay: Relay) -> Failure:
 
 
 def failed_at(worker: Worker, relay: Relay) -> float:
-    """Return when a worker, which may still run, said why it fails; 0 if not."""
+    """Return when a worker, perhaps a running one, wrote why it fails; 0 if not."""
     return relay.failed_at(worker.pid) or _told(worker)[1]
 
 
 def _told(worker: Worker) -> tuple[bytes, float]:
-    """Return what a fork has told of its end, and when; other workers tell nothing."""
+    """Return a fork's traceback, and when it told it; other workers tell nothing."""
     with contextlib.suppress(Exception):
         told = wire.from_json(worker.told(b"", 0))
         return told["error"].encode(errors="backslashreplace"), float(told["time"])

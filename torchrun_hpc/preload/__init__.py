@@ -1,9 +1,10 @@
 """Preloading: a node imports torch once, and its workers are forks of that process.
 
-`plan` decides, and `starter` splits a `fork_server` off the agent, before the agent
-has threads. `requests` is the protocol between both. `imports` checks that forks are
-possible. `process`, `script` and `hidden` do in a fork what an exec would do.
-`recorder` answers the agent's questions. `read_ahead` makes the import itself faster.
+`plan` decides whether a node preloads. `starter` splits a `fork_server` off the agent,
+before the agent has threads. `requests` is the protocol between both. `imports` checks
+that forks are possible. `process`, `affinity`, `script` and `hidden` do in a fork what
+an exec would do. `recorder` answers the agent's questions. `read_ahead` makes the
+import itself faster.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def keep(thing: object) -> None:
-    """Let nothing free a thing, even at the interpreter's end."""
+    """Prevent a thing from ever being freed, even at the interpreter's end."""
     import ctypes  # noqa: PLC0415 - only forks need it
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
@@ -24,8 +25,8 @@ def keep(thing: object) -> None:
 class SplitOff(BaseException):
     """Raised in the fork server's process, to leave the launcher's frames.
 
-    `torchrun_hpc.main.main` continues with ``serve``, so a script has almost no frame
-    below.
+    `torchrun_hpc.main.main` continues with ``serve``, so there is almost no frame below
+    the script's.
     """
 
     def __init__(self, serve: Callable[[], None]) -> None:

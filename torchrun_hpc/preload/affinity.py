@@ -1,4 +1,7 @@
-"""The CPUs and the parent of a process: sched_setaffinity(2), prctl(2)."""
+"""What ties a process to its CPUs, and to its parent.
+
+See sched_setaffinity(2) and prctl(2).
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,19 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.workers import Share
 
 
-# The CPUs to which an import has bound a thread of this process; empty if none has.
+# The CPUs to which an import has bound a thread of this process.
 chosen_by_import: set[int] = set()
 
 
 def set_cpus(cpus: Iterable[int]) -> None:
-    """Give this thread these CPUs, unless the kernel has taken them meanwhile."""
+    """Give this thread these CPUs, unless the kernel has taken them away."""
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cpus)
 
 
 @contextlib.contextmanager
 def restored_after_import() -> Iterator[None]:
-    """Give this thread its CPUs again after an import, unless that fails.
+    """Give this thread its CPUs again after a successful import.
 
     OpenMP libraries can bind the thread that loads them: see ``gomp_init_affinity`` in
     GCC's ``libgomp/config/linux/affinity.c``.
@@ -44,7 +47,7 @@ def restored_after_import() -> Iterator[None]:
 
 @contextlib.contextmanager
 def bound(share: Share, worker: str) -> Iterator[None]:
-    """Bind this thread for a moment: a process started meanwhile stays there."""
+    """Bind this thread for a moment: processes that it starts then remain bound."""
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, share.cpus)
@@ -67,9 +70,9 @@ _PR_SET_PTRACER = 0x59616D61  # for a process and its children, under Yama's mod
 def end_with_parent(parent: int, agent: int = 0) -> Callable[[], None]:
     """Return a function that lets the calling process end with its parent.
 
-    It loads no library, so it can be called between fork and exec. ``agent`` is 0 if it
-    is the parent. The process gets the CPUs of this thread again: in a fork, OpenMP
-    libraries of Intel and LLVM have changed them (``__kmp_atfork_child``).
+    The function loads no library, so it can be called between fork and exec. ``agent``
+    is 0 if the parent is the agent. The process gets the CPUs of this thread again: in
+    a fork, Intel's and LLVM's OpenMP libraries change them (``__kmp_atfork_child``).
     """
     prctl, cpus = ctypes.CDLL(None).prctl, os.sched_getaffinity(0)
 

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.workers import Preload
     from torchrun_hpc.preload.requests import Request
 
-READY = b"ready"  # the answer after all imports; any other answer is a reason
+READY = b"ready"  # sent after all imports; any other answer is the reason against forks
 
 _SIGNAL = struct.Struct("I8xI112x")  # number and sender, in linux/signalfd.h
 _SIGNAL_SET = b"\xff" * 128  # all, as a sigset_t of glibc and musl
 
 
 class Before(NamedTuple):
-    """This process before an import: packages, numbers of open files, variables."""
+    """This process before an import: packages, open files by number, variables."""
 
     packages: set[str]
     files: set[int]
@@ -53,25 +53,25 @@ class Before(NamedTuple):
 class ForkServer:
     """Imports what `preload` says, and forks a worker for each request.
 
-    `words` are the script, or ``-m`` and a module, and its arguments. `before` is what
-    this process had before it imported torch.
+    `words` are the script, or ``-m`` and a module, and its arguments. `before` is this
+    process's state before it imported torch.
     """
 
     def __init__(self, words: Sequence[str], preload: Preload, before: Before) -> None:
         self._words = words
         self._preload = preload
         self._before = before
-        self._files: set[int] = set()  # which modules have opened
+        self._files: set[int] = set()  # that modules have opened
         self._apart = packages() - before.packages - {TORCH}
         self._changed: dict[str, str] = {}  # variables that modules have set
         self._agent = 0
         self._running: dict[int, socket.socket] = {}  # by the workers' process numbers
-        self._ended: dict[socket.socket, int] = {}  # until the agent has the exit code
+        self._ended: dict[socket.socket, int] = {}  # until it is closed
 
     def serve(self, connection: socket.socket, agent: int) -> None:
         """Fork workers until the agent ends; in a worker, run its script.
 
-        All signals are blocked. Schedulers send theirs to the agent as well.
+        All signals are blocked, because schedulers also send theirs to the agent.
         """
         os.setsid()
         end_with_parent(agent)()
@@ -99,7 +99,7 @@ class ForkServer:
             raise
 
     def _import(self) -> None:
-        """Import as the script would; raise `ForkError` if forks are impossible."""
+        """Import all modules; raise `ForkError` if this process cannot be forked."""
         script.prepare(self._words)
         gc.disable()
         process.set_variables(self._preload.variables)
@@ -167,7 +167,7 @@ class ForkServer:
         return False
 
     def _take_signal(self, number: int, sender: int) -> None:
-        """Pass on a worker's signal to its parent, which would be the agent."""
+        """Pass a worker's signal to its parent on to the agent."""
         if number == signal.SIGCHLD:
             self._tell_ends()
             return

@@ -57,9 +57,9 @@ def packages() -> set[str]:
 class HiddenModules:
     """Finds and loads hidden modules, as a part of Python's import system.
 
-    ``hidden`` are packages. Those in ``apart`` were imported with torch, so each
-    appears alone. Any other shows all, and the loggers. ``appeared`` is called with the
-    names of what has appeared.
+    ``hidden`` are packages. Those in ``apart`` were imported by torch, and each appears
+    alone. Any other package shows all modules, and the loggers.
+    ``appeared`` is called with the names of modules that have appeared.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HiddenModules:
         names = [name for name in sys.modules if _package_of(name) in hidden]
         self._modules = {name: sys.modules.pop(name) for name in names}
         self._hidden = {*names}
-        keep(self._modules)  # a script that never imports them frees none at its end
+        keep(self._modules)  # if no script imports them, none is freed at the end
         self._specs = {n: getattr(self._modules[n], "__spec__", None) for n in names}
         self._named = logging.Logger.manager.loggerDict
         names = [n for n in self._named if not {n, _package_of(n)} & _KEPT_LOGGERS]
@@ -81,9 +81,9 @@ class HiddenModules:
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
-        """Find a hidden module, which a script may ask for without an import.
+        """Find a hidden module, even if the script only looks for it.
 
-        Another thread may show it meanwhile. A reload runs its code again.
+        Another thread may show it meanwhile. A reload runs the module's code again.
         """
         is_shown = sys.modules.get(name) is self._modules.get(name, self)
         if name not in self._hidden and (target or not is_shown):
@@ -108,13 +108,13 @@ class HiddenModules:
         if not is_alone:
             self._show_loggers()
         self._appeared(shown)
-        self._hidden -= {*shown}  # last: an import that is interrupted repeats
+        self._hidden -= {*shown}  # last, because an interrupted import is repeated
 
     def _show_loggers(self) -> None:
-        """Show the loggers again; those that the script has made keep its values."""
+        """Show the loggers again; those made by the script keep their settings."""
         for name, logger in self._loggers.items():
             if isinstance(logger, logging.PlaceHolder):
-                continue  # logging makes them when it needs them
+                continue  # logging makes a new one when it needs it
             is_of_script = isinstance(self._named.get(name), logging.Logger)
             present = logging.getLogger(name)
             if not is_of_script:
@@ -139,8 +139,8 @@ _OF_NUMPY = ("GOTO_", "NPY_", "NUMPY_", "OMP_", "OPENBLAS_")
 class Renewal:
     """Lets modules read their variables again when they appear.
 
-    ``before`` are the variables at the import. Those at the script's start are the
-    launcher's: it has compared them.
+    ``before`` are the variables at the import. The launcher has compared them with
+    those at the script's start, so only later changes cause a warning.
     """
 
     def __init__(self, before: Mapping[str, str]) -> None:

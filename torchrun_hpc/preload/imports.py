@@ -1,4 +1,4 @@
-"""Imports in a process that will be forked, and checks that forks are possible."""
+"""The imports of a process before its forks, and checks that forks are possible."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def check_devices(opened: Iterable[int]) -> None:
 
 
 def build_problem() -> str:
-    """Return why torch's build was never tried with forks: it is for other devices."""
+    """Return why forks were never tried with this torch; empty if they were."""
     torch: Any = sys.modules["torch"]
     backend = getattr(torch._C, "_get_privateuse1_backend_name", str)()  # noqa: SLF001
     devices = [name for name in ("hip", "xpu") if getattr(torch.version, name, None)]
@@ -121,7 +121,7 @@ def build_problem() -> str:
 def check_names(folder: str) -> None:
     """Raise `ForkError` if a module in ``folder`` has an imported module's name.
 
-    A script in this folder would import this module instead.
+    A script in this folder would import the folder's module.
     """
     for path in Path(folder).iterdir() if Path(folder).is_dir() else ():
         module = sys.modules.get(path.name.partition(".")[0])
@@ -135,7 +135,7 @@ def check_names(folder: str) -> None:
 def check_threads() -> None:
     """Raise `ForkError` if there are threads, which a fork would not have."""
     if _other_threads():
-        _fails_in_fork(lambda: False)  # OpenBLAS and others end theirs before a fork
+        _fails_in_fork(lambda: False)  # before a fork, OpenBLAS ends its threads
     if _other_threads():
         names = ", ".join(thread.name for thread in threading.enumerate()[1:])
         text = f"the import leaves {count(_other_threads(), 'thread')} behind"
@@ -163,9 +163,9 @@ def _fails_in_fork(fails: Callable[[], bool]) -> bool:
 
 
 def _leaves_cpus(*, is_bound: bool) -> bool:
-    """Return whether threads of this fork leave the CPUs that it binds itself to.
+    """Return whether threads of this fork leave the CPUs to which it binds itself.
 
-    OpenMP can hang here.
+    If OpenMP hangs, SIGALRM ends this fork.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])

@@ -1,4 +1,4 @@
-"""Whether a node imports modules once, for all of its workers, and which ones."""
+"""Whether a node imports modules once for all its workers, and which ones."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ TORCH = "torch"
 READ_AT_START = ("PYTHON", "LD_")
 
 
-def preload_of(inputs: Inputs, obstacle: str = "") -> Preload | None:
+def preload_of(inputs: Inputs, against_default: str = "") -> Preload | None:
     """Plan the import, before torch is imported; ``None`` without one.
 
-    Without torch, the number of workers in ``inputs`` can be a guess. An ``obstacle``
-    speaks against the default.
+    Without torch, the number of workers in ``inputs`` can be a guess. For
+    ``against_default``, see `obstacle`.
     """
     modules = modules_of(inputs.options)
     if not modules or inputs.mode.is_direct or not inputs.options.script:
@@ -53,7 +53,8 @@ def preload_of(inputs: Inputs, obstacle: str = "") -> Preload | None:
     is_named = inputs.options.hpc_preload != DEFAULT
     setting = inputs.options["hpc_preload"] if is_named else Setting(TORCH, "default")
     is_bound = bound is not None and bound.fewest > 0
-    return Preload(modules, setting, variables, _problem(inputs) or obstacle, is_bound)
+    problem = _problem(inputs) or against_default
+    return Preload(modules, setting, variables, problem, is_bound)
 
 
 def modules_of(options: Options) -> tuple[str, ...]:
@@ -78,16 +79,16 @@ def _problem(inputs: Inputs) -> str:
 # --- obstacles to the default ---------------------------------------------------------
 
 # Profilers in LD_PRELOAD: of NVIDIA, AMD, HPCToolkit, TAU, Score-P, Extrae, gperftools.
-# Darshan follows forks, and XALT needs none, so they are not here.
+# Darshan works in forks, and XALT does not have to, so they are not listed.
 _PROFILERS = re.compile(
     r"(?<![^/: ])lib(ToolsInjection|InterceptorInjection|TreeLauncher|rocprof|omnitrace"
     r"|hpcrun|TAU|scorep|(seq|mpi|omp|pt|cuda)trace|profiler\b)[^/: ]*"
 )
 
-_MOST_BYTES, _MOST_PATHS = 2**18, 500  # in all
+_MOST_BYTES, _MOST_PATHS = 2**18, 500  # of all searched files
 
-# The import of torch that runs first, a string or an argument's name, other imports.
-_TORCH = re.compile(r"^(?:from|import) +torch\b", re.MULTILINE)
+# An import of torch that always runs; names in strings or of arguments; other imports.
+_IMPORT_OF_TORCH = re.compile(r"^(?:from|import) +torch\b", re.MULTILINE)
 _NAME = re.compile(r"""(?<=['"])[A-Z]\w+(?=['"])|\b[A-Z]\w+(?= *=)""", re.ASCII)
 _IMPORT = re.compile(r"^[ \t]*(?:from +([\w.]+) +)?import +(\([^)]*|.+)", re.MULTILINE)
 
@@ -110,8 +111,8 @@ def obstacle(options: Options, environ: Mapping[str, str]) -> str:
 def early_variable(words: Sequence[str]) -> str:
     """Return why a script may set a variable before it imports torch; or nothing.
 
-    ``words`` are the script, or ``-m`` and a module. The script and its own modules are
-    searched up to their first import of torch.
+    ``words`` are the script, or ``-m`` and a module. Search the script and its own
+    modules, each up to its first import of torch.
     """
     folder = Path(script.folder(words))
     module = words[1] if words[0] == "-m" else ""
@@ -125,7 +126,7 @@ def early_variable(words: Sequence[str]) -> str:
         except OSError:
             continue
         left -= len(text)
-        text = _TORCH.split(text, maxsplit=1)[0]
+        text = _IMPORT_OF_TORCH.split(text, maxsplit=1)[0]
         if variables := [*filter(is_read, _NAME.findall(text))]:
             return f"{path.name} names {variables[0]}"
         for package, names in _IMPORT.findall(text):
@@ -138,7 +139,7 @@ def early_variable(words: Sequence[str]) -> str:
 
 
 def _paths(path: Path, folder: Path, package: str, names: str) -> Iterator[Path]:
-    """Yield where the modules of an import statement can be, in ``folder``."""
+    """Yield the possible files of an import statement's modules, in ``folder``."""
     start = folder
     while package.startswith("."):
         package = package[1:]
@@ -153,13 +154,13 @@ def _paths(path: Path, folder: Path, package: str, names: str) -> Iterator[Path]
 
 # --- variables that the import reads --------------------------------------------------
 
-_DATA = Path(__file__).with_name("read_at_import.txt")
+_NAMES_READ = Path(__file__).with_name("read_at_import.txt")
 
 
 @functools.cache
 def _listed() -> tuple[frozenset[str], tuple[str, ...]]:
     """Return the names, and the beginnings of names."""
-    lines = _DATA.read_text(encoding="ascii").splitlines()
+    lines = _NAMES_READ.read_text(encoding="ascii").splitlines()
     names = frozenset(line for line in lines if line and line[0] != "#")
     return names, tuple(name[:-1] for name in names if name.endswith("*"))
 

@@ -1,4 +1,4 @@
-"""The change of a fork into a worker: everything that an exec would have set."""
+"""The change of a fork into a worker: it sets all that an exec would set."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _AUTHKEY = 32  # bytes, as in multiprocessing.process
 
 
 def take_over(request: Request, files: Sequence[int], kept: Collection[int]) -> None:
-    """Make this process what an exec would make it; ``kept`` files stay open."""
+    """Make this process what an exec would make it, but ``kept`` files stay open."""
     for number, file in enumerate(files):
         os.dup2(file, number)
     for number in procfs.open_files() - {0, 1, 2, *kept}:
@@ -90,12 +90,12 @@ def _set_signals(request: Request) -> None:
 
 
 def _renew_streams() -> None:
-    """Make the standard streams those of ``python -u``, also for C.
+    """Make the standard streams those of ``python -u``, and unbuffered in C.
 
     Keep the objects, because log handlers refer to them.
     """
     libc = ctypes.CDLL(None)
-    known = [stream for stream in (sys.__stdin__, sys.__stdout__) if stream is not None]
+    present = [each for each in (sys.__stdin__, sys.__stdout__) if each is not None]
     for number, (name, mode) in enumerate(_STREAMS.items()):
         raw: Any = io.FileIO(number, mode, closefd=False)
         raw.name = f"<{name}>"
@@ -105,7 +105,7 @@ def _renew_streams() -> None:
             stream.mode = mode[0]
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
-        alike = stream if name == "stderr" else (known or [stream])[0]
+        alike = stream if name == "stderr" else (present or [stream])[0]
         stream.__init__(
             io.BufferedReader(raw) if mode == "rb" else raw,
             alike.encoding,
@@ -117,7 +117,7 @@ def _renew_streams() -> None:
 
 
 def _renew_identity() -> None:
-    """Give this process its own key and number; Python itself renews ``random``."""
+    """Renew multiprocessing's key, and the number of the main thread."""
     modules: dict[str, Any] = sys.modules
     if "multiprocessing.process" in modules:
         process = modules["multiprocessing.process"].current_process()

@@ -1,10 +1,10 @@
-"""Read-ahead: the files of an import, before the import needs them.
+"""Read-ahead: reads the files of an import before the import needs them.
 
     launcher ──names of modules──► programs/read_ahead.py ──► the kernel's cache
 
 An import asks for one file after the other. On a shared file system, with an empty
-cache, it waits minutes for the answers. The program asks for many files at a time. On a
-node, one program of a user does so.
+cache, it waits minutes for the answers. The program asks for many files at a time. It
+runs only once for each user of a node.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _readers: list[Any] = []  # the process; none if the files are fast
 
 
 def start(module: str) -> None:
-    """Start to read a module, if torch's files are slow."""
+    """Start the program if torch's files are slow, and let it read a module."""
     pipe: dict[str, Any] = {"stdin": programs.PIPE, "bufsize": 0}
-    # There is no torch, or another launch reads, or there are no more processes.
+    # If there is no torch, another launch reads, or no more processes are possible.
     with contextlib.suppress(Exception):
         if _is_slow():
             from torchrun_hpc.host import sockets  # noqa: PLC0415 - slow to import
 
-            with sockets.hold("read-ahead") as lock:  # soon, only the program holds it
+            with sockets.hold("read-ahead") as lock:  # then the program holds it
                 pipe["pass_fds"] = [lock.fileno()]
                 _readers.append(programs.start("read_ahead", *sys.path, **pipe))
     ask(module)
 
 
 def ask(*modules: str) -> None:
-    """Read more modules."""
+    """Ask the program to read more modules."""
     for reader in _readers:
         with contextlib.suppress(OSError):  # it has ended
             reader.stdin.write("".join(f"{name}\n" for name in modules).encode())

@@ -1,4 +1,4 @@
-"""A fork's answers to its agent: where it is, and its latest collectives.
+"""A fork's answers to its agent: its stack, and its latest collectives.
 
 Only the process itself can read torch's flight recorder. The agent asks through a pair
 of sockets that no other process can use. A thread answers while the main thread waits.
@@ -44,7 +44,7 @@ _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
 def start(questions: socket.socket) -> None:
-    """Answer the agent in a thread, if there may be collectives.
+    """Answer the agent in a thread, if torch's distributed package is imported.
 
     The script does not see this thread in ``threading``, and it takes no signal.
     """
@@ -66,9 +66,9 @@ def _serve(questions: socket.socket) -> None:
 
 
 def leave(questions: socket.socket, error: BaseException) -> None:
-    """Tell the agent why this process ends; the agent reads that later.
+    """Tell the agent why this process ends. The agent reads that later.
 
-    After other errors than those of collectives, torch's state is not touched.
+    It includes the collectives only after an error of a collective.
     """
     _tell(questions, traceback.walk_tb(error.__traceback__), error)
 
@@ -93,7 +93,8 @@ def _tell(
 def _written(error: BaseException) -> str:
     """Return what Python writes about the exception that ends a process.
 
-    About an exit code, it writes nothing. The agent learns that the script chose it.
+    Python writes nothing about an exit code, so return the exception: the agent learns
+    that the script has chosen the code.
     """
     if isinstance(error, SystemExit):
         return repr(error) if isinstance(error.code, int) else str(error.code)
@@ -102,15 +103,15 @@ def _written(error: BaseException) -> str:
 
 
 def _frames(walk: _Walk) -> tuple[str, ...]:
-    """Write the frames above the launcher's, from an outermost one on."""
-    found: list[str] = []
+    """Return the frames after the launcher's, from the outermost one on."""
+    frames: list[str] = []
     for frame, line in walk:
         code = frame.f_code
         if LAUNCHER in code.co_filename:
-            found.clear()
+            frames.clear()
         elif not code.co_filename.startswith(IMPORTS):
-            found.append(f"{code.co_name} {_short(code.co_filename)}:{line}")
-    return tuple(found)
+            frames.append(f"{code.co_name} {_short(code.co_filename)}:{line}")
+    return tuple(frames)
 
 
 def _short(name: str) -> str:

@@ -1,11 +1,11 @@
 """The protocol between an agent and its fork server.
 
 The agent sends a `Request` for each worker, with five open files: standard input,
-output, error, and two sockets. The first one brings the process number, or the error of
-the fork; then the exit code. The agent closes its end when torch has the code: until
-then the process number stays this worker's. If the other end is closed early, the fork
-server and all its workers have ended. The second socket is for questions to the worker,
-see `recorder`.
+output, error, and two sockets. On the first socket, the fork server sends the process
+number, or the error of the fork; later the exit code. The agent closes its end when
+torch has the code: until then, no other process gets this number. If the other end is
+closed early, the fork server and all its workers have ended. The second socket is for
+questions to the worker, see `recorder`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PYTHON = (sys.executable, "-u")
 _LENGTH = 8  # bytes before a request: its length
 _FILES = 5
 _ANSWER = 32  # bytes, at most
-_RECORD = 2**17  # bytes, at most
+_FORK_ANSWER = 2**17  # bytes of a worker's answer, at most
 
 _LIMITS = tuple(
     sorted({getattr(resource, n) for n in dir(resource) if n.startswith("RLIMIT_")})
@@ -85,7 +85,7 @@ def send(connection: socket.socket, request: Request, files: Sequence[int]) -> N
 def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
     """Receive a request, and its open files; ``None`` at the end, or without files."""
     files: list[int] = []
-    with contextlib.suppress(OSError):  # the agent has ended, and not read all
+    with contextlib.suppress(OSError):  # the agent has ended without reading all
         head, files, _, _ = socket.recv_fds(connection, _LENGTH, _FILES)
     if len(files) < _FILES:
         return None
@@ -99,10 +99,10 @@ def receive(connection: socket.socket) -> tuple[Request, list[int]] | None:
 
 
 class ForkedWorker:
-    """A worker of the fork server: the part of ``Popen`` that torch uses.
+    """A worker of the fork server, with the part of ``Popen`` that torch uses.
 
-    It calls ``lost`` if the fork server ends first. Raises `OSError` if no more
-    processes are possible, `EOFError` if the fork server has ended.
+    It calls ``lost`` if the fork server ends first. The constructor raises `OSError` if
+    no more processes are possible, `EOFError` if the fork server has ended.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ForkedWorker:
     def returncode(self) -> int | None:
         """Its exit code, the negative signal if killed; ``None`` while it runs.
 
-        A look changes nothing: its process number may still be signalled.
+        Reading it does not free the process number, which may still be signalled.
         """
         with self._lock:
             if self._code is None and wait([self._answers], 0):
@@ -148,7 +148,7 @@ class ForkedWorker:
             return self._code
 
     def poll(self) -> int | None:
-        """Return its exit code, and free its number; ``None`` while it runs."""
+        """Return its exit code, and free its process number; ``None`` while it runs."""
         code = self.returncode
         if code is not None:
             self._answers.close()
@@ -164,9 +164,9 @@ class ForkedWorker:
         return code
 
     def told(self, question: bytes, timeout: float) -> bytes:
-        """Return the worker's answer within ``timeout`` seconds, or what it left.
+        """Return a `ForkAnswer` within ``timeout`` seconds, the last one, or nothing.
 
-        It is a `ForkAnswer`, or nothing. Without a ``question``, it is not asked.
+        Without a ``question``, the worker is not asked.
         """
         with self._asking:
             self._receive(0)  # late answers, which are not used
@@ -177,15 +177,15 @@ class ForkedWorker:
             return self._receive(timeout)
 
     def _receive(self, timeout: float) -> bytes:
-        found = b""
+        answer = b""
         with contextlib.suppress(OSError, ValueError):  # it has ended
-            while wait([self._questions], 0 if found else timeout):
-                found = self._questions.recv(_RECORD, socket.MSG_DONTWAIT)
-                if found[:1] == AT_END:
-                    self._left = found[1:]
-                elif not found:
+            while wait([self._questions], 0 if answer else timeout):
+                answer = self._questions.recv(_FORK_ANSWER, socket.MSG_DONTWAIT)
+                if answer[:1] == AT_END:
+                    self._left = answer[1:]
+                elif not answer:
                     break
-        return self._left or found
+        return self._left or answer
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs; torch 2.0 ends workers this way."""

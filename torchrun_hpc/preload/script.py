@@ -1,4 +1,4 @@
-"""The start of a script or a module, as the interpreter does it."""
+"""The start of a script or a module, exactly as the interpreter does it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def folder(words: Sequence[str]) -> str:
 
 
 def _is_safe_path() -> bool:
-    """Return whether Python adds only archives there; since Python 3.11."""
+    """Return whether Python adds only archives to ``sys.path``; since Python 3.11."""
     return bool(getattr(sys.flags, "safe_path", False))
 
 
 def prepare(words: Sequence[str]) -> None:
-    """Set what the imported modules see of the script; `run` needs it."""
+    """Set ``sys.path`` and ``sys.argv`` for the imports and for `run`."""
     sys.path[: 0 if _is_safe_path() else 1] = _search_path(words)
     sys.argv = list(words[1:] if words[0] == _MODULE else words)
 
@@ -67,7 +67,7 @@ def run(words: Sequence[str]) -> None:
 
 
 def _has_main(name: str) -> bool:
-    """Return whether this is a folder or an archive with a ``__main__``."""
+    """Return whether Python can import from this path: a folder or an archive."""
     return pkgutil.get_importer(_absolute(name)) is not None
 
 
@@ -77,7 +77,7 @@ def _absolute(name: str) -> str:
 
 
 def _new_main() -> Any:
-    """Replace ``__main__`` by a new module, as Python has it when it starts."""
+    """Replace ``__main__`` by a new module, like the one at Python's start."""
     main: Any = types.ModuleType("__main__")
     if sys.version_info < (3, 14):
         main.__annotations__ = {}

@@ -1,8 +1,8 @@
 """Preloading: import once, split off the fork server, let it start the workers.
 
-The fork server imports all modules except torch, so that their side effects do not
-reach the agent. If preloading fails, each worker is started by exec. If the user has
-asked for it, a message gives the reason.
+The agent imports only torch. The fork server imports all other modules, so that their
+side effects do not reach the agent. If preloading fails, each worker is started by
+exec. If the user has asked for preloading, a message gives the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LONGEST = 4096  # bytes of a reason
 class Preloaded:
     """The connection to the fork server.
 
-    `server` is its process number; 0 without one.
+    `server` is the process number of the fork server; 0 without one.
     """
 
     def __init__(self, preload: Preload = _NOTHING) -> None:
@@ -62,7 +62,7 @@ class Preloaded:
         variables = self._preload.variables
         try:
             _check_interpreter(sys.orig_argv)
-            # Sometimes the command line needs torch, which has then read them already.
+            # If the command line has needed torch, it has already read the variables.
             early = {} if TORCH in sys.modules else variables
             before = packages() - {TORCH, "numpy"}, open_files()
             with environment.with_variables(early):
@@ -102,20 +102,20 @@ class Preloaded:
         if self._connection is None or tuple(command[: len(PYTHON)]) != PYTHON:
             return None
         request = requests.request_of(command, environ)
-        own, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         asks, questions = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         out, err = stdout.fileno() if stdout else 1, stderr.fileno() if stderr else 2
         files = [0, out, err, answers.fileno(), questions.fileno()]
         try:
             with answers, questions:
                 requests.send(self._connection, request, files)
-            return ForkedWorker(command, own, asks, self._lost)
+            return ForkedWorker(command, ours, asks, self._lost)
         except (EOFError, ConnectionError):
             self._lost()
             return None
 
     def end(self) -> None:
-        """End the fork server; count its resource usage for this process."""
+        """End the fork server. Its resource usage then counts for this process."""
         if self._connection is None:
             return
         import psutil  # noqa: PLC0415 - slow to import
@@ -134,7 +134,7 @@ class Preloaded:
 
 
 def _check_interpreter(command: Sequence[str]) -> None:
-    """Check that Python has no option other than ``-u``, as workers have."""
+    """Raise `ForkError` if Python has an option other than the workers' ``-u``."""
     for word in command[1:]:
         if not word.startswith("-") or word.startswith(("-m", "-c")):
             return
@@ -143,7 +143,7 @@ def _check_interpreter(command: Sequence[str]) -> None:
 
 
 def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return which variable, read at import, has changed since; empty if none."""
+    """Return which variable has changed that the import has read; empty if none."""
     for name in sorted({*then, *now}):
         was, is_now = then.get(name), now.get(name)
         is_early = name.startswith(READ_AT_START) and name != FAULT_HANDLER

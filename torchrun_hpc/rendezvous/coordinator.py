@@ -287,10 +287,6 @@ class Coordinator:
         elif is_news and self.members.report(Stranger(nodes, text)):
             self._reported.add(reason)
 
-    def came_unproved(self, address: str, key: str) -> None:
-        """Report a caller without a proof that it belongs to the job, with this key."""
-        self.members.came_unproved(address, key)
-
     # --- who goes -----------------------------------------------------------------
 
     def _leave(

@@ -227,7 +227,7 @@ def _is_others(folder: Path) -> bool:
         state = folder.lstat()
     except OSError:  # it does not exist, or a folder above it cannot be searched
         return False
-    is_sticky = state.st_mode & stat.S_ISVTX  # as /tmp: only owners replace
+    is_sticky = state.st_mode & stat.S_ISVTX  # like /tmp: only owners replace
     is_open = stat.S_ISDIR(state.st_mode) and state.st_mode & 0o022 and not is_sticky
     return bool(is_open) or state.st_uid not in (0, os.geteuid())
 

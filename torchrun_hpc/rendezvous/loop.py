@@ -1,4 +1,4 @@
-"""The thread that takes part in a job, the ends of its connections, signs of life."""
+"""The thread that takes part in a job; the ends of connections; signs of life."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class Lease:
         self._checked = -math.inf
 
     def begin(self) -> None:
-        """Begin: a coordinator has just accepted this member."""
+        """Begin now, because a coordinator has just accepted this member."""
         self._since = now()
 
     def renew(self, sent: float) -> None:

@@ -218,7 +218,7 @@ class Unproved(Alarm):
 
 @dataclass(frozen=True)
 class Differ(Alarm):
-    """Nodes have different values of what must be equal: `nodes` by value."""
+    """Nodes differ in what must be equal on all nodes: `nodes` has ranks by value."""
 
     nodes: Mapping[AnyText, tuple[int, ...]]
 
@@ -308,11 +308,9 @@ class CoordinatorSilent(AlarmOfSpares):
 
     def words(self, meeting: Meeting) -> Message | None:
         """Name the consequence."""
-        if not _tells_of_coordinator(self.node, meeting):
-            return None
-        what = "The job ends" if self.node is None else "Another node takes over"
         who = _coordinator(self.node, meeting)
-        return _no_answer(who, self.seconds, what, self.left)
+        what = "The job ends" if self.node is None else "Another node takes over"
+        return None if who is None else _no_answer(who, self.seconds, what, self.left)
 
 
 @dataclass(frozen=True)
@@ -324,10 +322,9 @@ class CoordinatorAnswers(News):
 
     def words(self, meeting: Meeting) -> Message | None:
         """Name the coordinator."""
-        if not _tells_of_coordinator(self.node, meeting):
-            return None
+        who = _coordinator(self.node, meeting)
         after = f" after {self.seconds} s"
-        return _answers(_coordinator(self.node, meeting), "answers", after)
+        return None if who is None else _answers(who, "answers", after)
 
 
 @dataclass(frozen=True)
@@ -367,12 +364,11 @@ def _answers(who: str, verb: str, after: str = "") -> Message:
     return Message("HPC160", f"{who} {verb} again{after}")
 
 
-def _tells_of_coordinator(node: int | None, meeting: Meeting) -> bool:
+def _coordinator(node: int | None, meeting: Meeting) -> str | None:
+    """Name the coordinator's node; return ``None`` if another node reports on it."""
     coordinator = meeting.coordinator if node is None else node
-    return reports_wait_for(meeting.node_rank, coordinator)
-
-
-def _coordinator(node: int | None, meeting: Meeting) -> str:
+    if not reports_wait_for(meeting.node_rank, coordinator):
+        return None
     if node is None:
         return _head_node(meeting)
     return f"the coordinator on {names([node], meeting)}"

@@ -167,14 +167,14 @@ class Confirm:
 
 @dataclass(frozen=True)
 class Unhealthy:
-    """Its node is unhealthy."""
+    """The agent's node is unhealthy."""
 
     reason: AnyText
 
 
 @dataclass(frozen=True)
 class Died:
-    """One of its workers has failed in this round."""
+    """One of the agent's workers has failed in this round."""
 
     failure: Failure
     round: int
@@ -189,7 +189,7 @@ class GaveUp:
 
 @dataclass(frozen=True)
 class Done:
-    """All its workers have finished this round."""
+    """All workers of the agent have finished this round."""
 
     round: int
 
@@ -352,7 +352,7 @@ FromCoordinator: TypeAlias = (
 
 
 def read_request(message: object) -> JoinRequest | Version:
-    """Read a join request, of another version in part; or raise `WireError`."""
+    """Read a join request; of another version, only `Version`. Or raise `WireError`."""
     version = wire.decode(Version, message)
     return wire.decode(JoinRequest, message) if version.protocol == VERSION else version
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc import __version__, limits
 from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.names import ranks_by
 from torchrun_hpc.rendezvous import record as records
 from torchrun_hpc.rendezvous.errors import Refused
 from torchrun_hpc.rendezvous.messages import (
     Answering,
+    Differ,
     Excluded,
     Silent,
     Unproved,
@@ -145,10 +147,12 @@ class Members:
         """Take note that an agent has joined a round, so its loss counts."""
         self.agents[rank].has_joined = True
 
-    @property
-    def compared(self) -> dict[int, str]:
-        """What must be equal on all nodes, by node rank."""
-        return {rank: agent.request.compared for rank, agent in self.agents.items()}
+    def report_differences(self) -> None:
+        """Report which nodes have different values of what must be equal."""
+        agents = self.agents.items()
+        ranks = ranks_by({rank: agent.request.compared for rank, agent in agents})
+        if len(ranks) > 1:
+            self.report(Differ({value: tuple(ranks[value]) for value in ranks}))
 
     def remove(self, rank: int) -> Hashable:
         """Remove an agent, and reset its connection; return this connection."""
@@ -240,7 +244,7 @@ class Members:
     def came_unproved(self, address: str, key: str) -> None:
         """Report the address of a caller without a proof: once, when that is possible.
 
-        A program on this node can use all of 127.0.0.0/8.
+        `key` names this node's key. A program on this node can use all of 127.0.0.0/8.
         """
         address = "127.0.0.1" if address.startswith("127.") else address
         self._key = key
@@ -459,7 +463,7 @@ class Roster:
         self.leases = self._longest(nodes) if self._settings.has_spares else {}
 
     def _longest(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Return the seconds after which each of these nodes can have no workers."""
+        """Return the seconds until each of these nodes has certainly no workers."""
         limit = self.longest_run
         connected = {self._settings.coordinator, *self._members.agents}
         elsewhere = self.coordinators - connected - self.gone.keys()

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import limits, waiting
 from torchrun_hpc.failures.failure import Collection, Failure, Kind
-from torchrun_hpc.names import ranks_by
 from torchrun_hpc.rendezvous import record as records
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore
 from torchrun_hpc.rendezvous.messages import (
-    Differ,
     Excluded,
     Finishing,
     Leased,
@@ -116,7 +114,7 @@ class Rounds:
         """The highest term if it is this coordinator's, otherwise the next one."""
         takeovers, before = self._term
         coordinator = self._settings.coordinator
-        return takeovers + (before != coordinator), coordinator
+        return takeovers if before == coordinator else takeovers + 1, coordinator
 
     def _enter(self, phase: Phase) -> None:
         if phase not in NEXT[self.phase]:
@@ -299,10 +297,7 @@ class Rounds:
         roster = self.roster
         self._report_restart()
         if self.began < 0:
-            values = self._members.compared
-            if len(by_value := ranks_by(values)) > 1:
-                groups = {value: tuple(nodes) for value, nodes in by_value.items()}
-                self._members.report(Differ(groups))
+            self._members.report_differences()
         self._enter(Phase.RUN)
         self.began = self.round
         self.store = KeyValueStore()

@@ -147,7 +147,8 @@ class Server:
             opened, _ = listening.accept()
         except OSError as error:
             if error.errno in _NO_FILES and not self._abort_oldest():
-                self._pause_accepting(listening, str(error.strerror))
+                self._events.remove_reader(listening)  # until the next second
+                self._report(str(error.strerror))
             return  # the connection has ended, or waits
         if len(self._callers) >= self._most:
             self._abort_oldest()
@@ -170,8 +171,7 @@ class Server:
             oldest.abort()
         return oldest is not None
 
-    def _pause_accepting(self, listening: socket.socket, reason: str) -> None:
-        self._events.remove_reader(listening)
+    def _report(self, reason: str) -> None:
         if not self._has_reported:
             self._has_reported = True
             self._loop.call_aside(lambda: self._on_problem(reason))
@@ -315,7 +315,7 @@ class CoordinatorServer(Server):
     def unproved(self, address: str) -> None:
         """Let the coordinator's node report a caller."""
         self._has_strangers = True
-        self.coordinator.came_unproved(address, self.key.name)
+        self.coordinator.members.came_unproved(address, self.key.name)
         self.flush()
 
     def ended(self, caller: Caller) -> None:

@@ -1,1 +1,1 @@
-"""The output: messages on stderr, the start line, the tables of the dry run."""
+"""The output: messages on stderr, the start line, and the dry run's tables."""

@@ -1,4 +1,4 @@
-"""Messages on stderr, who writes them, and output on stdout without a script."""
+"""Messages on stderr, which node writes them, and a command's output on stdout."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def write(message: Message, kind: str = "note", details: Sequence[str] = ()) -> 
 
 
 def refuse(error: LaunchError) -> int:
-    """Write the error of a command without a launch, and return the exit code."""
+    """Write the error of a command that starts nothing, and return its exit code."""
     write(Message(error.code, str(error)), "error")
     return 2
 
 
 def write_text(text: str, details: Sequence[str] = ()) -> None:
-    """Write a line to stderr, with its lines to copy, and details.
+    """Write a line to stderr, with its lines to copy, and details. Raise nothing.
 
     This is one write, because nodes share a terminal. Control characters are replaced,
-    because parts can come from the network. Nothing is raised.
+    because parts can come from the network.
     """
     line, copied = split_copied(text)
     lines = (line, *(f"    {each}" for each in copied), *details)
@@ -66,7 +66,7 @@ def output(text: str) -> None:
 
 
 def is_reporter(rank: int, absent: Collection[int] = ()) -> bool:
-    """Return whether a node or task reports for all; ``absent`` is who cannot."""
+    """Return whether this node or task reports for all; the ``absent`` ones cannot."""
     return rank == next(r for r in itertools.count() if r not in absent)
 
 

@@ -70,7 +70,7 @@ def description(
     patches: Iterable[DescribedPatch],
     command: Sequence[str],
 ) -> Description:
-    """Describe a launch, with torch's version, the patches, and the plain command."""
+    """Describe a launch. ``command`` is the same launch with plain torchrun."""
     options = {**plan.asked.of_site, **plan.asked.given, **plan.options}
     options.pop("hpc_dry_run", None)  # not part of the launch
     return Description(
@@ -93,32 +93,32 @@ def description(
 def _on_one_line(part: _Part) -> _Part:
     """Put each message on one line: other nodes accept no line breaks."""
     notes, advice, warnings = (
-        tuple(replace(each, text=on_one_line(each.text)) for each in found)
-        for found in (part.notes, part.advice, part.warnings)
+        tuple(replace(each, text=on_one_line(each.text)) for each in messages)
+        for messages in (part.notes, part.advice, part.warnings)
     )
     return replace(part, notes=notes, advice=advice, warnings=warnings)
 
 
 def received(data: object, rank: int, meeting: Meeting) -> Description | None:
-    """Return the description of another node; ``None`` if it is not valid.
+    """Return the description that another node has sent; ``None`` if it is not valid.
 
-    Anybody who reaches the coordinator can send one. So it must have the format of a
-    `Description`, without anything that a terminal or a shell would execute.
+    It must have the format of a `Description`, without anything that a terminal or a
+    shell would execute: without a key, anybody could have sent it.
     """
     with contextlib.suppress(WireError):
-        found = wire.decode(Description, data)
+        sent = wire.decode(Description, data)
         if (
-            found.version == VERSION
-            and found.meeting.node_rank == rank
-            and len(found.meeting.hosts) == len(meeting.hosts)
-            and found.command[:1] == ("torchrun",)
-            and all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in found.exports)
+            sent.version == VERSION
+            and sent.meeting.node_rank == rank
+            and len(sent.meeting.hosts) == len(meeting.hosts)
+            and sent.command[:1] == ("torchrun",)
+            and all(re.fullmatch("[A-Z_][A-Z0-9_]*", name) for name in sent.exports)
         ):
-            return found
+            return sent
     return None
 
 
 def shell_lines(exports: Mapping[str, str], command: Sequence[str]) -> list[str]:
-    """Return exports and command for a shell, ready to copy."""
+    """Return the lines with which a shell sets ``exports`` and runs ``command``."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exports.items()]
     return [*lines, shlex.join(command)]

@@ -1,4 +1,4 @@
-"""The lines of a healthy start, which node 0 prints: no message, so without a code."""
+"""The lines that node 0 prints at a start: no messages, so without codes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 def start_line(plan: LaunchPlan) -> str:
-    """Describe the launch in one line. Lines to copy, of notes, follow on their own."""
-    where, title = plan.meeting, plan.messages.title
-    is_alone = where.nodes == 1 and title == NO_SCHEDULER
+    """Describe the launch in one line; then come the notes' lines to copy."""
+    meeting, title = plan.meeting, plan.messages.title
+    is_alone = meeting.nodes == 1 and title == NO_SCHEDULER
     if is_alone and not plan.mode.is_direct:
         parts = [f"{count(plan.workers.number, 'worker')} on this machine"]
     else:
         parts = [_shape(plan), title]
-    if where.endpoint and (where.nodes > 1 or where.may_grow):
-        is_known = where.is_ours or plan.mode.is_direct
-        what = "meeting" if is_known else f"{where.backend} rendezvous"
-        over = f" over {where.interface}" if where.interface else ""
-        parts.append(f"{what} at {where.endpoint}{over}")
-    if where.site:
-        parts.append(f"site {where.site.value}")
+    if meeting.endpoint and (meeting.nodes > 1 or meeting.may_grow):
+        is_default = meeting.is_ours or plan.mode.is_direct
+        what = "meeting" if is_default else f"{meeting.backend} rendezvous"
+        over = f" over {meeting.interface}" if meeting.interface else ""
+        parts.append(f"{what} at {meeting.endpoint}{over}")
+    if meeting.site:
+        parts.append(f"site {meeting.site.value}")
     copied = ""
     for note in plan.messages.notes:
         text, lines = split_copied(note.text)
@@ -37,7 +37,7 @@ def start_line(plan: LaunchPlan) -> str:
 
 
 def joined_line(plan: LaunchPlan, nodes: int, workers: int, seconds: float) -> str:
-    """Return the line that the nodes have joined, and how long that took."""
+    """Return the line about how many nodes have joined, and how long that took."""
     every = plan.meeting.active
     who = f"all {every}" if nodes == every else f"{nodes} of {every}"
     started = f"{count(workers, 'worker')} started"
@@ -45,14 +45,15 @@ def joined_line(plan: LaunchPlan, nodes: int, workers: int, seconds: float) -> s
 
 
 def _shape(plan: LaunchPlan) -> str:
-    where, own = plan.meeting, plan.workers
-    nodes, workers = count(where.active, "node"), count(own.number, "worker")
-    if where.spares.number:
-        nodes += f" and {count(where.spares.number, 'spare')}"
-    if own.size:
-        is_even = own.size == own.number * where.nodes
-        tasks = count(own.number if is_even else own.size, "task")
-        return f"{nodes} x {tasks}" if is_even else f"{nodes}, {tasks}"
-    if 0 < where.fewest < where.active:
-        nodes = f"{where.fewest} to {nodes}"
-    return f"{nodes}, {workers}" + (" here" if where.nodes > 1 else "")
+    meeting, workers = plan.meeting, plan.workers
+    nodes = count(meeting.active, "node")
+    if meeting.spares.number:
+        nodes += f" and {count(meeting.spares.number, 'spare')}"
+    if workers.size == workers.number * meeting.nodes:
+        return f"{nodes} x {count(workers.number, 'task')}"
+    if workers.size:
+        return f"{nodes}, {count(workers.size, 'task')}"
+    if 0 < meeting.fewest < meeting.active:
+        nodes = f"{meeting.fewest} to {nodes}"
+    on_node = " here" if meeting.nodes > 1 else ""
+    return f"{nodes}, {count(workers.number, 'worker')}{on_node}"

@@ -1,4 +1,4 @@
-"""The standard streams: a launch continues whatever is wrong with them."""
+"""The standard streams. A launch continues, whatever is wrong with them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _STDERR = 2
 # Held during a write, so that it stays in one piece.
 lock = threading.RLock()
 
-# Other exceptions come from signal handlers, and must be raised.
+# Other exceptions come from signal handlers, and must pass.
 _FAULTS = (OSError, ValueError, RuntimeError)
 
 
 def open_closed() -> None:
-    """Open /dev/null for each standard stream that is closed. The workers inherit it.
+    """Open /dev/null for each closed standard stream. The workers inherit it.
 
-    Otherwise the next file or socket would get its number, and the messages.
+    Otherwise the next open file or socket would get the stream's number and messages.
     """
     for number in range(3):
         try:
@@ -88,7 +88,7 @@ def copy(data: bytes) -> None:
 
 
 def forgive_at_exit(stream: TextIO | None) -> None:
-    """At exit, discard unwritable text of a stream: it would change the exit code."""
+    """At exit, discard a stream's unwritable text, which would change the exit code."""
     if stream is not None:
         atexit.register(_flush_or_discard, stream)
 

@@ -1,4 +1,4 @@
-"""The output of the dry run: every value and its source, as tables or as JSON."""
+"""The output of the dry run: values with their sources, as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -33,15 +33,18 @@ def print_dry_run(
 ) -> None:
     """Print a dry run as ``table`` or ``json``; the other arguments are `render`'s."""
     if form == "json":
-        found = [wire.encode(node) for node in nodes]
-        answer = {"nodes": found, "missing": missing, "limit_s": limit}
+        encoded = [wire.encode(node) for node in nodes]
+        answer = {"nodes": encoded, "missing": missing, "limit_s": limit}
         console.output(json.dumps(answer, indent=2) + "\n")
     else:
         console.output(render(nodes, missing, limit))
 
 
 def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> str:
-    """Return the verdict and the tables; ``missing`` nodes had ``limit`` seconds."""
+    """Return the verdict and the tables.
+
+    The ``missing`` nodes have not answered within ``limit`` seconds.
+    """
     first = nodes[0]
     is_direct = first.meeting.backend == DIRECT
     versions = f"torchrun_hpc {first.torchrun_hpc}, torch {first.torch}"
@@ -55,19 +58,19 @@ def render(nodes: Sequence[Description], missing: Sequence[str], limit: int) -> 
         parts.append(
             "Each task is a worker. Only this task is shown; no other was asked."
         )
-    bound = [*_bound(nodes)]
-    if bound:
+    if bound := [*_bound(nodes)]:
         parts.append(_table(("worker", "CPUs", "where", "because"), bound))
     if any(node.exports for node in nodes):
         parts.append(_table(("variable", "is set to", "from"), _variables(nodes)))
     if "hpc_debug" in first.options and not is_direct:
         parts.append(of_patches(first.patches))
-    parts += filter(None, ["\n".join(_messages(nodes))])
+    if messages := "\n".join(_messages(nodes)):
+        parts.append(messages)
     for node in nodes[:_SHOWN]:
-        where = f", on {_name(node)}" if len(nodes) > 1 else ""
         how = "by hand, for this task" if is_direct else "with plain torchrun"
+        how += f", on {_name(node)}" if len(nodes) > 1 else ""
         lines = "\n".join(shell_lines(node.exports, node.command))
-        parts.append(f"The same launch {how}{where}:\n\n{lines}")
+        parts.append(f"The same launch {how}:\n\n{lines}")
     if len(nodes) > _SHOWN:
         others = count(len(nodes) - _SHOWN, "other node")
         parts.append(f"--hpc-dry-run=json also shows the {others}.")
@@ -94,9 +97,8 @@ def _verdict(nodes: Sequence[Description], missing: Sequence[str], limit: int) -
 
 
 def _name(node: Description) -> str:
-    meeting = node.meeting
-    names = meeting.hosts[meeting.node_rank :][:1] if meeting.hosts else ()
-    return (names and names[0]) or "this node"
+    hosts = dict(enumerate(node.meeting.hosts))
+    return hosts.get(node.meeting.node_rank) or "this node"
 
 
 def _decisions(node: Description) -> Iterator[Sequence[str]]:
@@ -105,8 +107,7 @@ def _decisions(node: Description) -> Iterator[Sequence[str]]:
     source = str(explicit) if explicit else "default"
     if job is not None:
         yield "scheduler", job.scheduler, f"a {job.context.value}"
-        known_by = job.provenance.get("node_rank", "")
-        yield "node rank", str(meeting.node_rank), known_by
+        yield "node rank", str(meeting.node_rank), job.provenance.get("node_rank", "")
         if meeting.backend == DIRECT:
             source = job.provenance.get("tasks", "")
     yield "workers", str(workers.number), source
@@ -147,11 +148,11 @@ def _nodes(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
 def _bound(nodes: Sequence[Description]) -> Iterator[Sequence[str]]:
     first = _shares(nodes[0])
     for node in nodes:
-        where = "" if node is nodes[0] else f" on {_name(node)}"
-        if where and _shares(node) == first:
+        if node is not nodes[0] and _shares(node) == first:
             continue
+        on = "" if node is nodes[0] else f" on {_name(node)}"
         for rank, share in enumerate(_shares(node)):
-            yield f"{rank}{where}", share.cpu_list, share.domain, share.reason
+            yield f"{rank}{on}", share.cpu_list, share.domain, share.reason
 
 
 def _shares(node: Description) -> Sequence[Share]:
@@ -175,8 +176,7 @@ def _messages(nodes: Sequence[Description]) -> Iterator[str]:
     shared = nodes[0].messages
     yield from map(str, [*shared.notes, *shared.advice])
     for node in nodes:
-        own = node.messages
-        for message in (*own.warnings, *own.advice):
+        for message in (*node.messages.warnings, *node.messages.advice):
             if message not in shared.advice:
                 yield f"{message.code} {_name(node)}: {message.text}"
 

@@ -39,14 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
-    seen = preflight(COMMAND)
-    if seen.task_rank:  # all tasks of a step would print the same
+    process = preflight(COMMAND)
+    if process.task_rank:  # all tasks of a step would print the same
         return 0
-    names = _of_job(seen.job.launch_id if seen.job else "")
+    names = _of_job(process.job.launch_id if process.job else "")
     asked = [answer for name in names if (answer := _ask(name)) is not None]
     if not asked:
-        text = f"no running torchrun_hpc job of yours on {seen.hostname}. On a cluster:"
-        text += to_copy(f"srun --overlap --jobid=JOBID {COMMAND}")
+        text = f"no running torchrun_hpc job of yours on {process.hostname}. "
+        text += "On a cluster:" + to_copy(f"srun --overlap --jobid=JOBID {COMMAND}")
         console.write(Message("HPC172", text), "error")
         return NOT_FOUND
     answers = [*filter(None, asked)]
@@ -57,17 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             lines = _lines(answer, with_collectives=args.collectives)
             console.output("\n".join(lines) + "\n")
     stacks = [stack for answer in answers for stack in received(answer["workers"])]
-    is_found = all(asked) and not all(stack.problem for stack in stacks)
-    return 0 if is_found else NOT_FOUND
+    has_stacks = any(not stack.problem for stack in stacks)
+    return 0 if all(asked) and has_stacks else NOT_FOUND
 
 
 def _of_job(launch_id: str) -> list[str]:
     """Return the sockets of this job's launches; without any, all sockets."""
-    found = [*service.launches()]
+    launches = [*service.launches()]
     job = launch_id.partition(".")[0]
     # A launch on one node has no job number.
-    own = [name for other, name in found if other.partition(".")[0] in (job, "")]
-    return own if job and own else [name for _, name in found]
+    of_job = [name for other, name in launches if other.partition(".")[0] in (job, "")]
+    return of_job if job and of_job else [name for _, name in launches]
 
 
 def _ask(name: str) -> Mapping[str, Any] | None:
@@ -89,8 +89,8 @@ def _lines(answer: Mapping[str, Any], *, with_collectives: bool) -> list[str]:
     lines = [f"launch {answer['launch']}"] if answer["launch"] else []
     lines += collectives.render(stacks, hosts)
     if with_collectives and stacks:
-        is_known = any(group.calls for stack in stacks for group in stack.groups)
-        equal = _EQUAL if is_known else _UNKNOWN
+        has_calls = any(group.calls for stack in stacks for group in stack.groups)
+        equal = _EQUAL if has_calls else _UNKNOWN
         lines += collectives.compare(stacks, hosts) or [equal]
     if answer["missing"]:
         lines.append(f"no answer from {answer['missing']}")

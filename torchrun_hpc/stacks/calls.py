@@ -1,4 +1,4 @@
-"""The latest calls of a rank, from torch's flight recorder.
+"""The latest collective calls of a rank, from torch's flight recorder.
 
 For gloo, an entry's state remains ``scheduled``, so only sequence numbers count.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CALLS = 3  # the latest ones of a group
 _GROUPS = 8  # of a worker, with the latest calls
 _WORD = 60  # characters
-# Questions to a fork; and the beginning of what it tells at its end.
+# Questions to a fork; and the first byte of its answer when it ends.
 ASK_FRAMES, ASK_ALL, AT_END = b"f", b"a", b"!"
 LONGEST = 200  # characters of a frame
 IMPORTS = "<frozen importlib"  # Python's own frames of an import
@@ -31,12 +31,18 @@ IMPORTS = "<frozen importlib"  # Python's own frames of an import
 Word = Annotated[str, wire.short_text(_WORD)]
 Frame = Annotated[str, wire.short_text(LONGEST)]
 
-# In these, all ranks pass the same shape. A root's, or an uneven one, may differ.
+# All ranks pass the same shape to these. Other operations may be uneven.
 _EQUAL = "all_reduce broadcast reduce all_gather _all_gather_base _reduce_scatter_base"
 
-# Names of c10::ScalarType, and of ``torch.dtype`` if that is no lower-case form.
-_TYPES = "Half float16 Float float32 Double float64 Byte uint8 Int int32 Long int64"
-_TORCH_TYPES = dict(zip(_TYPES.split()[::2], _TYPES.split()[1::2], strict=True))
+# The ``torch.dtype`` of a c10::ScalarType; all others have the same name in lower case.
+_TORCH_TYPES = {
+    "Half": "float16",
+    "Float": "float32",
+    "Double": "float64",
+    "Byte": "uint8",
+    "Int": "int32",
+    "Long": "int64",
+}
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,8 @@ class Group:
 class ForkAnswer:
     """A fork's answer to its agent: the frames of its main thread, and its groups.
 
-    ``error`` is what Python writes about the exception that has ended the fork.
-    ``time`` is when it answered, in seconds since 1970.
+    ``error`` is what Python writes about the exception that ends the fork. ``time`` is
+    when it answered, in seconds since 1970.
     """
 
     frames: tuple[Frame, ...] = ()
@@ -85,11 +91,9 @@ class ForkAnswer:
     time: float = 0.0
 
 
-# A dump can have any values: format only texts (s) and numbers (d).
-
-
+# Dumps can have values of any type. The formats s and d take only texts and numbers.
 def title(name: str, description: str) -> str:
-    """Return how to call a group: its name, and what it is for if that is known."""
+    """Return a group's title: its name, and its description if torch knows one."""
     is_usual = description in ("", "undefined", "default_pg")
     return name if is_usual else f"{name:s} {description:s}"
 
@@ -106,8 +110,8 @@ def groups_of(trace: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[Group
     for entry in entries:
         if not entry["is_p2p"]:
             name = title(*entry["process_group"])
-            known = calls.pop(name, [])  # the latest group is the last one
-            calls[name] = [*known[1 - _CALLS :], _call(entry)]
+            earlier = calls.pop(name, [])  # the latest group comes last
+            calls[name] = [*earlier[1 - _CALLS :], _call(entry)]
     latest = [*calls.items()][-_GROUPS:]
     return tuple(Group(name, sizes.get(name, 0), tuple(of)) for name, of in latest)
 
@@ -128,7 +132,7 @@ _NAME = "torch/comm_lib_trace_rank_"  # in the folder for caches
 
 _LARGEST = 2**24  # bytes; 2,000 entries with frames have some megabytes
 
-# A file may have any content, or be of another release. No signal's exception is here.
+# A file may have any content, or be of another release. Signals' exceptions must pass.
 _FAULTS = (AttributeError, LookupError, OSError, TypeError, ValueError)
 
 
@@ -152,7 +156,7 @@ def _prefixes(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _entries(data: bytes) -> Any:
-    """Return the latest entries; no dump can need much memory or time here."""
+    """Return the latest entries. A separate program limits memory and time for them."""
     pipes = {"stdin": programs.PIPE, "stdout": programs.PIPE}
     with programs.start("read_dump", **pipes) as program:
         return wire.from_json(program.communicate(data)[0])

@@ -1,4 +1,4 @@
-"""All ranks compared: the latest collective that each has called, and its stack."""
+"""Comparison of all ranks: the latest collective that each has called, their stacks."""
 
 from __future__ import annotations
 
@@ -21,42 +21,45 @@ _LINES = 8  # groups; the others are counted
 _PARTS = 4  # of a line
 
 
-def compare(
-    stacks: Sequence[WorkerStack], hosts: Mapping[int, str]
-) -> dict[str, tuple[str, list[WorkerStack]]]:
-    """Compare the calls in each process group, the largest group first.
+class _Difference(NamedTuple):
+    """A group's ranks have called different collectives.
 
-    Return a line for each one whose ranks differ, with a call, and who did not call it.
+    ``line`` is for the user. ``call`` is what most ranks have called, and ``absent``
+    are the others.
     """
-    members: dict[str, dict[WorkerStack, Group]] = {}
-    for stack in stacks:
-        for group in stack.groups:
-            members.setdefault(group.name, {})[stack] = group
-    ordered = sorted(members.items(), key=lambda item: -len(item[1]))
-    compared = (_difference(name, groups, stacks, hosts) for name, groups in ordered)
-    lines = [(line, missed) for line, missed in compared if missed[1]]
+
+    line: str
+    call: str
+    absent: list[WorkerStack]
+
+
+def compare(stacks: Sequence[WorkerStack], hosts: Mapping[int, str]) -> list[str]:
+    """Return a line for each process group whose ranks differ, the largest one first.
+
+    The ranks differ in their calls of collectives.
+    """
+    lines = [difference.line for difference in _differences(stacks, hosts)]
     if more := lines[_LINES:]:
-        text = f"{count(len(more), 'other group')} whose ranks differ"
-        lines[_LINES:] = [(text, ("", []))]
-    return dict(lines)
+        lines[_LINES:] = [f"{count(len(more), 'other group')} whose ranks differ"]
+    return lines
 
 
 def absent(stacks: Sequence[WorkerStack], hosts: Mapping[int, str], failed: int) -> str:
     """Return who did not come to a collective, and where they were.
 
-    Others wait for the fewest absent ranks. If the calls do not tell, these are the
-    ranks known to be elsewhere than rank ``failed``, if all can be read. Return nothing
-    if they are most ranks.
+    The group with the fewest absent ranks counts, because others may wait for them. If
+    no calls differ, the absent ranks are at another place than rank ``failed``. Then
+    all stacks must be readable. Return nothing if most ranks are absent.
     """
     places = {stack: place(stack.frames) for stack in stacks}
     waits_at = next((places[stack] for stack in stacks if stack.rank == failed), "")
     elsewhere = [s for s in stacks if s.is_known and places[s] != waits_at]
-    differences = [each for each in compare(stacks, hosts).values() if each[1]]
+    differences = _differences(stacks, hosts)[:_LINES]
     is_complete = waits_at and not any(stack.is_lasting for stack in stacks)
     if not (differences or is_complete):
         return ""
-    default = waits_at, elsewhere
-    call, ranks = min(differences, key=lambda each: len(each[1]), default=default)
+    by_place = _Difference("", waits_at, elsewhere)
+    _, call, ranks = min(differences, key=lambda d: len(d.absent), default=by_place)
     has_calls = any(stack.groups for stack in ranks)
     if not has_calls:  # without calls, a rank at the same place may have called it
         ranks = [stack for stack in ranks if stack in elsewhere]
@@ -71,20 +74,32 @@ def absent(stacks: Sequence[WorkerStack], hosts: Mapping[int, str], failed: int)
     return f"{who} {doubt}did not call {call}; {of_first}{state}"
 
 
+def _differences(
+    stacks: Sequence[WorkerStack], hosts: Mapping[int, str]
+) -> list[_Difference]:
+    members: dict[str, dict[WorkerStack, Group]] = {}
+    for stack in stacks:
+        for group in stack.groups:
+            members.setdefault(group.name, {})[stack] = group
+    ordered = sorted(members.items(), key=lambda item: -len(item[1]))
+    compared = (_difference(name, groups, stacks, hosts) for name, groups in ordered)
+    return [each for each in compared if each is not None and each.absent]
+
+
 def _difference(
     name: str,
     groups: Mapping[WorkerStack, Group],
     stacks: Sequence[WorkerStack],
     hosts: Mapping[int, str],
-) -> tuple[str, tuple[str, list[WorkerStack]]]:
-    """Compare the first unequal calls, or the last ones."""
+) -> _Difference | None:
+    """Compare the first unequal calls, or the last ones; ``None`` without calls."""
     called: dict[int, dict[tuple[str, str], tuple[Call, list[WorkerStack]]]] = {}
     for stack, group in groups.items():
         for call in group.calls:
             kinds = called.setdefault(call.number, {})
             kinds.setdefault(call.key, (call, []))[1].append(stack)
     if not called:
-        return "", ("", [])
+        return None
     unequal = (number for number, kinds in called.items() if len(kinds) > 1)
     number = min(unequal, default=max(called))
     size = max(len(groups), *(group.size for group in groups.values()))
@@ -109,7 +124,8 @@ def _difference(
         missed = missed or unknown
     this = f"{usual.operation} {number}"
     parts.insert(0, f"{this} of group {name}{shape}: {who(came)}")
-    return "; ".join(parts[:_PARTS]), (this + shape if odd else this, missed)
+    line = "; ".join(parts[:_PARTS])
+    return _Difference(line, this + shape if odd else this, missed)
 
 
 # --- the merged stacks of all ranks ---------------------------------------------------
@@ -131,13 +147,13 @@ def render(
     ``most`` branches at one place.
     """
     tree = Tree(len(stacks), hosts, most)
-    known = [stack for stack in stacks if not stack.problem]
-    lines = [*tree.lines(known)] if known else []
+    readable = [stack for stack in stacks if not stack.problem]
+    lines = [*tree.lines(readable)] if readable else []
     problems: dict[str, list[WorkerStack]] = {}
     for stack in stacks:
         if stack.problem:
             problems.setdefault(stack.problem, []).append(stack)
-    ordered = sorted(problems.items(), key=lambda item: len(item[1]), reverse=True)
+    ordered = sorted(problems.items(), key=lambda item: -len(item[1]))
     for problem, group in ordered[:most]:
         lines.append(f"no stack from {tree.who(group)}: {problem}")
     if rest := [stack for _, group in ordered[most:] for stack in group]:
@@ -148,13 +164,16 @@ def render(
 def summary(
     stacks: Sequence[WorkerStack], hosts: Mapping[int, str], most: int
 ) -> list[str]:
-    """Return where the ranks are in the script: ``all_reduce at train.py:88``."""
+    """Return a tree of the ranks' places; see `place` and `render`."""
     places = [replace(s, frames=tuple(filter(None, [place(s.frames)]))) for s in stacks]
     return render(places, hosts, most)
 
 
 def place(frames: Sequence[str]) -> str:
-    """Return the script's innermost line, with the library's function called there."""
+    """Return the script's innermost line, and which library function it calls.
+
+    It is like ``all_reduce at train.py:88``; without the script, the innermost frame.
+    """
     parts = [frame.partition(" ")[::2] for frame in frames]
     for depth, (function, line) in reversed([*enumerate(parts)]):
         if not _is_library(line):
@@ -165,13 +184,9 @@ def place(frames: Sequence[str]) -> str:
     return "".join(frames[-1:])
 
 
-def _is_library(place: str) -> bool:
-    package = place.partition("/")[0].partition(".py")[0]
-    return (
-        package == "torch"
-        or package in sys.stdlib_module_names
-        or place.startswith("<")
-    )
+def _is_library(line: str) -> bool:
+    package = line.partition("/")[0].partition(".py")[0]
+    return package in {"torch", *sys.stdlib_module_names} or line.startswith("<")
 
 
 class Tree(NamedTuple):
@@ -200,7 +215,9 @@ class Tree(NamedTuple):
         if len(parts) > 1:
             ordered = sorted(parts.values(), key=len, reverse=True)
             is_usual = len(ordered[0]) * 2 > self.total
-            most = self.most + (len(ordered) == self.most + 1)  # it needs one line
+            most = self.most
+            if len(ordered) == most + 1:  # counting one place would also take a line
+                most += 1
             for part in ordered[:most]:
                 is_odd = is_usual and len(part) * 2 < self.total
                 mark = _ODD if is_odd else _USUAL

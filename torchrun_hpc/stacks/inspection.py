@@ -44,8 +44,8 @@ def sample(
     """Return the stacks of this node's workers as plain data.
 
     For ``timeout`` and ``with_calls``, see `sampling.sample`. Workers that fail
-    together may be at their end, and have no stack of the script. Up to ``limit``
-    seconds in all, wait until they have ended.
+    together may have no stack of the script, because they are just ending. Wait for
+    their end, up to ``limit`` seconds in all.
     """
     start = time.monotonic()
     sampled = sampling.sample(_running(watch), timeout, with_calls=with_calls)
@@ -158,14 +158,14 @@ class Inspection:
     def explain(self, failure: Failure) -> tuple[Failure, list[str]]:
         """Explain a hang: who did not come, and where the ranks are.
 
-        Add why there are no stacks. See `report.Explain`.
+        If stacks are missing, the returned failure says why. See `report.Explain`.
         """
         stacks, missing = self._collect(HANG, limits.HANG_TIMEOUT)
         hosts, text = self._hosts, failure.text
         if problems := [stack.problem for stack in stacks if stack.is_lasting]:
             text += f"; where other ranks were is unknown: {problems[0]}"
         absent = collectives.absent(stacks, hosts, failure.rank)
-        lines = [*collectives.compare(stacks, hosts)][:_GROUPS]
+        lines = collectives.compare(stacks, hosts)[:_GROUPS]
         if missing and self._others is not None:
             lines.append(f"no answer from {names.nodes(missing, self._meeting.hosts)}")
         lines += collectives.summary(stacks, hosts, _PLACES)
@@ -220,9 +220,9 @@ _TREE_LINES = 30
 def limit_of(plan: LaunchPlan, *, hears_all: bool) -> tuple[int, str]:
     """Return after how many seconds to report a stall, and what to ask until then.
 
-    With 0 seconds, there is no report. Before a stall, the default starts no py-spy, so
-    the workers must be forks. It also needs to hear all nodes: the others may make
-    progress.
+    With 0 seconds, there is no report. By default, py-spy is not started before a
+    stall, so the workers must be forks. All nodes must answer, because the others may
+    make progress.
     """
     asked, preload = plan.asked.hpc_stall_report, plan.workers.preload
     if asked is not None:
@@ -232,10 +232,10 @@ def limit_of(plan: LaunchPlan, *, hears_all: bool) -> tuple[int, str]:
 
 
 class StallReport:
-    """Compares the stacks of all workers, in its own thread, until they stay the same.
+    """Compares the stacks of all workers, in its own thread, and reports a stall.
 
-    ``collect`` asks all nodes a question. It returns none if a node does not answer, or
-    another node reports. With 0 ``seconds``, nothing is compared.
+    ``collect`` asks all nodes a question. It returns no stacks if a node does not
+    answer, or another node reports. With 0 ``seconds``, nothing is compared.
     """
 
     def __init__(
@@ -269,16 +269,16 @@ class StallReport:
         since = looked = time.monotonic()
         while not self._ended.wait(pause):
             stacks = self._look(self._question)
-            is_seen = any(not stack.problem for stack in stacks)
+            is_readable = any(not stack.problem for stack in stacks)
             if self._ended.is_set():
                 return
-            if not is_seen and any(stack.is_lasting for stack in stacks):
+            if not is_readable and any(stack.is_lasting for stack in stacks):
                 self._give_up(stacks)
                 return
             now = time.monotonic()
-            if _have_gone_on(stacks, before, now - looked):
+            if _have_progressed(stacks, before, now - looked):
                 since = now
-            elif is_seen and now - since >= self._seconds:
+            elif is_readable and now - since >= self._seconds:
                 self._report(self._look(STACKS) or stacks)
                 return
             before, looked = stacks, now
@@ -304,7 +304,7 @@ class StallReport:
         console.write(Message("HPC171", text), "warning", [f"    {s}" for s in lines])
 
 
-def _have_gone_on(
+def _have_progressed(
     stacks: Sequence[WorkerStack], before: Sequence[WorkerStack], seconds: float
 ) -> bool:
     if [stack.rank for stack in stacks] != [stack.rank for stack in before]:

@@ -1,6 +1,6 @@
-"""The stacks of one node's workers: a fork tells its own, py-spy reads the others'.
+"""The stacks of a node's workers: forks send theirs, and py-spy reads all others.
 
-An ended worker has its traceback instead.
+The traceback is the stack of an ended worker.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 _IT = "it "
 ENDED = f"{_IT}has ended"
 STOPPED = f"{_IT}is stopped (SIGSTOP)"
-_STOPPED = "T (stopped)"  # in /proc/PID/status; "t" is a moment of py-spy's
+_STOPPED = "T (stopped)"  # in /proc/PID/status; it is "t" while py-spy reads
 
 # A frame in a traceback, and the folder of a library.
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/")
 
-# Waits that py-spy adds at each look, and the least share of CPU time of progress. A
-# loop that polls every 0.2 s uses 0.03 % (measured).
+# Waits that py-spy adds to each sample, and the least share of CPU time that counts as
+# progress. A loop that polls every 0.2 s uses 0.03 % (measured).
 _OF_A_LOOK = 2
 _WORKING = 0.001
 
@@ -84,13 +84,14 @@ class WorkerStack:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known where this worker is, or that it is stopped or ended."""
+        """Whether the worker's place is known, or that it is stopped or has ended."""
         return bool(self.frames) or self.problem.startswith(_IT)
 
     def has_progressed(self, before: WorkerStack, seconds: float) -> bool:
         """Return whether this worker has made progress, even at the same line.
 
-        A hung worker waits once, spins, or polls. Polling takes hardly any CPU time.
+        ``before`` is its stack ``seconds`` ago. A hung worker waits once, spins, or
+        polls. Polling takes hardly any CPU time.
         """
         is_elsewhere = (self.frames, self.problem) != (before.frames, before.problem)
         works = self.cpu - before.cpu > _WORKING * seconds
@@ -100,7 +101,7 @@ class WorkerStack:
 def sample(
     workers: Sequence[Worker], timeout: float, *, with_calls: bool = True
 ) -> list[WorkerStack]:
-    """Return the stacks of this node's workers, sampled together while they run.
+    """Return the stacks of this node's running workers, sampled together.
 
     py-spy has ``timeout`` seconds. With 0 seconds, only forks have a stack.
     """
@@ -131,7 +132,7 @@ def _answer(worker: Worker, question: bytes = b"") -> ForkAnswer | None:
 
 
 def ended(worker: Worker, failure: Failure | None) -> WorkerStack:
-    """Return where a worker was when it ended."""
+    """Return the stack that a worker had when it ended."""
     part = failure and failure.worker
     answer = _answer(worker) or ForkAnswer()
     frames = answer.frames or tuple(_of_traceback(part.lines if part else ()))

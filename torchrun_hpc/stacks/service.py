@@ -1,7 +1,7 @@
 """The socket for ``python -m torchrun_hpc.stacks``, which only its user can use.
 
-It has a name in the node's network namespace, and no file. Each side checks the user of
-the other.
+It has a name in the node's network namespace, and no file. Each side checks the other
+side's user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _LISTENS = "00010000"  # among its flags: __SO_ACCEPTCON, linux/net.h
 
 
 class Service:
-    """Answers the command in its own thread; one node may have no launch id."""
+    """Answers the command in its own thread.
+
+    ``collect`` returns the answer as plain data. A launch on one node may have no id.
+    """
 
     def __init__(self, launch_id: str, collect: Callable[[], Any]) -> None:
         self._collect = collect
@@ -70,12 +73,12 @@ class Service:
 
 def launches() -> Iterator[tuple[str, str]]:
     """Yield launch id and socket name of each launch of this user on this node."""
-    wanted = f"@{_PREFIX}/{os.getuid()}/"
+    prefix = f"{_PREFIX}/{os.getuid()}/"
     for line in (procfs.read(_SOCKETS) or "").splitlines():
-        _, found, rest = line.partition(wanted)
-        launch_id, _, end = rest.rpartition("/")
-        if found and end and _LISTENS in line.split():
-            yield launch_id, "\0" + (wanted + rest)[1:]
+        _, _, name = line.partition(f"@{prefix}")  # empty for other sockets
+        launch_id, _, end = name.rpartition("/")
+        if end and _LISTENS in line.split():
+            yield launch_id, f"\0{prefix}{name}"
 
 
 def ask(name: str, timeout: float) -> Mapping[str, Any] | None:
@@ -91,7 +94,7 @@ def ask(name: str, timeout: float) -> Mapping[str, Any] | None:
             return None
         answer = b"".join(iter(lambda: asking.recv(2**16), b""))
     try:
-        found: Mapping[str, Any] = wire.from_json(answer)
+        data: Mapping[str, Any] = wire.from_json(answer)
     except WireError:
         raise ConnectionError("no answer") from None
-    return found
+    return data

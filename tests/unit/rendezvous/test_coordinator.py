@@ -1376,15 +1376,17 @@ KEY = "~/.torchrun_hpc/key"
 def test_who_comes_without_a_proof_is_reported_once():
     """And again with the nodes that are missing; of many, some are."""
     job = Job()
-    job.coordinator.came_unproved("10.0.0.7", KEY)  # nobody is there to report it
+    job.coordinator.members.came_unproved(
+        "10.0.0.7", KEY
+    )  # nobody is there to report it
     job.connect(0)
     assert job.wait(1)[1] == [(0, Unproved("10.0.0.7", KEY))]
-    job.coordinator.came_unproved("10.0.0.7", KEY)
+    job.coordinator.members.came_unproved("10.0.0.7", KEY)
     assert job.sent() == {}
     for number in range(20):
-        job.coordinator.came_unproved(f"127.0.1.{number}", KEY)
+        job.coordinator.members.came_unproved(f"127.0.1.{number}", KEY)
     for number in range(20):
-        job.coordinator.came_unproved(f"10.0.1.{number}", KEY)
+        job.coordinator.members.came_unproved(f"10.0.1.{number}", KEY)
     expected = ["127.0.0.1", *(f"10.0.1.{number}" for number in range(6))]
     assert job.sent() == {0: [Unproved(address, KEY) for address in expected]}
     job.join(0)
