@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import wire
 from torchrun_hpc.doctor.conductor import Conductor
-from torchrun_hpc.doctor.member import Member
-from torchrun_hpc.doctor.place import Place, Wishes
-from torchrun_hpc.doctor.results import Interface, Node
+from torchrun_hpc.doctor.examination import Examinee
+from torchrun_hpc.doctor.place import Place
+from torchrun_hpc.doctor.results import InterfaceReport, NodeReport
 from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.meeting import Meeting
@@ -50,20 +50,20 @@ MTU = 65536
 _INSIDE = "--inside-the-namespace"
 
 
-class SimulatedNode(Member):
+class SimulatedNode(Examinee):
     """A node that shows nothing of itself but where it is."""
 
-    def look(self) -> Node:
+    def look(self) -> NodeReport:
         """Return where it is."""
-        return Node(
-            rank=self.here.node_rank,
-            host=self.here.host,
+        return NodeReport(
+            rank=self.place.node_rank,
+            host=self.place.host,
             address=HOST,
             interface="lo",
             fast_host="",
             port=self._links.port if self._links else 0,
             workers=1,
-            interfaces=(Interface("lo", (HOST,), is_up=True, mtu=MTU, speed_mbit=0),),
+            interfaces=(InterfaceReport("lo", (HOST,), True, MTU, 0),),  # noqa: FBT003
             names={},
             routes={},
             resolver_s=0.0,
@@ -126,11 +126,11 @@ def place_of(nodes: int, rank: int) -> Place:
 @contextlib.contextmanager
 def met(nodes: int, rank: int) -> Iterator[tuple[SimulatedNode, Client]]:
     """Let a node meet the others, and yield it, and its connection to them."""
-    here = place_of(nodes, rank)
-    node = SimulatedNode(here, Wishes(), {})
+    place = place_of(nodes, rank)
+    node = SimulatedNode(place)
     settings = Settings("doctor", nodes, 0, silence_timeout=3600, join_timeout=3600)
     connection = Connection(
-        here.tasks_meeting, settings, {}, Listener(), replies=node.replies
+        place.tasks_meeting, settings, {}, Listener(), replies=node.replies
     )
     node.key = connection.key
     try:
@@ -156,7 +156,7 @@ def measure(nodes: int) -> float:
     for process in processes:
         process.start()
     with met(nodes, 0) as (node, client):
-        conductor = Timed(node.here, node.wishes, lambda _: None)
+        conductor = Timed(node.place, lambda _: None)
         links = conductor.conduct(client).links
     for process in processes:
         process.join()

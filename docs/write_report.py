@@ -22,9 +22,9 @@ SCHEMA_FILE = Path(__file__).with_name("doctor-report.schema.json")
 MARK = "<!-- Written by docs/write_report.py from torchrun_hpc.doctor.results. -->\n"
 
 TYPES = (
-    *(results.Report, results.Finding, results.Node, results.Interface),
-    *(results.Folder, results.Gpu, results.Torch, results.Link, results.Worker),
-    results.Collective,
+    *(results.DoctorReport, results.Finding, results.NodeReport),
+    *(results.InterfaceReport, results.Folder, results.GpuReport, results.Torch),
+    *(results.Link, results.WorkerReport, results.Collective),
 )
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _SCALARS[types.NoneType] = "null"
@@ -58,7 +58,7 @@ def _written(hint: object) -> str:
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of a report."""
     kinds = {kind.__name__: _object(kind) for kind in TYPES}
-    report = kinds.pop("Report")
+    report = kinds.pop("DoctorReport")
     report["properties"]["schema"]["const"] = results.SCHEMA
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

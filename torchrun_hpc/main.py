@@ -70,13 +70,11 @@ class Launch(LaunchState):
     must launch. ``command`` is the user's, for messages.
 
     Attributes:
-        facts: The job, and this process.
         inputs: The inputs of the plan.
         plan: All decisions.
         starter: What starts the workers.
     """
 
-    facts: Preflight
     inputs: Inputs
     plan: LaunchPlan
     starter: Starter
@@ -87,7 +85,7 @@ class Launch(LaunchState):
 
     def run(self, *, upto: Stage = Stage.START) -> None:
         """Go through the stages, up to one of them."""
-        facts = self.facts = self.preflight = self.look()
+        facts = self.facts = self.look()
         if upto is Stage.PREFLIGHT:
             return
         line = self.parse(facts)

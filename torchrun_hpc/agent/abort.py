@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import limits, schedulers, wire
@@ -38,14 +37,22 @@ if TYPE_CHECKING:
 WRONG_USE = 2  # exit code
 
 
-@dataclass
 class LaunchState:
-    """The state of a launch so far. A field is ``None`` until it is known."""
+    """The state of a launch so far. Each stage sets an attribute.
 
-    preflight: Preflight | None = None
-    options: Options = field(default_factory=Options)
-    mode: Mode | None = None
-    meeting: Meeting | None = None
+    Attributes:
+        facts: This process and its job.
+        options: The options, as far as they are known.
+        mode: How the workers are started.
+        meeting: Where the nodes meet.
+    """
+
+    facts: Preflight
+    mode: Mode
+    meeting: Meeting
+
+    def __init__(self) -> None:
+        self.options = Options()
 
 
 @contextlib.contextmanager
@@ -77,7 +84,7 @@ def give_up(
     One node reports a fault that all nodes find. A node reports its own fault itself,
     with its name, unless another node has already failed in the same way.
     """
-    facts = launch.preflight or preflight("")
+    facts = getattr(launch, "facts", None) or preflight("")
     is_first = is_reporter(facts.task_rank or 0)
     report = _Report(fault, facts, is_first=is_first, is_written=is_silent)
     meeting = None if fault.others_know else meeting_place(launch)
@@ -105,8 +112,8 @@ class _Report:
         """Write the message, with details, if nobody has written it."""
         if not self._is_written:
             self._is_written, fault = True, self._fault
-            text = f"on {self._host}: {fault}" if self._host else str(fault)
-            console.write(Message(fault.code, text), "error", details)
+            message = Message(fault.code, str(fault))
+            console.write(message, "error", details, self._host)
 
     def wait(self, seconds: int) -> None:
         """Write the message if the search for the coordinator takes long."""
@@ -160,24 +167,23 @@ def _advice(fault: LaunchError, job: Job | None) -> Iterator[str]:
 
 def meeting_place(launch: LaunchState) -> Meeting | None:
     """Return where the nodes meet; ``None`` if nobody can be told there."""
-    facts, meeting = launch.preflight, launch.meeting
-    if facts is None:
+    if not hasattr(launch, "facts"):
         return None
-    if meeting is None:
-        meeting = _meeting(launch, facts)
+    meeting = getattr(launch, "meeting", None) or _meeting(launch)
     if meeting is None or not meeting.uses_ours(launch.options):
         return None
     run_id = launch.options.rdzv_id or meeting.launch_id
-    return None if messages.nested(facts.environ, run_id) else meeting
+    return None if messages.nested(launch.facts.environ, run_id) else meeting
 
 
-def _meeting(launch: LaunchState, facts: Preflight) -> Meeting | None:
+def _meeting(launch: LaunchState) -> Meeting | None:
     """Return where the nodes of a step meet, as far as its options are right."""
-    options, job, mode = launch.options, facts.job, launch.mode
+    facts, options, job = launch.facts, launch.options, launch.facts.job
     if job is None or job.context is not LaunchContext.STEP:
         return None
     right = options.without(*options.wrong, *several_nodes.OF_ENDPOINT)
     try:
+        mode = getattr(launch, "mode", None)
         mode = mode or choose_mode(facts, CommandLine(right), has_agent=True)
         if mode is not Mode.SEVERAL_NODES:
             return None

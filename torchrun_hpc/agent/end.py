@@ -153,8 +153,8 @@ def _give_up(plan: LaunchPlan, world: World, problem: BaseException) -> None:
     failure, meeting = failure_of(problem), plan.meeting
     if isinstance(problem, OSError):
         where = dict(enumerate(meeting.hosts)).get(meeting.node_rank)
-        fault = f"on {where or socket.gethostname()}: {failure.text}"
-        console.write(Message("HPC127", fault), "error")
+        host = where or socket.gethostname()
+        console.write(Message("HPC127", failure.text), "error", host=host)
     if world.took_part:
         world.give_up(failure)
         if isinstance(problem, LaunchError):

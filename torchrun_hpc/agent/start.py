@@ -78,7 +78,7 @@ def start(plan: LaunchPlan, starter: Starter) -> None:
 
     Raise `SystemExit` after a dry run, or if the job has failed.
     """
-    check_port(plan)
+    check_port(plan.meeting, is_direct=plan.mode.is_direct)
     write_environment(plan)
     with starter.ready(plan) as final:
         if plan.asked.hpc_dry_run:
@@ -94,14 +94,13 @@ def write_environment(plan: LaunchPlan) -> None:
     environment.update(plan.environment)
 
 
-def check_port(plan: LaunchPlan) -> None:
+def check_port(meeting: Meeting, *, is_direct: bool) -> None:
     """Check that this process can listen on its port, unless it has several ports."""
-    where = plan.meeting
-    if where.listen is None or where.may_join or len(where.ports) > 1:
+    if meeting.listen is None or meeting.may_join or len(meeting.ports) > 1:
         return
-    address, port = where.listen
+    address, port = meeting.listen
     problem = is_number(address) and port_problem(address, port)
-    if problem and plan.mode.is_direct:
+    if problem and is_direct:
         raise LaunchError(
             "HPC132",
             f"rank 0 cannot use port {port} on {address}: {problem}. Export another "

@@ -1,10 +1,11 @@
 """A doctor for the allocation, which finds bad nodes, links and settings.
 
-``python -m torchrun_hpc.doctor`` is the command. Programs call `examine`.
-Each node examines itself (`node`). The nodes meet as the job would (`place`,
-`examination`). Task 0 (`conductor`) asks all tasks (`member`). They measure their links
-(`pairs`, `link`) and run PyTorch's collectives (`launch`, `collectives`). The findings
-come from `checks`, `differences`, `judgement` and `compute`.
+``python -m torchrun_hpc.doctor`` is the command. Programs call `examine`. Each task
+finds its `place`, and meets the others as the job would (`examination`). Task 0
+(`conductor`) asks all tasks. Each node examines itself (`node`). Pairs of nodes measure
+their `link`. A `launch` runs PyTorch's `collectives` (`operations`). `judgement` finds
+bad links, and `checks` finds bad nodes and workers. `summary` makes the report
+(`results`), and `output` writes it.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.doctor.results import (
     SCHEMA,
     Collective,
+    DoctorReport,
     Finding,
     Folder,
-    Interface,
+    InterfaceReport,
     Link,
-    Node,
+    NodeReport,
     NotMetError,
-    Report,
     Torch,
-    Worker,
+    WorkerReport,
     exclude,
     exit_code,
     suspects,
 )
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
-from torchrun_hpc.host.nvml import Gpu
+from torchrun_hpc.host.nvml import GpuReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.errors import Message
 
 __all__ = ["SCHEMA", "NotMetError", "examine", "exclude", "exit_code", "suspects"]
-__all__ += ["Collective", "Finding", "Folder", "Gpu", "Interface", "Link", "Node"]
-__all__ += ["Report", "Torch", "Worker"]
+__all__ += ["Collective", "DoctorReport", "Finding", "Folder", "GpuReport"]
+__all__ += ["InterfaceReport", "Link", "NodeReport", "Torch", "WorkerReport"]
 
 
 def examine(
@@ -46,7 +47,7 @@ def examine(
     max_bytes: int = 16 * 2**20,
     timeout: float = 60.0,
     tell: Callable[[Message], None] = lambda _: None,
-) -> Report | None:
+) -> DoctorReport | None:
     """Examine the nodes of this step. Each task of the step must call this function.
 
     ``examine(["--standalone"])`` examines this node alone, for example in a prolog.
@@ -67,14 +68,14 @@ def examine(
         NotMetError: This node did not meet the other nodes. The exception's ``report``
             is about this node only.
     """
-    from torchrun_hpc.agent.abort import LaunchState  # noqa: PLC0415
-    from torchrun_hpc.doctor import examination, place  # noqa: PLC0415
+    from torchrun_hpc.doctor import examination  # noqa: PLC0415
+    from torchrun_hpc.doctor.place import ExaminedLaunch, Wishes, find_place  # noqa: PLC0415
     from torchrun_hpc.options.command_line import wrong_line  # noqa: PLC0415
 
     try:
         if isinstance(argv, str):
             raise wrong_line(f"argv={argv!r}: pass a list of words")
-        wishes = place.Wishes(max_bytes, timeout)
-        return examination.examine(argv, wishes, tell, LaunchState())
+        place = find_place(ExaminedLaunch(argv), Wishes(max_bytes, timeout))
+        return examination.examine(place, tell)
     except LaunchError as fault:
         raise EmbeddedLaunchError(fault.code, str(fault)) from None

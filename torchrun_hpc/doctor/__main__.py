@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, NoReturn
 from torchrun_hpc import files, wire
 from torchrun_hpc.agent.abort import WRONG_USE, LaunchState, faults_reported
 from torchrun_hpc.agent.start import INTERRUPTED
-from torchrun_hpc.doctor import comparison, results
+from torchrun_hpc.doctor import summary
 from torchrun_hpc.doctor.examination import examine
-from torchrun_hpc.doctor.output import STDOUT, Output
-from torchrun_hpc.doctor.place import COMMAND, SHORTEST, TIMEOUT, Wishes
-from torchrun_hpc.doctor.results import NotMetError
-from torchrun_hpc.doctor.text import finding_lines
+from torchrun_hpc.doctor.output import STDOUT, Output, finding_lines
+from torchrun_hpc.doctor.place import (
+    COMMAND,
+    SHORTEST,
+    TIMEOUT,
+    ExaminedLaunch,
+    Wishes,
+    find_place,
+)
+from torchrun_hpc.doctor.results import SCHEMA, DoctorReport, NotMetError, exit_code
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.command_line import wrong_line
@@ -26,8 +32,6 @@ from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torchrun_hpc.doctor.results import Report
 
 _LARGEST = 2**28  # bytes of a report
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -42,34 +46,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    known = LaunchState()
-    with faults_reported(known):
+    with faults_reported(LaunchState()):
         import psutil  # noqa: F401, PLC0415 - its threads need it
 
         args, words = _parsed(argv)
         output = _output(args)
+    launch = ExaminedLaunch(words, argv)
+    with faults_reported(launch):
         wishes = Wishes(args.max_bytes, args.timeout)
         tell = console.write if not args.quiet else lambda _: None
-        earlier, is_first = None, False
-
-        def begin() -> None:
-            nonlocal earlier, is_first
-            is_first = True
+        place, earlier = find_place(launch, wishes), None
+        if place.is_first:
             earlier = _earlier(args.compare) if args.compare else None
             output.start_check(tell)
-
         try:
-            report = examine(words, wishes, tell, known, argv, begin)
+            report = examine(place, tell)
         except NotMetError as error:
             console.write(error.message, "error", finding_lines(error.report.findings))
             # mpirun ends all tasks with the first that fails. Task 0 reports it.
-            return int(is_first or not error.report.scheduler)
+            return int(place.is_first or not error.report.scheduler)
     if report is None:
         return 0
     if earlier is not None:
-        tell(Message("HPC200", comparison.scope(report, earlier)))
-        report = comparison.with_slower(report, earlier)
-    return results.exit_code(report) if output.write(report) else WRONG_USE
+        tell(Message("HPC200", summary.scope(report, earlier)))
+        report = summary.with_slower(report, earlier)
+    return exit_code(report) if output.write(report) else WRONG_USE
 
 
 def _parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -133,16 +134,16 @@ def _output(args: argparse.Namespace) -> Output:
     return Output(args.json or "", args.html or "", args.quiet)
 
 
-def _earlier(file: str) -> Report:
+def _earlier(file: str) -> DoctorReport:
     """Read an earlier report on task 0, from a regular file of limited size.
 
     The user has named the file, so links are followed.
     """
-    problem = f"it is not a report of the form {results.SCHEMA}"
+    problem = f"it is not a report of the form {SCHEMA}"
     try:
-        found = wire.decode(results.Report, wire.from_json(files.read(file, _LARGEST)))
-        if found.schema == results.SCHEMA:
-            return found
+        report = wire.decode(DoctorReport, wire.from_json(files.read(file, _LARGEST)))
+        if report.schema == SCHEMA:
+            return report
     except OSError as error:
         problem = str(error.strerror)
     except WireError:

@@ -1,49 +1,38 @@
-"""Task 0 of the doctor, which asks all tasks and collects their findings."""
+"""Task 0 of the doctor, which asks all tasks and collects their records."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections import defaultdict
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torchrun_hpc import waiting, wire
-from torchrun_hpc.doctor import causes, judgement, pairs, summary
-from torchrun_hpc.doctor.launch import Ended, Part
+from torchrun_hpc.doctor import judgement, summary
+from torchrun_hpc.doctor.launch import LaunchEnd, LaunchPart, cause_of
 from torchrun_hpc.doctor.link import MOST_BYTES, SENDING, Peer, merged
-from torchrun_hpc.doctor.member import (
-    END,
-    LAUNCH,
-    MEASURE,
-    PEERS,
-    SHOW,
-    STOP,
-    Shown,
-    Turn,
-)
-from torchrun_hpc.doctor.results import Link
-from torchrun_hpc.doctor.units import size
+from torchrun_hpc.doctor.results import Link, NodeReport, size
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from torchrun_hpc.doctor.judgement import Pair
     from torchrun_hpc.doctor.output import Tell
-    from torchrun_hpc.doctor.pairs import Pair
-    from torchrun_hpc.doctor.place import Place, Wishes
-    from torchrun_hpc.doctor.results import Node, Report
+    from torchrun_hpc.doctor.place import Place
+    from torchrun_hpc.doctor.results import DoctorReport
     from torchrun_hpc.rendezvous.client import Client
 
 _T = TypeVar("_T")
 
-# Seconds: for a pair, in which one node can wait for the other; and for a launch to
-# start and to end, besides the collectives.
-_PAIR_TIMEOUT = 20.0
-_GRACE = 160.0
-_REST = 20.0  # for a failed launch to end everywhere
+# Seconds.
+_PAIR_TIMEOUT = 20.0  # one node can wait for the other
+_GRACE = 160.0  # for a launch to start and to end, in addition to the collectives
+_REST = 20.0  # for a failed launch to end on all nodes
 
 _LOOKS = 3  # measurements of a doubtful pair
 _TURNS_AGAIN = 4  # rounds with doubtful pairs: a bad node has many
@@ -55,57 +44,78 @@ _USUAL_MTU = 1500
 _OPERATIONS, _SIZES, _MOST, _LONG_ENOUGH = 6, 4, 20, 0.1
 
 
+@dataclass(frozen=True)
+class Shown:
+    """The reply of a task: its node's rank; and the node, from its first task."""
+
+    node_rank: int
+    node: NodeReport | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Pairs that measure at the same time: a name, and each node's partner by rank."""
+
+    name: str
+    partners: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class TaskQuestion(Generic[_T]):
+    """A question to tasks, what a task has done if it replies, and the reply's type."""
+
+    name: str
+    done: str
+    form: type[_T]
+
+
+SHOW = TaskQuestion("show", "tasks have joined", Shown)
+PEERS = TaskQuestion("peers", "nodes know all others", bool)
+MEASURE = TaskQuestion("measure", "nodes have measured a pair", Link)
+LAUNCH = TaskQuestion("launch", "tasks have finished the launch", LaunchEnd)
+STOP, END = "stop", "end"  # have no reply
+
+
 class Conductor:
     """Task 0 of the examination."""
 
-    def __init__(self, here: Place, wishes: Wishes, tell: Tell) -> None:
-        self._here = here
-        self._wishes = wishes
+    def __init__(self, place: Place, tell: Tell) -> None:
+        self._place = place
         self._tell = tell
-        self._found = summary.Found()
+        self._records = summary.Records()
         self._client: Client
         self._node_of: dict[int, int] = {}  # each task's node
         self._first: dict[int, int] = {}  # each node's first task
 
-    def conduct(self, client: Client) -> Report:
+    def conduct(self, client: Client) -> DoctorReport:
         """Ask all tasks, and return the report."""
-        self._client, found, tasks = client, self._found, range(self._here.task.size)
-        shown = self._ask(SHOW, None, tasks, "tasks have joined", Shown)
-        for task, each in sorted(shown.items()):
-            self._node_of[task] = each.node_rank
-            if each.node is not None:
-                self._first[each.node_rank] = task
-                found.nodes[each.node_rank] = each.node
-        found.missing = sorted({*tasks} - shown.keys())
+        self._client, tasks = client, range(self._place.task.size)
+        shown = self._ask(SHOW, None, tasks)
+        for task, reply in sorted(shown.items()):
+            self._node_of[task] = reply.node_rank
+            if reply.node is not None:
+                self._first[reply.node_rank] = task
+                self._records.nodes[reply.node_rank] = reply.node
+        self._records.missing = sorted({*tasks} - shown.keys())
         self._measure_pairs()
         self._launch()
-        client.ask_all(END, lambda _: None, found.missing)
-        return summary.report(found, self._here, self._wishes.timeout)
+        client.ask_all(END, lambda _: None, self._records.missing)
+        return summary.report(self._records, self._place)
 
-    def _ask(  # noqa: PLR0913, PLR0917 - the last one is of a launch
-        self,
-        what: str,
-        about: Any,
-        tasks: Iterable[int],
-        have: str,
-        form: type[_T],
-        least: float = 0,
+    def _ask(
+        self, what: TaskQuestion[_T], about: Any, tasks: Iterable[int], least: float = 0
     ) -> dict[int, _T]:
         """Ask tasks; return the replies by task, in the order of their arrival.
 
-        ``have``, for progress messages, is what tasks have then done. ``form`` is the
-        type of the replies. ``least`` is the shortest wait in seconds.
+        ``least`` is the shortest wait in seconds.
         """
         asked, client = {*tasks}, self._client
 
         def wait(arrived: Callable[[], Mapping[int, Any]]) -> None:
-            def until(is_done: Callable[[], bool], limit: float) -> bool:
-                def report(waited: float) -> None:
-                    done = f"{len(asked & arrived().keys())} of {len(asked)} {have}"
-                    after = f"after {waited:.0f} s of at most {limit:.0f} s"
-                    self._progress(f"{done} {after}")
-
-                return waiting.until(is_done, limit, report)
+            def report(waited: float) -> None:
+                number = f"{len(asked & arrived().keys())} of {len(asked)}"
+                after = f"after {waited:.0f} s of at most {limit:.0f} s"
+                self._progress(f"{number} {what.done} {after}")
 
             def are_all() -> bool:
                 return asked <= arrived().keys() or client.state.failure is not None
@@ -117,19 +127,21 @@ class Conductor:
                     for each in map(replies.get, asked & replies.keys())
                 )
 
-            until(lambda: are_all() or has_failed(), max(self._wishes.timeout, least))
-            if has_failed() and not until(are_all, _REST):
+            limit = max(self._place.wishes.timeout, least)
+            waiting.until(lambda: are_all() or has_failed(), limit, report)
+            limit = _REST
+            if has_failed() and not waiting.until(are_all, limit, report):
                 client.ask_all(STOP, lambda _: None)
-                until(are_all, _REST)
+                waiting.until(are_all, limit, report)
             if (failure := client.state.failure) is not None:
                 raise JobFailedError(failure)
 
-        replies = client.ask_all(what, wait, about)
-        found = {}
-        for task in [*replies]:
+        replies = {}
+        for task, reply in client.ask_all(what.name, wait, about).items():
             with contextlib.suppress(WireError):  # a reply of another form
-                found[task] = wire.decode(form, replies[task])
-        return {task: reply for task, reply in found.items() if task in asked}
+                if task in asked:
+                    replies[task] = wire.decode(what.form, reply)
+        return replies
 
     def _progress(self, text: str) -> None:
         self._tell(Message("HPC177", text))
@@ -137,40 +149,38 @@ class Conductor:
     # --- pairs --------------------------------------------------------------------
 
     def _measure_pairs(self) -> None:
-        found = self._found
-        nodes = [node for node in found.nodes.values() if node.address and node.port]
-        wanted = pairs.rounds([node.rank for node in nodes])
+        records, hung = self._records, self._records.hung.keys()
+        nodes = [node for node in records.nodes.values() if node.address and node.port]
+        turns = judgement.rounds([node.rank for node in nodes])
         looks = defaultdict[Any, list[Link]](list)
-        if wanted:
-            traffic = size(sum(map(_expected, nodes)) * len(wanted))
+        if turns:
+            traffic = size(sum(map(_expected, nodes)) * len(turns))
             self._progress(
-                f"{count(len(nodes), 'node')}: {count(sum(map(len, wanted)), 'pair')} "
-                f"in {count(len(wanted), 'round')}, about {traffic} of traffic"
+                f"{count(len(nodes), 'node')}: {count(sum(map(len, turns)), 'pair')} "
+                f"in {count(len(turns), 'round')}, about {traffic} of traffic"
             )
             peers = [wire.encode(_peer(node)) for node in nodes]
             tasks = [self._first[node.rank] for node in nodes]
-            self._ask(PEERS, peers, tasks, "nodes know all others", bool)
+            self._ask(PEERS, peers, tasks)
         for look in range(_LOOKS):
             if look:
                 doubtful = judgement.doubtful(_best(looks))
-                wanted = pairs.disjoint(doubtful)[:_TURNS_AGAIN]
-            for number, together in enumerate(wanted):
-                left = [pair for pair in together if found.hung.keys().isdisjoint(pair)]
-                turn = f"{look}/{number}"
-                for link in self._measured(turn, left):
-                    looks[link.first, link.second].append(link)
-        found.links = _best(looks)
+                turns = judgement.disjoint(doubtful)[:_TURNS_AGAIN]
+            for number, together in enumerate(turns):
+                left = [pair for pair in together if hung.isdisjoint(pair)]
+                for link in self._measured(f"{look}/{number}", left):
+                    looks[link.pair].append(link)
+        records.links = _best(looks)
 
     def _measured(self, name: str, together: Sequence[Pair]) -> Iterator[Link]:
         """Let pairs measure; yield the links of pairs in which both replied."""
         partners = {a: b for pair in together for a, b in (pair, pair[::-1])}
         turn = wire.encode(Turn(name, partners))
         tasks = [self._first[node] for node in partners]
-        have = "nodes have measured a pair"
-        seen = self._ask(MEASURE, turn, tasks, have, Link, _PAIR_TIMEOUT)
-        halves = {self._node_of[task]: half for task, half in seen.items()}
+        replies = self._ask(MEASURE, turn, tasks, _PAIR_TIMEOUT)
+        halves = {self._node_of[task]: half for task, half in replies.items()}
         hung = partners.keys() - halves.keys()
-        self._found.hung |= dict.fromkeys(sorted(hung), "during the measurements")
+        self._records.hung |= dict.fromkeys(sorted(hung), "during the measurements")
         for one, other in together:
             if hung.isdisjoint((one, other)):
                 yield merged(halves[one], halves[other])
@@ -178,73 +188,62 @@ class Conductor:
     # --- torch's collectives ------------------------------------------------------
 
     def _launch(self) -> None:
-        found = self._found
-        lost = {*judgement.unusable(found.links), *found.hung}
-        hosts = found.hosts(self._here.meeting)
+        records = self._records
+        lost = {*judgement.unusable(records.links), *records.hung}
+        hosts = records.hosts(self._place.meeting)
         for number in range(_LAUNCHES):
-            able = found.nodes.keys() - lost
+            able = records.nodes.keys() - lost
             tasks = {task: node for task, node in self._node_of.items() if node in able}
             if not tasks:
                 return
-            found.rows, found.workers = [], []
+            records.rows, records.workers = [], []
             ends = self._run(tasks, number)
             for task, end in ends.items():
-                self._keep(tasks[task], end)
+                records.keep(tasks[task], end)
             hung = {node for task, node in tasks.items() if task not in ends}
-            found.hung |= dict.fromkeys(sorted(hung), "during the launch")
-            text, blamed = causes.cause(ends, tasks, hosts)
+            records.hung |= dict.fromkeys(sorted(hung), "during the launch")
+            text, blamed = cause_of(ends, tasks, hosts)
             if text and (blamed or not hung):  # otherwise a consequence
-                found.causes.append((text, blamed))
+                records.causes.append((text, blamed))
             lost |= {*blamed, *hung}
             if not (blamed or hung):
                 return
 
-    def _run(self, tasks: Mapping[int, int], number: int) -> dict[int, Ended]:
-        nodes = [self._found.nodes[rank] for rank in sorted({*tasks.values()})]
-        is_direct = self._here.mode.is_direct
+    def _run(self, tasks: Mapping[int, int], number: int) -> dict[int, LaunchEnd]:
+        nodes = [self._records.nodes[rank] for rank in sorted({*tasks.values()})]
+        is_direct = self._place.mode.is_direct
         workers = len(tasks) if is_direct else sum(node.workers for node in nodes)
         hosts = tuple(node.host for node in nodes)
-        part = Part(number, tasks, hosts, nodes[0].address or nodes[0].host)
-        moved = size(_expected_of_collectives(self._wishes.max_bytes, nodes))
-        more = f", then torch's collectives with about {moved} in and out of each"
+        part = LaunchPart(number, tasks, hosts, nodes[0].address or nodes[0].host)
         text = f"launching {count(workers, 'worker')}: a test of each device"
-        self._progress(text + more * (workers > 1))
-        have, limit = "tasks have finished the launch", self._wishes.limit + _GRACE
-        return self._ask(LAUNCH, wire.encode(part), tasks, have, Ended, limit)
-
-    def _keep(self, rank: int, end: Ended) -> None:
-        found, node = self._found, self._found.nodes[rank]
-        found.rows += end.rows
-        found.workers += end.workers
-        found.backend = end.backend or found.backend
-        for code, text, is_error in end.said:
-            own = text.removeprefix(f"on {node.host}: ")
-            if causes.is_refused(end) or not is_error:
-                found.said.setdefault((code, own, is_error), set()).add(rank)
-        if end.torch is not None:
-            found.nodes[rank] = replace(node, torch=end.torch.after(node.torch))
+        if workers > 1:
+            moved = size(_expected_of_collectives(self._place.wishes.max_bytes, nodes))
+            text += f", then torch's collectives with about {moved} in and out of each"
+        self._progress(text)
+        limit = self._place.wishes.limit + _GRACE
+        return self._ask(LAUNCH, wire.encode(part), tasks, limit)
 
 
 def _best(looks: Mapping[Pair, Sequence[Link]]) -> list[Link]:
     return [judgement.best_of(*looks[pair]) for pair in sorted(looks)]
 
 
-def _speed(node: Node) -> float:
+def _speed(node: NodeReport) -> float:
     """Return the bytes per second of a node's interface; infinity if unknown."""
-    own = (i.speed_mbit for i in node.interfaces if i.name == node.interface)
-    return next(own, 0) * 1e6 / 8 or math.inf
+    interface = node.job_interface
+    return (interface.speed_mbit if interface else 0) * 1e6 / 8 or math.inf
 
 
-def _expected(node: Node) -> float:
+def _expected(node: NodeReport) -> float:
     return min(MOST_BYTES, _speed(node) * SENDING)
 
 
-def _expected_of_collectives(max_bytes: int, nodes: Sequence[Node]) -> float:
+def _expected_of_collectives(max_bytes: int, nodes: Sequence[NodeReport]) -> float:
     in_time = _LONG_ENOUGH * min(map(_speed, nodes))
     sizes = [max_bytes / 4**number for number in range(_SIZES)]
     return _OPERATIONS * sum((min(_MOST * n, in_time) + 2 * n for n in sizes), 0.0)
 
 
-def _peer(shown: Node) -> Peer:
-    mtu = next((i.mtu for i in shown.interfaces if i.name == shown.interface), 0)
-    return Peer(shown.rank, shown.address, shown.port, mtu or _USUAL_MTU)
+def _peer(node: NodeReport) -> Peer:
+    mtu = node.job_interface.mtu if node.job_interface else 0
+    return Peer(node.rank, node.address, node.port, mtu or _USUAL_MTU)

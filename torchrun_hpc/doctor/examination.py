@@ -1,37 +1,43 @@
-"""The examination: all tasks of a step meet, and task 0 gets a report."""
+"""The examination: all tasks of a step meet, and each replies to task 0."""
 
 from __future__ import annotations
 
-import shlex
+import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import environment
-from torchrun_hpc.doctor import place, summary
-from torchrun_hpc.doctor.conductor import Conductor
-from torchrun_hpc.doctor.member import Member
-from torchrun_hpc.doctor.place import COMMAND
-from torchrun_hpc.doctor.results import NotMetError
+from torchrun_hpc import wire
+from torchrun_hpc.doctor import node, summary
+from torchrun_hpc.doctor.conductor import (
+    END,
+    LAUNCH,
+    MEASURE,
+    PEERS,
+    SHOW,
+    STOP,
+    Conductor,
+    Shown,
+    Turn,
+)
+from torchrun_hpc.doctor.launch import LaunchEnd, LaunchPart, LaunchProcess
+from torchrun_hpc.doctor.link import Links, Peer
+from torchrun_hpc.doctor.results import NotMetError, printable
 from torchrun_hpc.errors import Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Kind
-from torchrun_hpc.preflight import preflight
+from torchrun_hpc.host import network
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.client import Listener
 from torchrun_hpc.rendezvous.connection import Connection, settings_of
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
 from torchrun_hpc.rendezvous.messages import Looking
-from torchrun_hpc.reporting import console
-from torchrun_hpc.schedulers import pmi
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torchrun_hpc.agent.abort import LaunchState
-    from torchrun_hpc.doctor.place import Place, Wishes
-    from torchrun_hpc.doctor.results import Report
+    from torchrun_hpc.doctor.output import Tell
+    from torchrun_hpc.doctor.place import Place
+    from torchrun_hpc.doctor.results import DoctorReport, NodeReport
+    from torchrun_hpc.rendezvous.key import Key
     from torchrun_hpc.rendezvous.messages import News
-    from torchrun_hpc.rendezvous.protocol import Settings
 
 # Seconds. A coordinator on task 0 waits for silent nodes, because task 0 limits each
 # wait. A coordinator elsewhere gives up a node after `_SILENCE` seconds or more, and
@@ -42,79 +48,137 @@ _SILENCE = 15
 # Bytes: so the tasks also meet if packets of the MTU's size are lost, and report it.
 _SEGMENT = 1000
 
+_AT_ONCE = 0.5  # seconds for a launcher whose user waits
 
-def examine(  # noqa: PLR0913, PLR0917 - the last two are of the command
-    argv: Sequence[str],
-    wishes: Wishes,
-    tell: Callable[[Message], None],
-    known: LaunchState,
-    words: Sequence[str] | None = None,
-    on_first: Callable[[], None] = lambda: None,
-) -> Report | None:
-    """Examine the nodes of this step; see `torchrun_hpc.doctor.examine`.
 
-    ``words`` is the line with the doctor's own options, for messages. ``on_first`` is
-    called on task 0 before the examination.
-    """
-    command = shlex.join([*COMMAND.split(), *(argv if words is None else words)])
-    with environment.without_empty_options():
-        seen = known.preflight = preflight(command, console.write)
-        if seen.job is not None and seen.job.pmi_is_open:
-            pmi.finalize(seen.environ)  # the launcher cannot
-        here = place.find(seen, argv, known)
-        where = known.meeting = here.tasks_meeting
-    if here.task.rank == 0:
-        on_first()
-    member = Member(here, wishes, seen.environ)
+def examine(place: Place, tell: Tell) -> DoctorReport | None:
+    """Examine the nodes of this step; see `torchrun_hpc.doctor.examine`."""
+    meeting, timeout = place.tasks_meeting, place.wishes.timeout
+    examinee = Examinee(place)
 
     def hear(news: News) -> None:
-        message = news.words(where) if isinstance(news, Looking) else None
-        if message is not None:
+        if isinstance(news, Looking) and (message := news.words(meeting)):
             tell(message)
 
-    conductor = Conductor(here, wishes, tell)  # keeps the start time
+    conductor = Conductor(place, tell)  # keeps the start time
+    has_limits = meeting.is_coordinator and place.is_first
+    silence_timeout = _LONGEST if has_limits else max(_SILENCE, int(timeout))
+    settings = settings_of(meeting, "doctor", silence_timeout)
     connection = Connection(
-        where,
-        _settings(here, wishes.timeout),
-        seen.environ,
+        meeting,
+        replace(settings, join_timeout=_LONGEST),
+        place.environ,
         Listener(hear),
         segment=_SEGMENT,
-        replies=member.replies,
+        replies=examinee.replies,
     )
-    member.key = connection.key
+    examinee.key = connection.key
     try:
-        client = connection.open(wishes.timeout)
-        if here.task.rank == 0:
+        client = connection.open(timeout)
+        if place.is_first:
             return conductor.conduct(client)
-        client.until(member.ended.is_set)
-        if not member.was_late:
+        client.until(examinee.ended.is_set)
+        if not examinee.was_late:
             return None
-        why = _seen_alone("the other nodes did not wait for this one")
+        why = _alone("the other nodes did not wait for this one")
     except (CoordinatorNotFoundError, JobFailedError, TimeoutError) as error:
-        why = _why(error, here, wishes.timeout)
+        why = _why(error, place)
     finally:
-        member.close()
+        examinee.close()
         connection.close()
-    found = summary.Found(nodes={here.node_rank: member.look()})
-    raise NotMetError(why, summary.report(found, here, wishes.timeout))
+    records = summary.Records(nodes={place.node_rank: examinee.look()})
+    raise NotMetError(why, summary.report(records, place))
 
 
-def _settings(here: Place, timeout: float) -> Settings:
-    where = here.tasks_meeting
-    has_limits = where.is_coordinator and here.task.rank == 0
-    silence_timeout = _LONGEST if has_limits else max(_SILENCE, int(timeout))
-    settings = settings_of(where, "doctor", silence_timeout)
-    return replace(settings, join_timeout=_LONGEST)
-
-
-def _why(error: Exception, here: Place, timeout: float) -> Message:
-    where = here.tasks_meeting
+def _why(error: Exception, place: Place) -> Message:
+    meeting, timeout = place.tasks_meeting, place.wishes.timeout
     if isinstance(error, CoordinatorNotFoundError):
-        return messages.coordinator_missing(error, timeout, where, "--timeout")
+        return messages.coordinator_missing(error, timeout, meeting, "--timeout")
     if isinstance(error, JobFailedError) and error.failure.kind is not Kind.COORDINATOR:
-        return report.failed(error.failure, where)
-    return _seen_alone(f"node {where.coordinator} stopped answering")
+        return report.failed(error.failure, meeting)
+    return _alone(f"node {meeting.coordinator} stopped answering")
 
 
-def _seen_alone(why: str) -> Message:
+def _alone(why: str) -> Message:
     return Message("HPC198", f"{why}, so only this node was examined")
+
+
+class Examinee:
+    """One task of the examination.
+
+    Attributes:
+        ended: Set after the last question.
+        was_late: Whether it joined too late for all other questions.
+        key: This node's key, set before the first question.
+        replies: See `Connection`.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.ended = threading.Event()
+        self.was_late = False
+        self.replies = {
+            SHOW.name: self._show,
+            PEERS.name: self._meet,
+            MEASURE.name: self._measure,
+            LAUNCH.name: self._run,
+            STOP: self._stop,
+            END: self._end,
+        }
+        self.key: Key
+        self._links: Links | None = None
+        self._peers: dict[int, Peer] = {}
+        self._launch: LaunchProcess | None = None
+
+    def close(self) -> None:
+        """End what this task has started."""
+        if self._launch is not None:
+            self._launch.end(_AT_ONCE)
+        if self._links is not None:
+            self._links.stop()
+
+    def look(self) -> NodeReport:
+        """Examine this node."""
+        port = self._links.port if self._links else 0
+        return printable(node.examine(self.place, port, network.this_node()))
+
+    def _show(self, _: object) -> Any:
+        place = self.place
+        if place.task.local_rank > 0:
+            return wire.encode(Shown(place.node_rank))
+        if place.meeting.nodes > 1:
+            self._links = Links(self.key, place.address, place.meeting.nodes)
+        return wire.encode(Shown(place.node_rank, self.look()))
+
+    def _meet(self, about: Any) -> Any:
+        peers = wire.decode(tuple[Peer, ...], about)
+        self._peers = {peer.rank: peer for peer in peers}
+        return True
+
+    def _measure(self, about: Any) -> Any:
+        turn, rank = wire.decode(Turn, about), self.place.node_rank
+        if self._links is None or rank not in turn.partners:
+            return None
+        other = self._peers[turn.partners[rank]]
+        return wire.encode(self._links.measure(self._peers[rank], other, turn.name))
+
+    def _run(self, about: Any) -> Any:
+        part = wire.decode(LaunchPart, about)
+        if self.place.task.rank not in part.tasks:
+            return None
+        wishes = self.place.wishes
+        arguments = [str(wishes.max_bytes), f"{wishes.limit:g}"]
+        try:
+            self._launch = LaunchProcess(self.place, part, arguments)
+            end = self._launch.run(wishes.limit)
+        except (OSError, ValueError) as error:  # no process, or a wrong line
+            end = LaunchEnd(1, cause=f"{type(error).__name__}: {error}")
+        return wire.encode(printable(end))
+
+    def _stop(self, _: object) -> Any:
+        if self._launch is not None:
+            self._launch.end()
+
+    def _end(self, missing: Any) -> Any:
+        self.was_late = self.place.task.rank in wire.decode(tuple[int, ...], missing)
+        self.ended.set()

@@ -1,4 +1,4 @@
-"""Which links, and which nodes, are suspect: a pure function of what was measured.
+"""The pairs of nodes to measure, and the judgement of their links: pure functions.
 
 No data sheet counts. A link is slow if it is much slower than most links of this
 allocation, and if repeated measurements of one pair differ less than that. The usual
@@ -10,22 +10,29 @@ rest is judged without them.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from dataclasses import replace
 from statistics import median, median_high, median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchrun_hpc.doctor.pairs import blame
-from torchrun_hpc.doctor.results import EXCLUDE, Finding
-from torchrun_hpc.doctor.units import duration, rate, size
+from torchrun_hpc.doctor.results import EXCLUDE, Finding, duration, rate
 from torchrun_hpc.errors import count
 from torchrun_hpc.names import host, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
-    from torchrun_hpc.doctor.pairs import Pair
-    from torchrun_hpc.doctor.results import Collective, Link
+    from torchrun_hpc.doctor.results import Link
+
+    Pair = tuple[int, int]  # ranks of two nodes, the lower one first
 
 # A link is slow below this share of the usual bandwidth. It is late above this multiple
 # of the usual latency plus these seconds. It loses too much above this share of the
@@ -39,7 +46,7 @@ _CLOCK_S = 1.0
 _FEW = 4  # nodes
 _MUCH, _MUCH_LOST = 3.0, 0.01  # of an outlier: times slower, share of the segments
 
-_SHOWN, _SINGLE = 10, 3  # findings; pairs in a text
+_SINGLE = 3  # pairs in a text
 
 
 class Usual(NamedTuple):
@@ -62,21 +69,21 @@ class Way(NamedTuple):
 
 def usual(links: Sequence[Link]) -> Usual:
     """Return the usual values without the `outliers`; zeros if nothing was measured."""
-    worst, usable = outliers(links), [*filter(is_measured, links)]
-    measured = [link for link in usable if worst.isdisjoint(_pair(link))] or usable
+    worst, usable = outliers(links), [link for link in links if link.is_measured]
+    measured = [link for link in usable if worst.isdisjoint(link.pair)] or usable
     of_node: dict[int, list[Link]] = defaultdict(list)
     for link in measured:
-        for node in _pair(link):
+        for node in link.pair:
             of_node[node].append(link)
     is_few, is_one = len(of_node) <= _FEW, len(measured) == 1
     middle: Callable[[Iterable[float]], float] = min if is_few else median
 
     def of_nodes(value: Callable[[Link], float]) -> list[float]:
-        return [middle(map(value, own)) for own in of_node.values()] or [0.0]
+        return [middle(map(value, each)) for each in of_node.values()] or [0.0]
 
     # With two nodes, only the other direction can be compared.
     bandwidths = _bandwidths(measured, max if is_one and not worst else min)
-    rates = [*bandwidths.values()] if is_few else of_nodes(_slowest)
+    rates = [*bandwidths.values()] if is_few else of_nodes(lambda link: link.slower)
     is_unknown = is_one or (is_few and worst)
     return Usual(
         bandwidth=median_high(rates or [0.0]),
@@ -107,25 +114,21 @@ def _bandwidths(links: Iterable[Link], of_both: Any = min) -> dict[int, float]:
     return {node: of_both(most, receives[node]) for node, most in sends.items()}
 
 
-def is_measured(link: Link) -> bool:
-    """Return whether a link has figures: bytes arrive in both directions."""
-    return not link.problem and not link.lost_mtu
-
-
 def ways(links: Iterable[Link]) -> list[Way]:
     """Return both directions of the pairs that have figures."""
-    found = []
-    for link in filter(is_measured, links):
-        one, other, latency = link.first, link.second, link.latency_s
-        found.append(Way(one, other, latency, link.forward))
-        found.append(Way(other, one, latency, link.backward))
-    return found
+    both = []
+    for link in links:
+        if link.is_measured:
+            one, other, latency = link.first, link.second, link.latency_s
+            both.append(Way(one, other, latency, link.forward))
+            both.append(Way(other, one, latency, link.backward))
+    return both
 
 
 def unusable(links: Sequence[Link]) -> list[int]:
     """Return nodes whose exclusion makes all links usable."""
-    unused = [_pair(link) for link in links if not is_measured(link)]
-    blamed = blame(unused, [_pair(link) for link in links])
+    unused = [link.pair for link in links if not link.is_measured]
+    blamed = blame(unused, [link.pair for link in links])
     left = [second for first, second in unused if not {first, second} & {*blamed}]
     return [*blamed, *left]
 
@@ -137,15 +140,15 @@ def doubtful(links: Sequence[Link]) -> list[Pair]:
     """
     than = usual(links)
     # A short pause of a process looks as if large packets were lost.
-    bad = [_pair(link) for link in links if _is_bad(link, than) or link.lost_mtu]
-    is_few = len({node for link in links for node in _pair(link)}) <= _FEW
-    return [_pair(x) for x in links if not x.problem] if bad and is_few else bad
+    bad = [link.pair for link in links if _is_bad(link, than) or link.lost_mtu]
+    is_few = len({node for link in links for node in link.pair}) <= _FEW
+    return [x.pair for x in links if not x.problem] if bad and is_few else bad
 
 
 def best_of(*looks: Link) -> Link:
     """Return the best figures of several measurements of a pair."""
-    good = [look for look in looks if is_measured(look)] or looks
-    rates = [*map(_slowest, good)]
+    good = [look for look in looks if look.is_measured] or looks
+    rates = [look.slower for look in good]
     return replace(
         good[0],
         latency_s=min(look.latency_s for look in good),
@@ -161,9 +164,9 @@ def best_of(*looks: Link) -> Link:
 def findings(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
     """Yield findings about links, and the nodes that explain them."""
     than, worst = usual(links), outliers(links)
-    tried = [_pair(link) for link in links]
+    tried = [link.pair for link in links]
     for code, (is_bad, text, remedy) in _KINDS.items():
-        bad = {_pair(link): link for link in links if is_bad(link, than)}
+        bad = {link.pair: link for link in links if is_bad(link, than)}
         is_noisy = is_bad is _is_bad  # noise can hit any direction
         rest = [pair for pair in tried if not is_noisy or worst.isdisjoint(pair)]
         blamed = blame(bad.keys() & {*rest}, rest)
@@ -171,61 +174,38 @@ def findings(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
             blamed = [*sorted(worst), *blamed]
             blamed = [n for n in blamed if not _is_acquitted(n, links, bad, than)]
         for node in blamed:
-            own = [bad.pop(pair) for pair in sorted(bad) if node in pair]
+            of_node = [bad.pop(pair) for pair in sorted(bad) if node in pair]
             partners = count(sum(node in pair for pair in tried), "node")
-            where = f"{host(node, hosts)}, with {len(own)} of {partners}"
-            what = text(own, hosts, node, than)
-            yield Finding(code, f"{where}: {what}", remedy, (node,))
+            who = f"{host(node, hosts)}, with {len(of_node)} of {partners}"
+            what = text(of_node, hosts, node, than)
+            yield Finding(code, f"{who}: {what}", remedy, (node,))
         if not bad:
             continue
         names = [" and ".join(host(node, hosts) for node in pair) for pair in bad]
-        where = f"between {listed(names)}"
+        who = f"between {listed(names)}"
         if len(bad) > _SINGLE:
-            where = f"{len(bad)} of {count(len(tried), 'pair')}"
+            who = f"{len(bad)} of {count(len(tried), 'pair')}"
         what = text([*bad.values()], hosts, max(max(bad)), than)
         # Among many nodes, one or two slow pairs need no action.
         is_suspect = not is_noisy or 2 * len(bad) >= len(tried)
         to_do = _OF_PAIRS if is_noisy else remedy
-        yield Finding(code, f"{where}: {what}", to_do, is_suspect=is_suspect)
+        yield Finding(code, f"{who}: {what}", to_do, is_suspect=is_suspect)
 
 
 def _is_acquitted(
     node: int, links: Sequence[Link], bad: Mapping[Pair, Link], than: Usual
 ) -> bool:
-    own = [link for link in bad.values() if node in _pair(link)]
-    is_only_slow = not any(_is_late(link, than) or _loses(link, than) for link in own)
+    of_node = [link for link in bad.values() if node in link.pair]
+    is_only_slow = not any(_is_late(x, than) or _loses(x, than) for x in of_node)
     has_rate = _bandwidths(links)[node] >= _BANDWIDTH * than.bandwidth
-    return not own or (is_only_slow and has_rate)
-
-
-def of_collectives(
-    rows: Sequence[Collective], causes: Iterable[tuple[str, Sequence[int]]]
-) -> Iterator[Finding]:
-    """Yield findings about failed operations, wrong results, and early ends."""
-    found = [*causes]
-    for row in rows:
-        if row.wrong > 0:
-            wrong = count(row.wrong, "wrong element")
-            what = f"{row.operation} of {size(row.size)} {row.scope}".rstrip()
-            found.append((f"{what}: {wrong} of {row.count}", ()))
-    remedy = "see the other findings, and add --hpc-debug to the job's launch line"
-    for text, nodes in found[:_SHOWN]:
-        yield Finding("HPC193", f"torch's collectives: {text}", remedy, tuple(nodes))
+    return not of_node or (is_only_slow and has_rate)
 
 
 # --- what is wrong with one link ------------------------------------------------------
 
 
-def _pair(link: Link) -> Pair:
-    return link.first, link.second
-
-
-def _slowest(link: Link) -> float:
-    return min(link.forward, link.backward)
-
-
 def _is_slow(link: Link, than: Usual) -> bool:
-    return _slowest(link) < min(_BANDWIDTH, than.steady) * than.bandwidth
+    return link.slower < min(_BANDWIDTH, than.steady) * than.bandwidth
 
 
 def _is_late(link: Link, than: Usual) -> bool:
@@ -238,16 +218,16 @@ def _loses(link: Link, than: Usual) -> bool:
 
 def _is_bad(link: Link, than: Usual) -> bool:
     is_bad = _is_slow(link, than) or _is_late(link, than) or _loses(link, than)
-    return is_bad and is_measured(link)
+    return is_bad and link.is_measured
 
 
 def _bad(links: Sequence[Link], _hosts: object, _node: object, than: Usual) -> str:
     texts = []
-    if slow := [_slowest(link) for link in links if _is_slow(link, than)]:
+    if slow := [link.slower for link in links if _is_slow(link, than)]:
         texts.append(f"{rate(min(slow))} (usual here: {rate(than.bandwidth)})")
     if late := [link.latency_s for link in links if _is_late(link, than)]:
-        known = duration(than.latency)
-        texts.append(f"{duration(max(late))} for a round trip (usual: {known})")
+        usual_time = duration(than.latency)
+        texts.append(f"{duration(max(late))} for a round trip (usual: {usual_time})")
     if lost := [link.lost for link in links if _loses(link, than)]:
         texts.append(f"{max(lost):.2%} of the segments are sent again")
     return "; ".join(texts)
@@ -257,7 +237,7 @@ def _blocked(links: Sequence[Link], hosts: Sequence[str], *_: object) -> str:
     closed = [
         f"{host(rank, hosts)} cannot connect to {host(other, hosts)}"
         for link in links
-        for rank, other in (_pair(link), _pair(link)[::-1])
+        for rank, other in (link.pair, link.pair[::-1])
         if rank in link.blocked
     ]
     reasons = dict.fromkeys(link.problem for link in links)
@@ -265,7 +245,7 @@ def _blocked(links: Sequence[Link], hosts: Sequence[str], *_: object) -> str:
 
 
 def _clock(links: Sequence[Link], hosts: Sequence[str], node: int, *_: object) -> str:
-    link = next(link for link in links if node in _pair(link))
+    link = next(link for link in links if node in link.pair)
     ahead = link.clock_s if node == link.second else -link.clock_s
     side = "ahead" if ahead > 0 else "behind"
     return f"the clock of {host(node, hosts)} is {abs(ahead):.1f} s {side}"
@@ -292,3 +272,61 @@ _KINDS: Mapping[str, tuple[Callable[[Link, Usual], bool], Callable[..., str], st
         "start the node's time service (chrony, ntpd). Until then, log times are wrong",
     ),
 }
+
+# --- pairs ------------------------------------------------------------------------
+
+# With 32 nodes, each meets all others. With more, each meets so many that one or two
+# bad partners show only their own fault.
+MOST_ROUNDS = 31
+
+_SHARE = 2 / 3  # of the partners with whom a bad node is bad
+
+
+def rounds(nodes: Sequence[int]) -> list[list[Pair]]:
+    """Pair nodes so that none is in two pairs of a round, and no pair occurs twice.
+
+    This is the circle method: one node stays, and the others move by one place.
+    """
+    places = sorted(nodes) + [-1] * (len(nodes) % 2)  # -1: a round off
+    fixed, circle = places[:1], places[1:]
+    turns = []
+    for turn in range(min(len(circle), MOST_ROUNDS) if len(nodes) > 1 else 0):
+        order = fixed + circle[turn:] + circle[:turn]
+        facing = zip(order, reversed(order), strict=True)  # each pair in both orders
+        turns.append(sorted((a, b) for a, b in facing if 0 <= a < b))
+    return turns
+
+
+def disjoint(pairs: Collection[Pair]) -> list[list[Pair]]:
+    """Put pairs into rounds in which no node occurs twice."""
+    turns: list[list[Pair]] = []
+    for pair in sorted(pairs):
+        free = (turn for turn in turns if {*pair}.isdisjoint(itertools.chain(*turn)))
+        chosen = next(free, [])
+        if not chosen:
+            turns.append(chosen)
+        chosen.append(pair)
+    return turns
+
+
+def blame(bad: Collection[Pair], tried: Collection[Pair]) -> list[int]:
+    """Return as few nodes as possible that explain the bad pairs of those tried.
+
+    Each is bad with at least two nodes, and with two thirds of its partners. No node is
+    to blame if most pairs of the others are also bad, or if the bad pairs divide the
+    nodes into two halves. Then all nodes share the cause.
+    """
+    left, partners, blamed = {*bad}, Counter(itertools.chain(*tried)), list[int]()
+    while left:
+        counts = Counter(itertools.chain(*left))
+        worst = max(counts, key=lambda node: (counts[node], node))
+        if counts[worst] < max(2, partners[worst] * _SHARE):
+            break
+        blamed.append(worst)
+        left = {pair for pair in left if worst not in pair}
+    others = [pair for pair in tried if not {*pair} & {*blamed}]
+    among = {pair for pair in tried if {*pair} <= {*blamed}}
+    # Of two halves, only a bad one has only bad pairs.
+    most = len(partners) if among <= {*bad} else len(partners) - 1
+    is_clear = 2 * len(blamed) <= most and 2 * len(left) <= len(others)
+    return sorted(blamed) if is_clear else []

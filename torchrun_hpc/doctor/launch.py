@@ -2,36 +2,47 @@
 
 The doctor starts this module as a process, which becomes the launcher. It gets the job
 as a line of JSON on stdin, because only one process can ask a process manager for it.
+The launcher's messages, and the workers' results, come back as lines of JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import FileIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import main as launcher
 from torchrun_hpc import waiting, wire
+from torchrun_hpc.agent.abort import WRONG_USE
 from torchrun_hpc.doctor import collectives
-from torchrun_hpc.doctor.results import RESULTS, Collective, Torch, Worker
+from torchrun_hpc.doctor.results import (
+    RESULTS,
+    Collective,
+    Finding,
+    Torch,
+    WorkerReport,
+    writer,
+)
 from torchrun_hpc.errors import on_one_line
+from torchrun_hpc.failures.failure import Failure, Kind, ending, is_consequence
 from torchrun_hpc.failures.last_words import last_words
+from torchrun_hpc.failures.report import JobFailed
 from torchrun_hpc.failures.worker import end_of
 from torchrun_hpc.host.network import join_endpoint
+from torchrun_hpc.names import host, ranges
 from torchrun_hpc.planning.head_node import port_of
+from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.preload import imports
 from torchrun_hpc.preload.affinity import end_with_parent
-from torchrun_hpc.reporting.console import PREFIX
+from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.schedulers.job import Job, Task
 
@@ -39,20 +50,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torchrun_hpc.doctor.place import Place
+    from torchrun_hpc.doctor.results import Write
+    from torchrun_hpc.errors import Message
+
+    Ends = Mapping[int, "LaunchEnd"]  # by task rank
+    Cause = tuple[str, tuple[int, ...]]  # text, and the nodes to blame
 
 SCRIPT = "torchrun_hpc.doctor.collectives"
 
 # Seconds to import torch and to start; for the launcher to end its workers.
 _START_TIMEOUT = 120.0
 _END_TIMEOUT = 15.0
-_LONGEST_LINE = 2**16
-
-# The launcher's messages, without the job's failure, which is in the outcome.
-_SAID = re.compile(rf"{PREFIX}(error|warning)\[(HPC(?!125)\d+)\]: (.*)")
+_LONGEST, _LONGEST_LINE = 2**12, 2**16  # characters of a message, bytes of its line
 
 
 @dataclass(frozen=True)
-class Part:
+class LaunchPart:
     """The tasks of a launch."""
 
     number: int  # of the launch, from 0
@@ -67,85 +80,83 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Ended:
+class LaunchEnd:
     """The end of a launch on a task, with its results.
 
     ``at`` has number and name of each worker's last step, by rank.
     """
 
     code: int  # exit code of the launcher; below 0, the signal that ended it
-    cause: str = ""  # what it wrote last
-    reason: str = ""  # why the job failed; empty if another node reports it
-    blamed: tuple[str, ...] = ()  # names of the nodes in ``reason``
-    said: tuple[tuple[str, str, bool], ...] = ()  # code, text, if it is an error
+    cause: str = ""  # what torch or the script wrote last
+    failure: Failure | None = None  # why the job failed, unless another node reports it
+    reason: str = ""  # the failure as a sentence
+    messages: tuple[Finding, ...] = ()  # the launcher's errors (suspect) and warnings
     at: Mapping[int, tuple[int, str]] = field(default_factory=dict)
-    torch: Torch | None = None
-    workers: tuple[Worker, ...] = ()  # results of the workers that reached their end
+    imports: tuple[Torch, ...] = ()  # of torch, by the launcher and by a worker
+    workers: tuple[WorkerReport, ...] = ()  # of the workers that reached their end
     rows: tuple[Collective, ...] = ()  # results of collectives
     backend: str = ""
     is_stopped: bool = False  # whether the doctor ended it
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the launcher refused to start."""
+        return self.code == WRONG_USE and any(each.is_suspect for each in self.messages)
 
 
 # --- in the doctor ----------------------------------------------------------------
 
 
-class Launch:
+class LaunchProcess:
     """A launcher's process; ``arguments`` are the script's."""
 
-    def __init__(self, here: Place, part: Part, arguments: Sequence[str]) -> None:
-        self._here, self._is_stopped = here, False
-        job = _job_of(here, part)
+    def __init__(
+        self, place: Place, part: LaunchPart, arguments: Sequence[str]
+    ) -> None:
+        self._place, self._part, self._is_stopped = place, part, False
+        job = _job_of(place, part)
         given = {
             "parent": os.getpid(),
             "job": job and wire.encode(job),
             # With an explicit option, only the launch itself imports torch.
-            "imports_torch": not (here.mode.is_direct or "hpc_preload" in here.asked),
+            "imports_torch": not (place.mode.is_direct or "hpc_preload" in place.asked),
         }
         # Objects close themselves if the process does not start.
-        names = "given", "results", "outcome", "stderr"
+        names = "given", "results", "stderr"
         self._files = [FileIO(os.memfd_create(name), "r+") for name in names]
-        paths = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in self._files]
-        stdin, *_, errors = self._files
-        _, results, outcome, _ = paths
+        stdin, results, errors = self._files
         os.pwrite(stdin.fileno(), wire.to_line(given), 0)
+        path = f"/proc/{os.getpid()}/fd/{results.fileno()}"
         self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", __name__, *_words(here, part, outcome), *arguments],
+            [sys.executable, "-m", __name__, *_words(place, part), *arguments],
             stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env={**process.environment(), RESULTS: results},
+            env={**process.environment(), RESULTS: path},
         )
 
-    def run(self, limit: float) -> Ended:
-        """Wait for its end, or end it after `limit` seconds besides those to start."""
-        limit += _START_TIMEOUT
-        cause, found = "", dict[str, Any]()
-        _, results, outcome, errors = self._files
+    def run(self, limit: float) -> LaunchEnd:
+        """Wait for its end. End it if it takes longer than its start and ``limit``."""
+        limit, cause = limit + _START_TIMEOUT, ""
+        _, results, errors = self._files
         try:
             if not waiting.until(lambda: self._process.poll() is not None, limit):
                 cause = f"the launch did not end within {limit:.0f} s"
                 self.end()
-            code, said = self._process.poll(), end_of(errors.fileno())
+            code = self._process.poll()
             if code is None:  # not yet ended by the kernel
                 code = -signal.SIGKILL
-            reason, blamed = _outcome(b"" if self._is_stopped else outcome.read())
-            for message in wire.Lines(_LONGEST_LINE).feed(results.read()):
-                self._keep(found, message)
+            cause = cause or last_words(end_of(errors.fileno()), code).cause
+            end = wire.encode(LaunchEnd(code, cause, is_stopped=self._is_stopped))
+            for line in wire.Lines(_LONGEST_LINE).feed(results.read()):
+                _join(end, line)
         finally:
             for file in self._files:
                 file.close()
-        return Ended(
-            code=code,
-            is_stopped=self._is_stopped,
-            cause=cause or last_words(said, code).cause,
-            reason=reason,
-            blamed=blamed,
-            said=_messages(said),
-            **found,
-        )
+        return self._with_ranks(wire.decode(LaunchEnd, end))
 
     def end(self, timeout: float = _END_TIMEOUT) -> None:
-        """End it, and give the launcher `timeout` seconds to end its workers."""
+        """End it, and give the launcher ``timeout`` seconds to end its workers."""
         if self._process.poll() is None:
             self._is_stopped = True
         for end in (self._process.terminate, self._process.kill):
@@ -153,84 +164,135 @@ class Launch:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout)
 
-    def _keep(self, found: dict[str, Any], message: Mapping[str, Any]) -> None:
-        match message:
-            case {"import_s": float(seconds)}:
-                found["torch"] = Torch(import_s=seconds)
-            case {"torch": torch}:
-                found["torch"] = wire.decode(Torch, torch).after(found.get("torch"))
-            case {"worker": each}:
-                worker = replace(wire.decode(Worker, each), node=self._here.node_rank)
-                found["workers"] = (*found.get("workers", ()), worker)
-            case {"row": each}:
-                row = wire.decode(Collective, each)
-                scope = row.scope and self._here.host
-                found["rows"] = (*found.get("rows", ()), replace(row, scope=scope))
-            case {"at": [int(rank), int(number), str(step)]}:
-                found["at"] = {**found.get("at", {}), rank: (number, step)}
-            case {"backend": str(name)}:
-                found["backend"] = name
-            case _:
-                pass
+    def _with_ranks(self, end: LaunchEnd) -> LaunchEnd:
+        """Return the end with the job's node ranks in the failure."""
+        if end.failure is None:
+            return end
+        # Without a scheduler, torch numbers the nodes of the launch in any order.
+        nodes = () if self._place.mode is Mode.MANUAL else self._part.nodes
+        of_job = [n for rank, n in enumerate(nodes) if rank in end.failure.nodes]
+        return replace(end, failure=replace(end.failure, nodes=tuple(of_job)))
 
 
-def _messages(written: bytes) -> tuple[tuple[str, str, bool], ...]:
-    lines = on_one_line(written.decode(errors="replace"))  # with the lines to copy
-    return tuple((code, x, kind == "error") for kind, code, x in _SAID.findall(lines))
+def _join(end: dict[str, Any], line: Mapping[str, Any]) -> None:
+    """Add a line of a worker or a launcher to a `LaunchEnd` in plain form."""
+    for name, value in line.items():
+        is_list = isinstance(value, list)
+        end[name] = [*end.get(name, ()), *value] if is_list else value
 
 
-def _outcome(text: bytes) -> tuple[str, tuple[str, ...]]:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        found = json.loads(text)
-        return str(found["reason"]), tuple(map(str, found["nodes"]))
-    return "", ()
-
-
-def _words(here: Place, part: Part, outcome: str) -> list[str]:
-    words, asked = [*here.options], here.asked
-    if not here.mode.is_direct:
-        words += ["--max-restarts=0", f"--hpc-outcome={outcome}"]
-        words += [f"--{name}={value}" for name, value in _changed(here, part)]
+def _words(place: Place, part: LaunchPart) -> list[str]:
+    words, asked = [*place.options], place.asked
+    if not place.mode.is_direct:
+        # The outcome in the user's file is the job's.
+        words += ["--max-restarts=0", f"--hpc-outcome={os.devnull}"]
+        words += [f"--{name}={value}" for name, value in _changed(place, part)]
     if asked.run_path:  # torch then takes a path instead of a module
         return [*words, collectives.__file__]
     return [*words, *([sys.executable] if asked.no_python else []), "-m", SCRIPT]
 
 
-def _changed(here: Place, part: Part) -> Iterator[tuple[str, object]]:
+def _changed(place: Place, part: LaunchPart) -> Iterator[tuple[str, object]]:
     """Yield the options to change if only some nodes take part, or with spares."""
-    asked, is_part = here.asked, len(part.tasks) < here.task.size
+    asked, is_part = place.asked, len(part.tasks) < place.task.size
     if is_part or "hpc_spares" in asked:
         yield "nnodes", len(part.nodes)
         yield "hpc_spares", 0
     if not is_part:
         return
-    port = port_of(f"{here.meeting.endpoint} {part.number}")
+    port = port_of(f"{place.meeting.endpoint} {part.number}")
     if "rdzv_endpoint" in asked:
         yield "rdzv_endpoint", join_endpoint(part.address, port)
     elif "master_addr" in asked:
         yield "master_addr", part.address
         yield "master_port", port
-    if here.job is None or "node_rank" in asked:
-        yield "node_rank", part.nodes.index(here.node_rank)
+    if place.job is None or "node_rank" in asked:
+        yield "node_rank", part.nodes.index(place.node_rank)
 
 
-def _job_of(here: Place, part: Part) -> Job | None:
-    job = here.job and replace(here.job, pmi_is_open=False)
+def _job_of(place: Place, part: LaunchPart) -> Job | None:
+    job = place.job and replace(place.job, pmi_is_open=False)
     if job is None or len(part.tasks) == job.task.size:
         return job
-    every = sorted(part.tasks)
-    own = [task for task in every if part.tasks[task] == here.node_rank]
-    rank = here.task.rank
+    tasks, rank = sorted(part.tasks), place.task.rank
+    local = [task for task in tasks if part.tasks[task] == place.node_rank]
     return replace(
         job,
         launch_id=f"{job.launch_id}.{part.number}",
         nodes=part.hosts,
-        node_rank=part.nodes.index(here.node_rank),
-        task=Task(every.index(rank), len(every), own.index(rank), len(own)),
+        node_rank=part.nodes.index(place.node_rank),
+        task=Task(tasks.index(rank), len(tasks), local.index(rank), len(local)),
         head_candidates=(),
         nodelist_is_shared=True,
         listed_at=None,
     )
+
+
+# --- why it ended -----------------------------------------------------------------
+
+
+def cause_of(ends: Ends, nodes: Mapping[int, int], hosts: Sequence[str]) -> Cause:
+    """Return why a launch ended too early; empty if the launcher refused to start.
+
+    ``nodes`` has each task's node.
+    """
+    refused = {nodes[task] for task, end in ends.items() if end.is_refusal}
+    if refused:
+        is_of_some = refused < {*nodes.values()}
+        return "", tuple(sorted(refused)) if is_of_some else ()
+    failures = [*_failures(ends, nodes, hosts)]
+    if not failures:
+        return "", ()
+    is_of_others, _, text, blamed = min(failures, key=lambda each: each[:2])
+    if is_of_others:
+        return _who_did_not_come(ends, nodes, hosts) or (text, ())
+    return text, blamed
+
+
+def _failures(
+    ends: Ends, nodes: Mapping[int, int], hosts: Sequence[str]
+) -> Iterator[tuple[bool, int, str, tuple[int, ...]]]:
+    """Yield failures: whether others caused it, rank of the cause, text, and nodes."""
+    for task, end in ends.items():
+        node, name, text = nodes[task], host(nodes[task], hosts), end.cause
+        # Step -1 of a worker is the import of torch.
+        if not (text or end.imports or any(n >= 0 for n, _ in end.at.values())):
+            text = "the import of torch did not finish"
+        if end.failure is not None and not end.is_stopped:
+            yield _is_of_others(end.failure), 1, end.reason, end.failure.nodes
+        elif end.is_stopped or (end.code > 0 and not text):
+            yield True, 3, f"{name}: {text or ending(end.code)}", ()
+        elif end.code:
+            how = f"{name}: the task {ending(end.code)}" + (text and f": {text}")
+            yield is_consequence(text), 0 if end.code < 0 else 2, how, (node,)
+
+
+def _is_of_others(failure: Failure) -> bool:
+    """Return whether another worker, or the doctor's limit, may have caused it."""
+    is_ended = failure.kind is Kind.SIGNAL and failure.code == signal.SIGTERM
+    is_late = failure.kind is Kind.MISSING or is_consequence(failure.text)
+    return is_ended or is_late or failure.is_doubtful
+
+
+def _who_did_not_come(
+    ends: Ends, nodes: Mapping[int, int], hosts: Sequence[str]
+) -> Cause | None:
+    """Return the workers behind all others; nothing if most workers are behind."""
+    steps: list[tuple[int, str, int, int]] = []  # number, name, rank of node and worker
+    for task, end in ends.items():
+        # Its launcher did not start a worker, or did not even import torch.
+        begun = -2 if end.imports else -3, "the meeting of the agents"
+        at = end.at or {-1: begun}
+        steps += [(*step, nodes[task], rank) for rank, step in at.items()]
+    last, name = max(((n, step) for n, step, *_ in steps), default=(0, ""))
+    behind = [each for each in steps if each[0] < last]
+    if not 0 < len(behind) <= len(steps) // 2:
+        return None
+    blamed = tuple(sorted({node for _, _, node, _ in behind}))
+    who = ", ".join(host(node, hosts) for node in blamed)
+    if ranks := [rank for *_, rank in behind if rank >= 0]:
+        who = f"rank {ranges(sorted(ranks))} ({who})"
+    return f"{who} did not reach {name}", blamed
 
 
 # --- in the process that becomes the launcher -------------------------------------
@@ -240,13 +302,26 @@ def main() -> None:
     """Become the launcher."""
     given = wire.from_json(sys.stdin.buffer.readline())
     end_with_parent(given["parent"])()
+    write = writer(process.environment())
+    console.listeners.append(partial(_pass_on, write))
     if given["imports_torch"]:  # now or a moment later
         start = time.perf_counter()
         with contextlib.suppress(Exception):  # the launcher reports it
             imports.import_torch()
-            line = wire.to_line({"import_s": time.perf_counter() - start})
-            Path(process.environment()[RESULTS]).write_bytes(line)
+            torch = Torch(import_s=time.perf_counter() - start)
+            write("imports", [wire.encode(torch)])
     launcher.main(job=given["job"] and wire.decode(Job, given["job"]))
+
+
+def _pass_on(write: Write, message: Message, kind: str) -> None:
+    """Pass the failure of the job, an error or a warning to the doctor."""
+    if isinstance(message, JobFailed):
+        write("failure", wire.encode(message.failure.brief))
+        write("reason", wire.printable(message.reason, _LONGEST))
+    elif kind != "note":
+        text = wire.printable(on_one_line(message.text), _LONGEST)
+        finding = Finding(message.code, text, is_suspect=kind == "error")
+        write("messages", [wire.encode(finding)])
 
 
 if __name__ == "__main__":

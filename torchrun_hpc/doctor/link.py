@@ -45,13 +45,11 @@ _NOBODY_CAME = "the other node did not connect"
 # Bytes per direction at most: this bounds the traffic on a fast network.
 MOST_BYTES = 64 * 2**20
 
-# Seconds: to connect and get a reply; until the other node, asked at the same time, has
-# connected; for a message; for the first byte of many, which TCP has then sent four
-# times; of sending.
-_OPEN_TIMEOUT = 2.0
-_PARTNER_TIMEOUT = 10.0
+# Seconds.
+_OPEN_TIMEOUT = 2.0  # to connect and get a reply
+_PARTNER_TIMEOUT = 10.0  # for the other node, asked at the same time, to connect
 _MESSAGE_TIMEOUT = 3.0
-_FIRST_TIMEOUT = 2.0
+_FIRST_TIMEOUT = 2.0  # for the first byte of many, which TCP has then sent four times
 SENDING = 0.15
 
 _ERRORS = (OSError, ValueError, OverflowError)
@@ -72,7 +70,7 @@ class _NothingComesError(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """A node that measures; `mtu` belongs to the interface with its address."""
+    """A node that measures; ``mtu`` belongs to the interface with its address."""
 
     rank: int
     address: str
@@ -81,7 +79,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class _Request:
+class _LinkRequest:
     """A node's request for a link, for a turn."""
 
     rank: int
@@ -103,48 +101,50 @@ def merged(first: Link, second: Link) -> Link:
     )
 
 
-class Links:
+class Links(Server):
     """This node's side of all links; callers must prove that they have its ``key``."""
 
     def __init__(self, key: Key, address: str, nodes: int) -> None:
-        self._key = key
         listening = listen(address or None, 0)
         self.port: int = listening.getsockname()[1]
-        self._loop = Loop()
-        self._loop.start()
-        self._arrivals = _Arrivals(self._loop, listening, key, nodes)
-        self._arrivals.start()
+        self.loop = Loop()
+        self.loop.start()
+        super().__init__(self.loop, listening, key, nodes + UNKNOWN_PEERS)
+        self._nodes = nodes
+        self._arrived: dict[int, tuple[str, socket.socket]] = {}
+        self._changed = threading.Condition()
+        self.start()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop listening."""
-        self._arrivals.close()
-        self._loop.close()
+        self.close()
+        self.loop.close()
 
-    def measure(self, own: Peer, other: Peer, turn: str) -> Link:
+    def measure(self, this: Peer, other: Peer, turn: str) -> Link:
         """Measure the link to another node, which uses the same ``turn``.
 
         Return the half that this node sees: what it receives.
         """
-        half = Link(min(own.rank, other.rank), max(own.rank, other.rank))
+        half = Link(min(this.rank, other.rank), max(this.rank, other.rank))
         try:
-            mine = self._open(own, other, turn)
+            mine = self._open(this, other, turn)
         except _ERRORS as error:
-            return replace(half, problem=_reason(error), blocked=(own.rank,))
-        measure = _as_first if own.rank == half.first else _as_second
+            return replace(half, problem=_reason(error), blocked=(this.rank,))
+        measure = _as_first if this.rank == half.first else _as_second
         try:
-            with mine, self._arrivals.wait(other.rank, turn) as theirs:
+            with mine, self._wait(other.rank, turn) as theirs:
                 return measure(half, mine, theirs)
         except _NothingComesError:
-            return replace(half, lost_mtu=min(own.mtu, other.mtu))
+            return replace(half, lost_mtu=min(this.mtu, other.mtu))
         except _ERRORS as error:
             return replace(half, problem=_reason(error))
 
-    def _open(self, own: Peer, other: Peer, turn: str) -> socket.socket:
+    def _open(self, this: Peer, other: Peer, turn: str) -> socket.socket:
         opened = socket.create_connection((other.address, other.port), _OPEN_TIMEOUT)
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            request = wire.encode(_Request(own.rank, turn))
-            steps = self._key.secret.call(opened.getpeername()[:2], request)
+            request = wire.encode(_LinkRequest(this.rank, turn))
+            steps = self.key.secret.call(opened.getpeername()[:2], request)
             opened.sendall(wire.to_line(next(steps)))
             opened.sendall(wire.to_line(steps.send(_answer(opened))))
             _exactly(opened, len(_ACCEPTED))
@@ -156,21 +156,9 @@ class Links:
         opened.settimeout(_MESSAGE_TIMEOUT)
         return opened
 
-
-class _Arrivals(Server):
-    """Connections from nodes that have proved that they belong to the job."""
-
-    def __init__(
-        self, loop: Loop, listening: socket.socket, key: Key, nodes: int
-    ) -> None:
-        super().__init__(loop, listening, key, nodes + UNKNOWN_PEERS)
-        self._nodes = nodes
-        self._arrived: dict[int, tuple[str, socket.socket]] = {}
-        self._changed = threading.Condition()
-
     def proved(self, caller: Caller, request: Mapping[str, Any]) -> None:
-        """Keep a node's latest connection for `wait`."""
-        node = wire.decode(_Request, request)
+        """Keep the latest connection of a node that belongs to the job."""
+        node = wire.decode(_LinkRequest, request)
         if node.rank not in range(self._nodes):
             raise wire.WireError(f"there is no node {node.rank}")
         try:
@@ -190,16 +178,16 @@ class _Arrivals(Server):
             self._arrived[node.rank] = node.turn, kept
             self._changed.notify_all()
 
-    def wait(self, rank: int, turn: str) -> socket.socket:
+    def _wait(self, rank: int, turn: str) -> socket.socket:
         """Return a node's connection, or raise `ConnectionError` after some seconds."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._arrived.get(rank, ("",))[0] == turn, _PARTNER_TIMEOUT
             )
-            name, found = self._arrived.pop(rank, ("", None))
-        if found is None or name != turn:
+            name, connection = self._arrived.pop(rank, ("", None))
+        if connection is None or name != turn:
             raise ConnectionError(_NOBODY_CAME)
-        return found
+        return connection
 
 
 def _reason(error: Exception) -> str:

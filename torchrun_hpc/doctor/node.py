@@ -18,7 +18,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import __version__
-from torchrun_hpc.doctor.results import Folder, Interface, Node
+from torchrun_hpc.doctor.results import Folder, InterfaceReport, NodeReport
 from torchrun_hpc.host import nvml
 from torchrun_hpc.host.network import local_ports, reserved_ports
 from torchrun_hpc.host.topology import own_cpus
@@ -42,45 +42,43 @@ _VARIABLES = re.compile(
 )
 
 
-def examine(
-    here: Place, port: int, network: Network, environ: Mapping[str, str]
-) -> Node:
+def examine(place: Place, port: int, network: Network) -> NodeReport:
     """Return the record of this node, in little more than `_LIMIT` seconds.
 
-    `network` must not have resolved names before. `port` is for the other nodes.
+    ``network`` must not have resolved names before. ``port`` is for the other nodes.
     """
-    names = here.names
+    names, environ = place.names, place.environ
     cpus = own_cpus()
     temporary = environ.get("TMPDIR") or "/tmp"  # noqa: S108 - the system's default
     paths = ("/dev/shm", temporary, environ.get("HOME", ""))  # noqa: S108 - to look at
     folders = [path for path in dict.fromkeys(paths) if path]
-    found = _ask(
+    answers = _ask(
         {("name", name): partial(_resolve, name, network) for name in names}
         | {("folder", path): partial(_folder, path) for path in folders}
         | {"gpus": nvml.gpus}
     )
-    known = {name: found["name", name] for name in names if ("name", name) in found}
-    slowest = max((seconds for _, seconds in known.values()), default=0.0)
-    gpus, driver = found.get("gpus", ((), ""))
+    resolved = {n: answers["name", n] for n in names if ("name", n) in answers}
+    slowest = max((seconds for _, seconds in resolved.values()), default=0.0)
+    gpus, driver = answers.get("gpus", ((), ""))
     interfaces = tuple(_interfaces(network))
-    own = (each.name for each in interfaces if here.address in each.addresses)
+    of_job = (each.name for each in interfaces if place.address in each.addresses)
     late = f"no answer within {_LIMIT:g} s"
-    return Node(
-        rank=here.node_rank,
-        host=here.host,
-        address=here.address,
-        interface=next(own, ""),
-        fast_host=here.fast_host,
+    return NodeReport(
+        rank=place.node_rank,
+        host=place.host,
+        address=place.address,
+        interface=next(of_job, ""),
+        fast_host=place.fast_host,
         port=port,
-        workers=here.workers * here.task.local_size,
+        workers=place.workers * place.task.local_size,
         interfaces=interfaces,
-        names={name: addresses for name, (addresses, _) in known.items()},
+        names={name: addresses for name, (addresses, _) in resolved.items()},
         routes={
             name: str(network.source_toward(ip_address(addresses[0])) or "")
-            for name, (addresses, _) in known.items()
-            if addresses and name != here.fast_host
+            for name, (addresses, _) in resolved.items()
+            if addresses and name != place.fast_host
         },
-        resolver_s=slowest if len(known) == len(names) else _LIMIT,
+        resolver_s=slowest if len(resolved) == len(names) else _LIMIT,
         limits={
             # The launcher raises the soft limit to the hard one.
             "files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
@@ -88,7 +86,7 @@ def examine(
             "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         },
         folders=tuple(
-            found.get(("folder", path), Folder(path[:_LONGEST], 0, 0, late))
+            answers.get(("folder", path), Folder(path[:_LONGEST], 0, 0, late))
             for path in folders
         ),
         cpus=ranges(cpus, most=len(cpus)),
@@ -111,11 +109,11 @@ def examine(
 
 
 def _ask(questions: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:
-    found = {}
+    answers = {}
 
     def ask(key: Any, question: Callable[[], Any]) -> None:
         with contextlib.suppress(Exception):  # of a driver, or a file system
-            found[key] = question()
+            answers[key] = question()
 
     threads = [Thread(target=ask, args=each, daemon=True) for each in questions.items()]
     for thread in threads:
@@ -123,15 +121,16 @@ def _ask(questions: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:
     end = time.monotonic() + _LIMIT
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0))
-    return found.copy()
+    return answers.copy()  # a late thread must not change it
 
 
-def _interfaces(network: Network) -> Iterator[Interface]:
+def _interfaces(network: Network) -> Iterator[InterfaceReport]:
     for each in network.interfaces:
-        own = [address.ip for address in each.addresses]
-        if not any(ip.is_loopback for ip in own):
-            found = each.name, tuple(map(str, own)), each.up, each.mtu, each.speed_mbit
-            yield Interface(*found)
+        ips = [address.ip for address in each.addresses]
+        if not any(ip.is_loopback for ip in ips):
+            texts = tuple(map(str, ips))
+            speed_mbit = each.speed_mbit
+            yield InterfaceReport(each.name, texts, each.up, each.mtu, speed_mbit)
 
 
 def _resolve(name: str, network: Network) -> tuple[tuple[str, ...], float]:

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+import shlex
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from torchrun_hpc import environment
 from torchrun_hpc.agent import abort
 from torchrun_hpc.agent.inputs import inputs_of, workers_here
 from torchrun_hpc.agent.start import check_port
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import network
+from torchrun_hpc.main import Launch, Stage
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.command_line import (
     OURS,
     TORCHRUN,
     names_of,
     unknown_option,
+    variable_of,
     wrong_line,
 )
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.head_node import ports_of
 from torchrun_hpc.planning.meeting import Spares
 from torchrun_hpc.planning.mode import Mode, choose_mode
-from torchrun_hpc.planning.plan import make_plan, meet
+from torchrun_hpc.planning.plan import meet
+from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.job import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from torchrun_hpc.agent.abort import LaunchState
     from torchrun_hpc.options.command_line import CommandLine
     from torchrun_hpc.options.options import Options
+    from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
@@ -53,11 +58,11 @@ class Wishes:
     def __post_init__(self) -> None:
         size, seconds = self.max_bytes, self.timeout
         if not isinstance(size, int) or size < 8:  # noqa: PLR2004 - two elements
-            known = "Pass 8 or more. The command also takes 512K, 16M, 1G"
-            raise wrong_line(f"--max-bytes={size} is not a valid size. {known}")
+            valid = "Pass 8 or more. The command also takes 512K, 16M, 1G"
+            raise wrong_line(f"--max-bytes={size} is not a valid size. {valid}")
         if not isinstance(seconds, int | float) or not SHORTEST <= seconds <= DAY:
-            known = f"Pass {SHORTEST} to {DAY} seconds"
-            raise wrong_line(f"--timeout={seconds} is not a valid time. {known}")
+            valid = f"Pass {SHORTEST} to {DAY} seconds"
+            raise wrong_line(f"--timeout={seconds} is not a valid time. {valid}")
 
     @property
     def limit(self) -> float:
@@ -67,7 +72,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this task."""
+    """The place of this task, and the user's wishes."""
 
     job: Job | None  # ``None`` without one
     mode: Mode
@@ -79,13 +84,20 @@ class Place:
     options: tuple[str, ...]  # the words before the script in the job's launch line
     asked: Options  # the same options, parsed, with the site's
     workers: int = 1  # number of workers that it would start
+    environ: Mapping[str, str] = field(default_factory=dict)  # without stale variables
+    wishes: Wishes = field(default_factory=Wishes)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is task 0."""
+        return self.task.rank == 0
 
     @functools.cached_property
     def address(self) -> str:
         """This node's address for the job; empty if unknown."""
-        where, own = self.meeting, network.this_node()
-        near = (own.address_near(x) for x in (self.fast_host, where.connect_host))
-        return where.local_address or str(next(filter(None, near), ""))
+        near = network.this_node().address_near
+        address = self.meeting.local_address or near(self.fast_host)
+        return str(address or near(self.meeting.connect_host) or "")
 
     @property
     def host(self) -> str:
@@ -107,45 +119,83 @@ class Place:
         return tuple(dict.fromkeys(filter(None, (self.fast_host, fast[0], following))))
 
 
-def find(seen: Preflight, argv: Sequence[str], known: LaunchState) -> Place:
-    """Find the place of this task, with the stages of a launch up to the plan."""
-    has_job = seen.job is not None
-    line = command_line.parse([*argv, "SCRIPT"], seen.environ, has_job=has_job)
-    options = known.options = line.options
-    _check(line)
-    mode = known.mode = choose_mode(seen, line, lambda own: workers_here(own, seen))
+class ExaminedLaunch(Launch):
+    """The launch that the doctor would start, up to where the nodes meet.
+
+    ``argv`` has the job's options. ``words``, for messages, also has the doctor's.
+    """
+
+    def __init__(self, argv: Sequence[str], words: Sequence[str] = ()) -> None:
+        command = shlex.join([*COMMAND.split(), *(words or argv)])
+        super().__init__(command, asks_tasks=True)
+        self.argv = argv
+
+    def look(self) -> Preflight:
+        """Return the facts of this process."""
+        facts = super().look()
+        if facts.job is not None and facts.job.pmi_is_open:
+            pmi.finalize(facts.environ)  # the launcher cannot
+        return facts
+
+    def parse(self, facts: Preflight) -> CommandLine:
+        """Return the job's options, without torch."""
+        has_job = facts.job is not None
+        words = [*self.argv, "SCRIPT"]
+        line = command_line.parse(words, facts.environ, has_job=has_job)
+        self.options = line.options
+        _check(line)
+        return line
+
+    def choose_mode(self, facts: Preflight, line: CommandLine) -> Mode:
+        """Return how the workers would be started."""
+        return choose_mode(facts, line, lambda options: workers_here(options, facts))
+
+    def collect(self, facts: Preflight, mode: Mode) -> Inputs:
+        """Return what is known of this node without torch."""
+        return inputs_of(mode, facts, self.options, may_preload=True)
+
+
+@environment.without_empty_options()
+def find_place(launch: ExaminedLaunch, wishes: Wishes) -> Place:
+    """Find the place of this task, with the stages of a launch up to the meeting."""
     workers = 1
     try:
-        inputs = inputs_of(mode, seen, options, may_preload=True)
-        meeting, workers, options = meet(inputs), inputs.node.workers, inputs.options
-        check_port(make_plan(inputs, meeting))
+        launch.run(upto=Stage.MEET)
+        workers, options = launch.inputs.node.workers, launch.inputs.options
+        check_port(launch.meeting, is_direct=launch.mode.is_direct)
     except LaunchError as fault:
         # A wrong option is wrong everywhere, but a variable perhaps only on this node.
         # Then the launch of the collectives reports it.
-        is_own = not fault.everywhere or _is_of_variable(fault, line)
-        elsewhere = abort.meeting_place(known) if is_own else None
-        if elsewhere is None:
+        is_early = not hasattr(launch, "mode")
+        if is_early or (fault.everywhere and not _is_of_variable(fault, launch)):
             raise
-        meeting = elsewhere
-    known.meeting = meeting
-    words = argv[: len(argv) + 1 - len(line.options.words)]
+        meeting = abort.meeting_place(launch)
+        if meeting is None:
+            raise
+        launch.meeting, options = meeting, launch.options
+    facts, mode, meeting = launch.facts, launch.mode, launch.meeting
+    words = launch.argv[: len(launch.argv) + 1 - len(launch.options.words)]
     task = Task(meeting.node_rank, meeting.nodes)
-    if mode.is_direct and seen.job is not None:
-        task = seen.job.task
+    if mode.is_direct and facts.job is not None:
+        task = facts.job.task
     elif mode is Mode.MANUAL:
-        task = Task(_rank_as_typed(meeting, options), meeting.nodes)
-    return Place(
-        job=seen.job,
+        task = Task(_explicit_rank(meeting, options), meeting.nodes)
+    place = Place(
+        job=facts.job,
         mode=mode,
         meeting=meeting,
-        tasks_meeting=_tasks_meeting(mode, meeting, task, seen.hostname),
+        tasks_meeting=_tasks_meeting(mode, meeting, task, facts.hostname),
         task=task,
         node_rank=meeting.node_rank if mode.is_direct else task.rank,
-        hostname=seen.hostname,
+        hostname=facts.hostname,
         options=tuple(words[:-1] if words[-1:] == ["--"] else words),
         asked=options,
         workers=workers,
+        environ=facts.environ,
+        wishes=wishes,
     )
+    launch.meeting = place.tasks_meeting
+    return place
 
 
 def _check(line: CommandLine) -> None:
@@ -164,12 +214,19 @@ def _check(line: CommandLine) -> None:
         raise wrong_line(f"{setting} is wrong. Pass a number, gpu, cpu, auto or xpu")
 
 
-def _is_of_variable(fault: LaunchError, line: CommandLine) -> bool:
-    options = line.options.given.values()
-    return any(s.source in str(fault) for s in options if s.source.startswith("PET_"))
+def _is_of_variable(fault: LaunchError, launch: ExaminedLaunch) -> bool:
+    """Return whether a launch without the user's PET_* variables has no such fault."""
+    given = launch.options.given
+    without = [name for name in given if given[name].source == variable_of(name)]
+    options = launch.options.without(*without)
+    try:
+        meet(inputs_of(launch.mode, launch.facts, options))
+    except LaunchError as other:
+        return other.code != fault.code
+    return True
 
 
-def _rank_as_typed(meeting: Meeting, options: Options) -> int:
+def _explicit_rank(meeting: Meeting, options: Options) -> int:
     nodes = meeting.nodes
     if meeting.backend.startswith("etcd"):
         raise wrong_line(
@@ -190,28 +247,29 @@ def _rank_as_typed(meeting: Meeting, options: Options) -> int:
     )
 
 
-def _tasks_meeting(mode: Mode, where: Meeting, task: Task, hostname: str) -> Meeting:
-    """Return where the tasks meet: not on the job's ports, which its launch needs."""
-    hosts, is_host = where.hosts, task.rank == 0
+def _tasks_meeting(mode: Mode, meeting: Meeting, task: Task, hostname: str) -> Meeting:
+    """Return the meeting of the tasks. The launch needs the job's own ports."""
+    hosts, is_host = meeting.hosts, task.rank == 0
     if len(hosts) != task.size:
-        hosts = tuple(hostname * (rank == task.rank) for rank in range(task.size))
-    if mode is Mode.SEVERAL_NODES and not where.backend.startswith("etcd"):
-        is_host = where.is_coordinator
-    launch = f"{where.launch_id or where.endpoint} doctor"
+        ranks = range(task.size)
+        hosts = tuple(hostname if rank == task.rank else "" for rank in ranks)
+    if mode is Mode.SEVERAL_NODES and not meeting.backend.startswith("etcd"):
+        is_host = meeting.is_coordinator
+    launch = f"{meeting.launch_id or meeting.endpoint} doctor"
     ports, notice_ports = ((), ()) if mode is Mode.ONE_NODE else ports_of(launch)
     return replace(
-        where,
+        meeting,
         launch_id=launch,
         ports=ports,
         notice_ports=notice_ports,
         is_coordinator=is_host,
-        listen=(where.listen[0], 0) if where.listen and is_host else None,
+        listen=(meeting.listen[0], 0) if meeting.listen and is_host else None,
         nodes=task.size,
         node_rank=task.rank,
         hosts=hosts,
         report_rank=task.rank,
         backend=SCHEDULER,
-        coordinator=where.coordinator or 0,
+        coordinator=meeting.coordinator or 0,
         spares=Spares(),
         started="",
     )

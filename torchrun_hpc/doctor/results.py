@@ -6,17 +6,20 @@ Node ranks are the job's. docs/write_report.py writes the fields into reference.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchrun_hpc import wire
-from torchrun_hpc.host.nvml import Gpu  # noqa: TC001 - wire.py reads the hints
+from torchrun_hpc.host.nvml import GpuReport  # noqa: TC001 - wire.py reads the hints
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torchrun_hpc.errors import Message
+
+    Write = Callable[[str, Any], object]  # gets a field of `LaunchEnd`, as plain data
 
 SCHEMA = "torchrun_hpc.doctor/2"
 
@@ -56,7 +59,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Interface:
+class InterfaceReport:
     """A network interface.
 
     Attributes:
@@ -117,7 +120,7 @@ class Torch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class NodeReport:
     """A node's record of itself.
 
     Attributes:
@@ -156,7 +159,7 @@ class Node:
     fast_host: str
     port: int = 0
     workers: int
-    interfaces: tuple[Interface, ...]
+    interfaces: tuple[InterfaceReport, ...]
     names: Mapping[str, tuple[str, ...]]
     routes: Mapping[str, str]
     resolver_s: float
@@ -164,13 +167,18 @@ class Node:
     folders: tuple[Folder, ...]
     cpus: str
     cores: int
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuReport, ...]
     driver: str
     versions: Mapping[str, str]
     variables: Mapping[str, str]
     local_ports: tuple[int, int] = (0, 0)
     reserved_ports: str = ""
     torch: Torch | None = None
+
+    @property
+    def job_interface(self) -> InterfaceReport | None:
+        """The interface with the node's address."""
+        return {each.name: each for each in self.interfaces}.get(self.interface)
 
 
 @dataclass(frozen=True)
@@ -209,6 +217,21 @@ class Link:
     looks: int = 1
     steady: float = 1.0
 
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Ranks of both nodes."""
+        return self.first, self.second
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has figures: bytes arrive in both directions."""
+        return not self.problem and not self.lost_mtu
+
+    @property
+    def slower(self) -> float:
+        """The rate in the slower direction."""
+        return min(self.forward, self.backward)
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -238,7 +261,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerReport:
     """A worker of the launch: results of the compute test, and its lateness.
 
     The device multiplies the same two matrices twice: before the collectives (the first
@@ -273,7 +296,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """The report of an examination.
 
     Attributes:
@@ -303,9 +326,9 @@ class Report:
     torchrun_hpc: str
     backend: str
     hosts: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeReport, ...]
     links: tuple[Link, ...]
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerReport, ...]
     collectives: tuple[Collective, ...]
     findings: tuple[Finding, ...]
 
@@ -318,10 +341,17 @@ class NotMetError(Exception):
         report: A report about this node only.
     """
 
-    def __init__(self, message: Message, report: Report) -> None:
+    def __init__(self, message: Message, report: DoctorReport) -> None:
         super().__init__(str(message))
         self.message = message
         self.report = report
+
+
+def writer(environ: Mapping[str, str]) -> Write:
+    """Return a function by which a process of a launch writes a result as a line."""
+    path = environ.get(RESULTS)
+    output = os.open(path, os.O_WRONLY | os.O_APPEND) if path else os.dup(1)
+    return lambda name, value: os.write(output, wire.to_line({name: value}))
 
 
 def printable(value: _T) -> _T:
@@ -342,12 +372,12 @@ def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda each: not each.is_suspect))
 
 
-def suspects(report: Report) -> list[int]:
+def suspects(report: DoctorReport) -> list[int]:
     """Return the ranks of the nodes to blame for a suspect finding."""
     return sorted({r for f in report.findings if f.is_suspect for r in f.nodes})
 
 
-def exclude(report: Report) -> str:
+def exclude(report: DoctorReport) -> str:
     """Return Slurm's option to exclude the suspect nodes; empty if it does not help.
 
     It does not help if most nodes are suspect, because they share another cause.
@@ -358,6 +388,39 @@ def exclude(report: Report) -> str:
     return f"--exclude={','.join(names)}" if is_useful else ""
 
 
-def exit_code(report: Report) -> int:
+def exit_code(report: DoctorReport) -> int:
     """Return 1 if a finding is suspect, otherwise 0."""
     return int(any(finding.is_suspect for finding in report.findings))
+
+
+# --- figures with their units -----------------------------------------------------
+
+
+def rate(bandwidth: float) -> str:
+    """Write bytes per second in bits, the unit of networks."""
+    giga = 8 * bandwidth / 1e9
+    return f"{giga:.2f} Gbit/s" if giga >= 1 else f"{giga * 1e3:.0f} Mbit/s"
+
+
+def gigabytes(bandwidth: float) -> str:
+    """Write bytes per second as nccl-tests do."""
+    return f"{bandwidth / 1e9:.2f} GB/s"
+
+
+def duration(seconds: float) -> str:
+    """Write a short time."""
+    milli = seconds * 1e3
+    return f"{milli:.1f} ms" if milli >= 1 else f"{seconds * 1e6:.0f} us"
+
+
+def size(number: float) -> str:
+    """Write a number of bytes: ``512 B``, ``16 MiB``, ``1.5 GiB``."""
+    units = "B", "KiB", "MiB", "GiB"
+    power = min(max(int(number).bit_length() - 1, 0) // 10, len(units) - 1)
+    return f"{number / 2 ** (10 * power):.4g} {units[power]}"
+
+
+def speed(flops: float) -> str:
+    """Write floating point operations per second."""
+    tera = flops / 1e12
+    return f"{tera:.2f} TFLOP/s" if tera >= 1 else f"{flops / 1e9:.2f} GFLOP/s"

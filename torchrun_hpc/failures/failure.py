@@ -119,8 +119,7 @@ class Failure:
         if part is None or part.size == 1 or self.absent:
             return False
         is_silent = part.unread and not self.text and self.code in _VAGUE
-        has_lost_peer = self.is_hang or _FOLLOWS.search(self.text)
-        return bool(self.was_stopped or is_silent or has_lost_peer)
+        return bool(self.was_stopped or is_silent or is_consequence(self.text))
 
     @property
     def is_hang(self) -> bool:
@@ -144,6 +143,11 @@ class Failure:
     def plain(self) -> str:
         """The cause without addresses."""
         return _ADDRESS.sub("", self.text)
+
+
+def is_consequence(error: str) -> bool:
+    """Return whether torch's error says that another worker was lost or is late."""
+    return is_of_collective(error) or bool(_FOLLOWS.search(error))
 
 
 def is_of_collective(error: str) -> bool:

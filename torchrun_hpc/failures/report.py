@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import limits
@@ -30,13 +31,21 @@ def time_to_collect(failure: Failure) -> float:
     return limits.COLLECT_CAUSE_TIMEOUT if is_doubtful else limits.COLLECT_TIMEOUT
 
 
-def failed(failure: Failure, meeting: Meeting, note: str = "") -> Message:
+@dataclass(frozen=True)
+class JobFailed(Message):
+    """The message that the job has failed; ``reason`` describes the failure."""
+
+    failure: Failure
+    reason: str
+
+
+def failed(failure: Failure, meeting: Meeting, note: str = "") -> JobFailed:
     """Return why the job has failed, for the last line of the reporting node.
 
     A ``note`` replaces the cause.
     """
-    text = f"the job has failed: {sentence(failure, meeting, note)}"
-    return Message("HPC125", text)
+    reason = sentence(failure, meeting, note)
+    return JobFailed("HPC125", f"the job has failed: {reason}", failure, reason)
 
 
 def restarted(number: int, failure: Failure, meeting: Meeting) -> Message:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuReport:
     """A GPU that NVML lists.
 
     Attributes:
@@ -31,7 +31,7 @@ class Gpu:
     memory: int = 0
 
 
-def gpus() -> tuple[tuple[Gpu, ...], str]:
+def gpus() -> tuple[tuple[GpuReport, ...], str]:
     """Return the GPUs, and their driver's release; without library or driver, raise."""
     import pynvml as nvml  # noqa: PLC0415 - of an extra
 
@@ -42,7 +42,7 @@ def gpus() -> tuple[tuple[Gpu, ...], str]:
             return instead
 
     nvml.nvmlInit()
-    found = []
+    reports = []
     uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     for index in range(nvml.nvmlDeviceGetCount()):
         gpu = ask(nvml.nvmlDeviceGetHandleByIndex, index, instead=None)
@@ -51,5 +51,6 @@ def gpus() -> tuple[tuple[Gpu, ...], str]:
         running = ask(nvml.nvmlDeviceGetComputeRunningProcesses, gpu, instead=[])
         memory = ask(nvml.nvmlDeviceGetMemoryInfo, gpu, instead=None)
         sizes = getattr(memory, "used", 0), getattr(memory, "total", 0)
-        found.append(Gpu(str(name), errors, tuple(p.pid for p in running), *sizes))
-    return tuple(found), str(ask(nvml.nvmlSystemGetDriverVersion, instead=""))
+        pids = tuple(process.pid for process in running)
+        reports.append(GpuReport(str(name), errors, pids, *sizes))
+    return tuple(reports), str(ask(nvml.nvmlSystemGetDriverVersion, instead=""))

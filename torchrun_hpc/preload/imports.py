@@ -39,8 +39,6 @@ _NO_DEVICE = re.compile(
     "/dev/(null|zero|full|u?random|tty|console|pts/|shm/)|(?!/dev/)"
 )
 
-NO_TORCH = "torch cannot be imported"
-
 _MODULES = (".py", ".pyc", ".so")
 
 
@@ -65,7 +63,7 @@ def import_torch() -> None:
     except Exception as error:  # noqa: BLE001 - a library of its own may be missing
         raise LaunchError(
             "HPC018",
-            f"{NO_TORCH} by {sys.executable}: {error}. Load the module "
+            f"torch cannot be imported by {sys.executable}: {error}. Load the module "
             "or activate the environment that has torch",
         ) from None
     from torchrun_hpc.host import capabilities  # noqa: PLC0415

@@ -202,9 +202,9 @@ class Connection:
         if self._has_key or self.key.load() or self._is_notice:
             return
         host = self._request.host or socket.gethostname()
-        text = f"on {host}: anybody who knows this job's number can join it, or "
+        text = "anybody who knows this job's number can join it, or "
         text += f"pretend to be its head node. Key here: {self.key.name}. {REMEDY}"
-        console.write(Message("HPC236", text), "warning")
+        console.write(Message("HPC236", text), "warning", host=host)
 
     def _refusal(self, refused: RefusedError) -> LaunchError:
         run_id, key = self._request.run_id, self.key.name

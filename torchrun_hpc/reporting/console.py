@@ -11,7 +11,7 @@ from torchrun_hpc.reporting import streams
 from torchrun_hpc.wire import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 
 PREFIX = "torchrun_hpc: "
@@ -20,9 +20,22 @@ DETAIL = f"{PREFIX}    "  # before a line that belongs to the previous one
 _LONGEST = 2**16  # characters of a line: the names of thousands of nodes
 
 
-def write(message: Message, kind: str = "note", details: Sequence[str] = ()) -> None:
-    """Write an ``error``, ``warning`` or ``note`` to stderr: ``error[HPC125]: ...``."""
-    write_text(f"{PREFIX}{kind}[{message.code}]: {message.text}", details)
+# Functions that get each message and its kind. Stderr then gets nothing. The doctor's
+# launch passes its messages to the doctor in this way.
+listeners: list[Callable[[Message, str], None]] = []
+
+
+def write(
+    message: Message, kind: str = "note", details: Sequence[str] = (), host: str = ""
+) -> None:
+    """Write an ``error``, ``warning`` or ``note`` to stderr: ``error[HPC125]: ...``.
+
+    ``host`` names the node if the message is about one node only.
+    """
+    for listener in listeners:
+        listener(message, kind)
+    text = f"on {host}: {message.text}" if host else message.text
+    write_text(f"{PREFIX}{kind}[{message.code}]: {text}", details)
 
 
 def refuse(error: LaunchError) -> int:
@@ -37,6 +50,8 @@ def write_text(text: str, details: Sequence[str] = ()) -> None:
     This is one write, because nodes share a terminal. Control characters are replaced,
     because parts can come from the network.
     """
+    if listeners:
+        return
     line, copied = split_copied(text)
     lines = (line, *(f"    {each}" for each in copied), *details)
     written = (printable(each, _LONGEST) for each in lines)

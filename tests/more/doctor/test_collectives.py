@@ -18,9 +18,9 @@ from programs import ROOT
 from waiting import PATIENCE
 
 from torchrun_hpc import wire
-from torchrun_hpc.doctor import collectives, operations, product, session
+from torchrun_hpc.doctor import collectives, operations
 from torchrun_hpc.doctor.operations import World
-from torchrun_hpc.doctor.results import RESULTS, Collective, Torch, Worker
+from torchrun_hpc.doctor.results import RESULTS, Collective, Torch, WorkerReport
 
 PROGRAM = (sys.executable, "-m", "torchrun_hpc.doctor.collectives", "64", "60")
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -81,7 +81,7 @@ def shadow(tmp_path):
 )
 def test_a_torch_that_cannot_be_imported(shadow, text, problem):
     done = run_alone(shadow(text))
-    begins = '{"at":[0,-1,"the import of torch"]}\n'
+    begins = '{"at":[[0,[-1,"the import of torch"]]]}\n'
     assert (done.stdout, done.returncode) == (begins, 1)
     assert done.stderr.startswith("Traceback ")
     assert done.stderr.splitlines()[-1].startswith(problem)
@@ -111,7 +111,7 @@ def test_stdout_is_what_it_was(shadow, tmp_path):
     done = run_alone(shadow(TORCH), results=results)
     before, _, line = results.read_text().splitlines()
     assert before == "1"
-    found = wire.decode(Torch, json.loads(line)["torch"])
+    found = wire.decode(Torch, *json.loads(line)["imports"])
     assert found.version == "9.9"
     assert found.libraries == {"cuda": "13.0", "nccl": "2.30.7", "cudnn": "92600"}
     assert found.gpus == 4
@@ -137,7 +137,7 @@ def test_who_has_a_gpu(agent, local_size, gpus, expected):
     environ = environ_of(0, 1, local_size)
     if agent is not None:
         environ["TORCHELASTIC_USE_AGENT_STORE"] = agent
-    assert session.has_gpu(environ, gpus) == expected
+    assert operations.has_gpu(environ, gpus) == expected
 
 
 class Store(dict):
@@ -162,7 +162,7 @@ def test_who_runs_them(backend, nodes, local_size, expected):
     size = nodes * local_size
     everyone = World("", min(5, size - 1), size, torch.device("cpu"))
     environ = environ_of(5, nodes, local_size)
-    found = session.worlds(environ, Store(), backend, everyone)
+    found = operations.worlds(environ, Store(), backend, everyone)
     assert [world[:3] for world in found] == expected
 
 
@@ -175,8 +175,8 @@ def test_who_runs_them(backend, nodes, local_size, expected):
     ],
 )
 def test_what_nccl_is_told(monkeypatch, environ, expected):
-    monkeypatch.setattr(session.os, "dup2", lambda *_: None)
-    found = session.for_nccl(environ)
+    monkeypatch.setattr(operations.os, "dup2", lambda *_: None)
+    found = operations.for_nccl(environ)
     assert {*found} == expected
     if "NCCL_DEBUG_FILE" in found:
         os.close(int(found["NCCL_DEBUG_FILE"].rpartition("/")[2]))
@@ -200,7 +200,7 @@ BEGIN = "jwb0001:28471:28502 [0] NCCL INFO "
     ],
 )
 def test_what_nccl_sends_by(log, expected):
-    assert session.transport(log) == expected
+    assert operations.transport(log) == expected
 
 
 @pytest.fixture
@@ -209,8 +209,8 @@ def run_forks(monkeypatch, tmp_path):
 
     Each test and operation is run once or twice only.
     """
-    monkeypatch.setattr(product, "_LONG_ENOUGH", 0)
-    monkeypatch.setattr(product, "_LEAST", 1)
+    monkeypatch.setattr(operations, "_LONG_ENOUGH", 0)
+    monkeypatch.setattr(operations, "_LEAST", 1)
     monkeypatch.setattr(operations, "_LONG_ENOUGH", 0)
     results, out, err = (tmp_path / name for name in ("results", "out", "err"))
     for file in (results, out, err):
@@ -246,12 +246,12 @@ def run_forks(monkeypatch, tmp_path):
 
 
 def of_kind(lines, kind):
-    return [value for each, value in lines if each == kind]
+    return [each for name, values in lines if name == kind for each in values]
 
 
 def workers_of(lines):
     """Return what the workers have written in the end, by rank."""
-    found = [wire.decode(Worker, each) for each in of_kind(lines, "worker")]
+    found = [wire.decode(WorkerReport, each) for each in of_kind(lines, "workers")]
     return sorted(found, key=lambda worker: worker.rank)
 
 
@@ -259,15 +259,15 @@ def test_one_worker(run_forks):
     codes, lines, errors = run_forks(1, 1)
     assert (codes, errors) == ([0], "")
     kinds = [kind for kind, _ in lines]
-    assert kinds == ["at", "torch", "at", "backend", "at", "at", "worker"]
-    (found,) = of_kind(lines, "torch")
+    assert kinds == ["at", "imports", "at", "backend", "at", "at", "workers"]
+    (found,) = of_kind(lines, "imports")
     assert wire.decode(Torch, found).version == torch.__version__
     steps = ["the import of torch", "the first meeting", *["the compute test"] * 2]
-    assert of_kind(lines, "at") == [[0, n, step] for n, step in enumerate(steps, -1)]
+    assert of_kind(lines, "at") == [[0, [n, step]] for n, step in enumerate(steps, -1)]
     (worker,) = workers_of(lines)
     assert (worker.rank, worker.node, worker.dtype) == (0, -1, "float32")
     assert (worker.late_s, worker.transport) == (0, "")
-    assert of_kind(lines, "backend") == ["gloo"]
+    assert dict(lines)["backend"] == "gloo"
 
 
 def test_two_workers(run_forks, monkeypatch):
@@ -290,7 +290,7 @@ def test_two_workers(run_forks, monkeypatch):
     assert first.norm == pytest.approx(1039.0411)
     assert (second.norm, second.wrong) == (0, 2 * 512**2)
     assert {*first.digests}.isdisjoint(second.digests)
-    rows = [wire.decode(Collective, row) for row in of_kind(lines, "row")]
+    rows = [wire.decode(Collective, row) for row in of_kind(lines, "rows")]
     sizes = {"all_gather": [8, 32, 96], "reduce_scatter": [8, 32, 96]}
     expected = [
         (name, size) for name in OPERATIONS for size in sizes.get(name, [8, 32, 100])
@@ -299,25 +299,26 @@ def test_two_workers(run_forks, monkeypatch):
     assert {(row.scope, row.wrong) for row in rows} == {("", 0)}
     # Both have said what they begin.
     own = [
-        [step for by, _, step in of_kind(lines, "at") if by == rank] for rank in (0, 1)
+        [step for by, (_, step) in of_kind(lines, "at") if by == rank]
+        for rank in (0, 1)
     ]
     assert own[0] == own[1]
     steps = [f"{name} of {size} B" for name, size in expected]
     assert own[0][4:-1] == steps
     for rank in (0, 1):
         begun = [
-            lines.index(("at", [rank, n, step])) for n, step in enumerate(steps, 3)
+            lines.index(("at", [[rank, [n, step]]])) for n, step in enumerate(steps, 3)
         ]
-        ended = [place for place, (kind, _) in enumerate(lines) if kind == "row"]
+        ended = [place for place, (kind, _) in enumerate(lines) if kind == "rows"]
         assert all(map(int.__lt__, begun, ended))
 
 
 def test_two_nodes_with_nccl(run_forks, monkeypatch):
     """Which is gloo, and writes what NCCL writes; the devices are the CPUs."""
     meet, init, end = (
-        session._meet,
+        operations._meet,
         *(
-            getattr(session.distributed, f"{verb}_process_group")
+            getattr(operations.distributed, f"{verb}_process_group")
             for verb in ("init", "destroy")
         ),
     )
@@ -339,19 +340,19 @@ def test_two_nodes_with_nccl(run_forks, monkeypatch):
         init("gloo", **options)
 
     def end_as_gloo():
-        time.sleep(session._GLOO_REST)
+        time.sleep(operations._GLOO_REST)
         end()
 
     def prepare(rank):
         torch.cuda.is_available = lambda: True
         torch.cuda.device_count = lambda: 2 if rank < 2 else 0
 
-    monkeypatch.setattr(session, "_meet", meet_with_gpus)
-    monkeypatch.setattr(session.distributed, "init_process_group", init_as_nccl)
-    monkeypatch.setattr(session.distributed, "destroy_process_group", end_as_gloo)
+    monkeypatch.setattr(operations, "_meet", meet_with_gpus)
+    monkeypatch.setattr(operations.distributed, "init_process_group", init_as_nccl)
+    monkeypatch.setattr(operations.distributed, "destroy_process_group", end_as_gloo)
     codes, lines, errors = run_forks(2, 2, prepare=prepare)
     assert (codes, errors) == ([0] * 4, "")
-    rows = [wire.decode(Collective, row) for row in of_kind(lines, "row")]
+    rows = [wire.decode(Collective, row) for row in of_kind(lines, "rows")]
     assert {row.wrong for row in rows} == {0}
     sizes = {
         scope: [r.size for r in rows if (r.scope, r.operation) == (scope, "all_gather")]
@@ -363,12 +364,12 @@ def test_two_nodes_with_nccl(run_forks, monkeypatch):
     assert len({worker.device for worker in workers}) == 1
     assert len({digest for worker in workers for digest in worker.digests}) == 1
     assert [worker.transport for worker in workers] == ["IB"] * 4
-    assert len(of_kind(lines, "torch")) == 2
+    assert len(of_kind(lines, "imports")) == 2
 
 
 def test_a_worker_that_fails(run_forks):
     codes, lines, errors = run_forks(1, 1, "x")
     assert codes == [1]
-    assert [kind for kind, _ in lines] == ["at", "torch"]
+    assert [kind for kind, _ in lines] == ["at", "imports"]
     assert errors.startswith("Traceback ")
     assert errors.endswith("ValueError: invalid literal for int() with base 10: 'x'\n")

@@ -13,10 +13,10 @@ from jobs import ended
 from programs import ROOT
 from waiting import NEVER_S, PATIENCE, until
 
-from torchrun_hpc.agent.abort import LaunchState
-from torchrun_hpc.doctor import causes, launch, place
-from torchrun_hpc.doctor.launch import Launch, Part
-from torchrun_hpc.preflight import preflight
+from torchrun_hpc.doctor import launch
+from torchrun_hpc.doctor.launch import LaunchPart, LaunchProcess
+from torchrun_hpc.doctor.place import ExaminedLaunch, Wishes, find_place
+from torchrun_hpc.failures.failure import Kind
 
 TWO = ("--nproc_per_node=2",)
 FAILS = "import os; assert os.environ['RANK'] == '0', 'bad batch 17'"
@@ -38,11 +38,11 @@ def start(tmp_path, monkeypatch):
         if script:
             (tmp_path / "of_the_test.py").write_text(script)
             monkeypatch.setattr(launch, "SCRIPT", "of_the_test")
-        here = place.find(preflight(""), options, LaunchState())
-        part = Part(0, {0: 0}, (here.host,), here.address)
+        place = find_place(ExaminedLaunch(options), Wishes())
+        part = LaunchPart(0, {0: 0}, (place.host,), place.address)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        return Launch(here, part, ["16", str(PATIENCE)])
+        return LaunchProcess(place, part, ["16", str(PATIENCE)])
 
     return start
 
@@ -60,12 +60,34 @@ def test_it_ends_well(start):
     """Torch is imported once, for both."""
     files = psutil.Process().num_fds()
     end = start(*TWO, "--hpc-preload=torch").run(NEVER_S)
-    assert (end.code, end.cause, end.reason, end.said) == (0, "", "", ())
+    assert (end.code, end.cause, end.failure, end.messages) == (0, "", None, ())
     assert {worker.rank for worker in end.workers} == {*end.at} == {0, 1}
-    assert {worker.node for worker in end.workers} == {0}
     assert {(row.scope, row.wrong) for row in end.rows} == {("", 0)}
-    assert (end.backend, bool(end.torch.version)) == ("gloo", True)
+    assert end.backend == "gloo"
+    assert all(torch.version for torch in end.imports)
     assert psutil.Process().num_fds() == files
+
+
+def test_a_worker_that_fails(start):
+    """Its launcher passes on why, and writes nothing itself."""
+    end = start(*TWO, script=FAILS).run(NEVER_S)
+    assert end.code == 1, end
+    assert (end.failure.kind, end.failure.rank) == (Kind.WORKER, 1)
+    assert end.reason == (
+        "worker 1 ended with exit code 1: AssertionError: bad batch 17"
+    )
+    assert "torchrun_hpc" not in end.cause
+    text, _ = launch.cause_of({0: end}, {0: 0}, ["n0"])
+    assert text == end.reason
+
+
+def test_a_launcher_that_refuses(start, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no libcudart.so')")
+    end = start(*TWO).run(NEVER_S)
+    assert (end.code, end.is_refusal, end.cause) == (2, True, ""), end
+    (message,) = end.messages
+    assert message.code == "HPC018"
+    assert message.text.startswith("torch cannot be imported by ")
 
 
 @needs_two_cpus
@@ -74,7 +96,7 @@ def test_its_import_takes_no_cpus_from_the_workers(start):
     options = (*TWO, "--hpc-preload=none")  # each worker imports it, too
     end = start(*options, script=script, OMP_PROC_BIND="close").run(NEVER_S)
     assert (end.code, end.cause) == (0, "")
-    assert [code for code, *_ in end.said] == ["HPC227"]
+    assert [message.code for message in end.messages] == ["HPC227"]
 
 
 @pytest.mark.parametrize("options", [(), ("--hpc-preload=torch",)])
@@ -93,7 +115,7 @@ def test_an_import_of_torch_that_ends_the_launch(
     (tmp_path / "torch.py").write_text(f"import os; {line}")
     end = start(*options).run(NEVER_S)
     text = f"n0: the task {ending}: the import of torch did not finish"
-    assert causes.cause({0: end}, {0: 0}, ["n0"]) == (text, (0,)), end
+    assert launch.cause_of({0: end}, {0: 0}, ["n0"]) == (text, (0,)), end
 
 
 def test_its_limit(start, workers, monkeypatch):
@@ -105,7 +127,8 @@ def test_its_limit(start, workers, monkeypatch):
 
     monkeypatch.setattr(launch.waiting, "until", until_both_have_come)
     end = start(*TWO, script=HANGS).run(99)
-    assert (end.cause, end.reason) == ("the launch did not end within 219 s", "")
+    assert end.cause == "the launch did not end within 219 s"
+    assert (end.is_stopped, end.failure) == (True, None)
     assert not any(map(psutil.pid_exists, workers()))
 
 
@@ -120,7 +143,7 @@ def test_a_launcher_that_does_not_end(start, workers, monkeypatch):
     started = start(script=HANGS)
     launcher = psutil.Process(started._process.pid)
     monkeypatch.setattr(launch.waiting, "until", stop)
-    monkeypatch.setattr(Launch.end, "__defaults__", (0.1,))
+    monkeypatch.setattr(LaunchProcess.end, "__defaults__", (0.1,))
     end = started.run(99)
     assert end.code == -signal.SIGKILL
     assert end.cause == "the launch did not end within 219 s"
@@ -129,13 +152,12 @@ def test_a_launcher_that_does_not_end(start, workers, monkeypatch):
 
 ALONE = """\
 import sys
-from torchrun_hpc.doctor import launch, place
-from torchrun_hpc.agent.abort import LaunchState
-from torchrun_hpc.preflight import preflight
+from torchrun_hpc.doctor import launch
+from torchrun_hpc.doctor.place import ExaminedLaunch, Wishes, find_place
 launch.SCRIPT = "of_the_test"
-here = place.find(preflight(""), sys.argv[1:], LaunchState())
-part = launch.Part(0, {0: 0}, (here.host,), here.address)
-launch.Launch(here, part, []).run(900)
+place = find_place(ExaminedLaunch(sys.argv[1:]), Wishes())
+part = launch.LaunchPart(0, {0: 0}, (place.host,), place.address)
+launch.LaunchProcess(place, part, []).run(900)
 """
 
 

@@ -25,6 +25,13 @@ from torchrun_hpc.rendezvous import connection
 from torchrun_hpc.rendezvous.server import CoordinatorServer
 
 
+def state(facts):
+    """Return the state of a launch after the first stage."""
+    launch = LaunchState()
+    launch.facts = facts
+    return launch
+
+
 def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
     monkeypatch.delenv("SLURM_PROCID", raising=False)
     abort.give_up(LaunchError("HPC018", "no torch"), LaunchState())
@@ -35,7 +42,7 @@ def test_a_node_that_cannot_find_its_job_names_itself(capfd):
     """Under pbsdsh, only the message shows which node has no node file."""
     fault = LaunchError("HPC035", "cannot be read here")
     seen = Preflight(None, fault, {}, "dec0002", "", 1)
-    abort.give_up(fault, LaunchState(seen))
+    abort.give_up(fault, state(seen))
     expected = "torchrun_hpc: error[HPC035]: on dec0002: cannot be read here\n"
     assert capfd.readouterr().err == expected
 
@@ -45,7 +52,7 @@ def test_tasks_that_pbs_numbers_alike_say_the_same_once(capfd):
     fault = LaunchError("HPC036", f"by process {os.getpid()}", everywhere=True)
     seen = Preflight(None, fault, {}, "dec0001", "", 0)
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: abort.give_up(fault, LaunchState(seen)), range(3)))
+        list(pool.map(lambda _: abort.give_up(fault, state(seen)), range(3)))
     expected = f"torchrun_hpc: error[HPC036]: by process {os.getpid()}\n"
     assert capfd.readouterr().err == expected
 
@@ -67,7 +74,7 @@ def test_another_user_cannot_hide_a_message(capfd, beside_nobody, kind):
             wait()
 
     with beside_nobody(squat):
-        abort.give_up(fault, LaunchState(seen))
+        abort.give_up(fault, state(seen))
     assert capfd.readouterr().err == f"torchrun_hpc: error[HPC036]: {said}\n"
 
 

@@ -32,7 +32,8 @@ def test_nothing_is_written_where_the_port_is_taken(monkeypatch):
         monkeypatch.setattr(main, "preflight", lambda *_: facts)
         with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1") as caught:
             main.setup_environment()
-        start.check_port(planned_at([0, 0], 1, environ=given))  # the other task's
+        other = planned_at([0, 0], 1, environ=given).meeting
+        start.check_port(other, is_direct=True)
     assert caught.value.code == "HPC132"
     assert "MASTER_PORT=PORT" in str(caught.value)
     assert environ == {"HOME": "/root"}

@@ -7,15 +7,15 @@ from dataclasses import replace
 from torchrun_hpc.doctor.results import (
     SCHEMA,
     Collective,
+    DoctorReport,
     Finding,
     Folder,
-    Gpu,
-    Interface,
+    GpuReport,
+    InterfaceReport,
     Link,
-    Node,
-    Report,
+    NodeReport,
     Torch,
-    Worker,
+    WorkerReport,
 )
 
 SHM = "/dev/shm"  # noqa: S108 - nothing is written
@@ -34,7 +34,7 @@ HOSTILE = [
 
 
 def make_interface(name, *addresses, is_up=True, mtu=1500, speed_mbit=0):
-    return Interface(name, addresses, is_up, mtu, speed_mbit)
+    return InterfaceReport(name, addresses, is_up, mtu, speed_mbit)
 
 
 def make_folder(path="/scratch", **changes):
@@ -42,7 +42,7 @@ def make_folder(path="/scratch", **changes):
 
 
 def make_gpu(**changes):
-    return replace(Gpu("A100", ecc_errors=0, memory=40 * 2**30), **changes)
+    return replace(GpuReport("A100", ecc_errors=0, memory=40 * 2**30), **changes)
 
 
 def make_torch(**changes):
@@ -53,7 +53,7 @@ def make_torch(**changes):
 def make_node(rank=0, **changes):
     """Return what a sound node shows."""
     host, address = HOSTS[rank], f"10.20.0.{rank + 1}"
-    sound = Node(
+    sound = NodeReport(
         rank=rank,
         host=host,
         address=address,
@@ -102,7 +102,7 @@ def make_link(first, second, **changes):
 
 def make_worker(rank=0, **changes):
     """Return a worker, one of four of a node."""
-    sound = Worker(
+    sound = WorkerReport(
         rank=rank,
         node=rank // 4,
         device="A100",
@@ -165,7 +165,7 @@ def make_report(count=3, slow=(), missing=(), **changes):
         collectives += make_collectives(hosts[rank], 220e9 - rank * 1e8)
     late = [finding("HPC178", f"{hosts[r]} did not join", r) for r in missing]
     bad = [finding("HPC191", f"{hosts[r]}, with all nodes: 3 Gbit/s", r) for r in slow]
-    report = Report(
+    report = DoctorReport(
         schema=SCHEMA,
         launch_id="123456.0",
         site="jsc",

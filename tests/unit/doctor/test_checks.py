@@ -1,6 +1,8 @@
-"""What is wrong with nodes, one by one: the codes, the nodes, and what is not wrong."""
+"""Findings about nodes, about their differences, and about workers."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from doctor.reports import (
@@ -9,12 +11,17 @@ from doctor.reports import (
     make_folder,
     make_gpu,
     make_interface,
+    make_node,
     make_nodes,
     make_torch,
+    make_worker,
     node_with,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
-from torchrun_hpc.doctor.checks import findings
+from torchrun_hpc.doctor.checks import findings, of_collectives, of_workers
+from torchrun_hpc.doctor.results import Collective
 
 CODES = {f"HPC{number}" for number in (181, 182, 184, 185, 186, 187, 188, 241)}
 
@@ -200,3 +207,294 @@ def test_a_slow_import_needs_nodes_to_compare_with():
     assert faults(3, dict.fromkeys(range(3), slow)) == []
     assert len(faults(3, {1: slow})) == 1
     assert len(faults(4, {0: {"torch": None}, 1: slow})) == 1
+
+
+# --- differences between nodes --------------------------------------------------------
+
+
+def differences(number, changes):
+    """Compare nodes: return what is written about it, and the findings."""
+    every = findings(make_nodes(number, changes), HOSTS)
+    found = [finding for finding in every if finding.code == "HPC181"]
+    assert all(finding.remedy for finding in found)
+    return [finding.text for finding in found], found
+
+
+def interface(**changes):
+    usual = {"mtu": 4092, "speed_mbit": 200000}
+    return {"interfaces": (make_interface("ib0", "10.20.0.9", **usual | changes),)}
+
+
+def shm(size):
+    return {"folders": (make_folder(SHM, size=size),)}
+
+
+def versions(python):
+    return node_with("versions", python=python)
+
+
+def variables(**values):
+    return node_with("variables", **values)
+
+
+# --- what is compared -----------------------------------------------------------------
+
+# What is not as usual on node 2 of 16; how it is there, and how it is usually.
+SUSPECT_TRAITS = {
+    "python": (versions("3.11.7"), "3.11.7", "3.12.3"),
+    "torch": (node_with("torch", version="2.12.0"), "2.12.0", "2.13.0"),
+    "nccl": (node_with("torch", libraries={"nccl": "2.27.1"}), "2.27.1", "2.28.3"),
+    "number of GPUs that torch sees": (node_with("torch", gpus=0), "0", "4"),
+    "GPUs": ({"gpus": make_node().gpus[:3]}, "3 x A100", "4 x A100"),
+    "MTU of the job's interface": (interface(mtu=1500), "1500", "4092"),
+    "speed of the job's interface": (
+        interface(speed_mbit=100000),
+        "100000 Mbit/s",
+        "200000 Mbit/s",
+    ),
+    "NCCL_ALGO": (variables(NCCL_ALGO="Ring"), "Ring", "not set"),
+}
+ADVICE_TRAITS = {
+    "kernel": (node_with("versions", kernel="6.1.0"), "6.1.0", "5.14.0"),
+    "GPU driver": ({"driver": "570.1"}, "570.1", "580.95.05"),
+    "number of CPUs in the affinity mask": ({"cpus": "0-3,8"}, "5", "48"),
+    "limit of locked memory": (
+        node_with("limits", **{"locked memory": 65536}),
+        "65536",
+        "none",
+    ),
+    "NCCL_DEBUG": (variables(NCCL_DEBUG="INFO"), "INFO", "WARN"),
+    "OMP_NUM_THREADS": ({"variables": {"NCCL_DEBUG": "WARN"}}, "not set", "12"),
+    "GiB of /dev/shm": (shm(size=9 * 10**10), "83.82", "93.13"),
+}
+
+
+@pytest.mark.parametrize("trait", SUSPECT_TRAITS | ADVICE_TRAITS)
+def test_one_that_differs(trait):
+    changes, own, usual = (SUSPECT_TRAITS | ADVICE_TRAITS)[trait]
+    texts, (finding,) = differences(16, {2: changes})
+    assert texts == [f"{trait}: {own} on jwb0003; {usual} on 15 others"]
+    # No other node would cure what a profile sets.
+    assert finding.nodes == (() if trait.isupper() else (2,))
+    assert finding.is_suspect is (trait in SUSPECT_TRAITS)
+
+
+def test_another_interface():
+    """It has a name, an MTU and a speed of its own."""
+    texts, found = differences(3, {2: {"interface": "eth0"}})
+    assert [text.replace(" of the job's interface", "") for text in texts] == [
+        "MTU: 1500 on jwb0003; 4092 on 2 others",
+        "speed: 10000 Mbit/s on jwb0003; 200000 Mbit/s on 2 others",
+        "name: eth0 on jwb0003; ib0 on 2 others",
+    ]
+    assert [finding.is_suspect for finding in found] == [True, True, False]
+
+
+EQUAL = {
+    "nothing": {},
+    "torch was not looked at": {"torch": None},
+    "no address": {"interface": ""},
+    "a system that does not know the speed": interface(speed_mbit=0),
+    "a limit that follows from the memory": node_with("limits", processes=2061440),
+    "memory": shm(size=97 * 10**9),
+    "other CPUs, as many": {"cpus": "48-95"},
+    "the GPUs of the node": variables(CUDA_VISIBLE_DEVICES="3"),
+    "its name": variables(NCCL_HOSTID="jwb0003"),
+}
+
+
+@pytest.mark.parametrize("case", EQUAL)
+def test_nothing_differs(case):
+    assert differences(16, {2: EQUAL[case]}) == ([], [])
+
+
+def test_there_is_nothing_to_compare():
+    assert differences(0, {}) == differences(1, {}) == ([], [])
+
+
+# --- who is to blame ------------------------------------------------------------------
+
+
+def test_nobody_is_to_blame_on_a_tie():
+    texts, (finding,) = differences(2, {1: versions("3.11.7")})
+    assert texts == ["python: 3.12.3 on jwb0001; 3.11.7 on jwb0002"]
+    assert finding.nodes == ()
+    assert finding.is_suspect
+
+
+def test_three_values():
+    old, new = versions("3.11.7"), versions("3.13.0")
+    texts, (finding,) = differences(16, {3: old, 5: new, 9: old})
+    assert texts == [
+        "python: 3.13.0 on jwb0006; 3.11.7 on jwb0004, jwb0010; 3.12.3 on 13 others"
+    ]
+    assert finding.nodes == (3, 5, 9)
+
+
+def test_long_values_are_cut_to_where_they_differ():
+    path = "/opt/software/stages/2026/lib:" * 10
+    usual, other = path + "a" * 500, path + "b" * 500
+    changes = dict.fromkeys(range(3), variables(LD_LIBRARY_PATH=usual))
+    changes[1] = variables(LD_LIBRARY_PATH=other)
+    texts, (finding,) = differences(3, changes)
+    assert texts == [
+        f"LD_LIBRARY_PATH: ...{'b' * 60} on jwb0002; ...{'a' * 60} on 2 others"
+    ]
+    assert not finding.is_suspect
+
+
+def test_another_interface_than_the_jobs():
+    """Which is the usual one, whether it is set or not."""
+    changes = {1: variables(GLOO_SOCKET_IFNAME="eth0")}
+    changes[2] = variables(GLOO_SOCKET_IFNAME="ib0")
+    texts, (finding,) = differences(3, changes)
+    assert texts == ["GLOO_SOCKET_IFNAME: eth0 on jwb0002; not set on 2 others"]
+    assert (finding.is_suspect, finding.nodes) == (True, ())
+    assert differences(3, dict.fromkeys(range(3), changes[1]))[0] == []
+
+
+# --- workers --------------------------------------------------------------------------
+
+NO_FABRIC = (make_interface("eth0", "10.10.0.1"), make_interface("ib0", is_up=False))
+
+
+def make_workers(number, changes):
+    """Return workers, four on each node; `changes` has what is not usual, by rank."""
+    return [make_worker(rank, **changes.get(rank, {})) for rank in range(number)]
+
+
+def of(workers, nodes=None):
+    known = make_nodes(8) if nodes is None else nodes
+    return [*of_workers(workers, {n.rank: n for n in known}, HOSTS)]
+
+
+def texts(workers, nodes=None):
+    """Return the findings: code, text, and nodes to blame."""
+    return [(f.code, f.text, f.nodes) for f in of(workers, nodes)]
+
+
+WORSE = {"digests": ("bad", "bad")}
+SLOW_WORKER = {"flops": (1e14, 1.2e14)}
+OTHER = {"device": "H100", "digests": ("0ther", "0ther"), "norm": 1234.6}
+FAR = OTHER | {"norm": 1240.0}
+
+# What is wrong with rank 5 of 16, which is on the second node.
+ONE = {
+    "HPC243 2 elements of its products are not finite": {"wrong": 2, "norm": 0.0},
+    "HPC243 its second product differs": {"digests": ("5ca1e", "bad")},
+    "HPC243 15 workers on the same kind of device have another product": WORSE,
+    "HPC243 the norm of its product is 1240 (median: 1234.5)": FAR,
+    "HPC243 120.00 TFLOP/s at best (median: 250.00 TFLOP/s)": SLOW_WORKER,
+    "HPC244 the others wait 0.06 s for it before each operation": {"late_s": 0.06},
+}
+
+
+@pytest.mark.parametrize("said", ONE)
+def test_one_worker(said):
+    code, _, text = said.partition(" ")
+    (finding,) = of(make_workers(16, {5: ONE[said]}))
+    assert finding.code == code
+    assert finding.text.startswith(f"rank 5 (jwb0002): {text}")
+    assert (finding.nodes, bool(finding.remedy)) == ((1,), True)
+    assert finding.is_suspect
+
+
+USUAL = {
+    "slow once": {"flops": (1e14, 2.5e14)},
+    "a little slow": {"flops": (1.9e14, 1.9e14)},
+    "no rates": {"flops": ()},
+    "another device": OTHER,
+    "another type": {"dtype": "float32", "digests": ("f", "f")},
+    "a little late": {"late_s": 0.04},
+    "unknown transport": {"transport": ""},
+}
+
+
+@pytest.mark.parametrize("case", USUAL)
+def test_nothing_is_wrong_with_a_worker(case):
+    assert texts(make_workers(16, {5: USUAL[case]})) == []
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 16])
+def test_sound_workers(number):
+    assert texts(make_workers(number, {})) == []
+
+
+def test_workers_of_a_node_are_one_finding():
+    slow = {rank: {"flops": (1e14 + rank, 1e14)} for rank in (4, 5, 6)}
+    (finding,) = texts(make_workers(16, slow))
+    text = "ranks 4-6 (jwb0002): 100.00 TFLOP/s at best (median: 250.00 TFLOP/s)"
+    assert finding[1].startswith(text)
+    many = texts(make_workers(16, {1: WORSE, 6: WORSE}))
+    assert [nodes for _, _, nodes in many] == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({4: WORSE}, "ranks 0,4 (jwb0001, jwb0002): other workers on the same"),
+        ({4: FAR}, "ranks 0,4 (jwb0001, jwb0002): the norm of its product is "),
+    ],
+)
+def test_of_two_nobody_knows_whose_is_right(changes, said):
+    both = [make_workers(8, changes)[rank] for rank in (0, 4)]
+    (finding,) = texts(both)
+    assert finding[1].startswith(said)
+    assert finding[2] == ()
+
+
+def test_what_is_usual_is_not_late():
+    assert texts(make_workers(8, {rank: {"late_s": 4.0} for rank in range(8)})) == []
+    two = make_workers(2, {1: {"late_s": 4.0}})
+    assert [code for code, _, _ in texts(two)] == ["HPC244"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "interfaces", "expected"),
+    [
+        ((5,), None, [("rank 5 (jwb0002)", (1,))]),
+        (range(8), None, [("ranks 0-7 (jwb0001, jwb0002)", ())]),
+        (range(8), NO_FABRIC, []),
+    ],
+)
+def test_sockets_in_spite_of_a_fast_network(ranks, interfaces, expected):
+    workers = make_workers(8, {rank: {"transport": "Socket"} for rank in ranks})
+    nodes = make_nodes(2)
+    if interfaces:
+        nodes = [replace(node, interfaces=interfaces) for node in nodes]
+    text = "NCCL uses sockets instead of ib0, which is up"
+    assert texts(workers, nodes) == [
+        ("HPC242", f"{where}: {text}", blamed) for where, blamed in expected
+    ]
+    assert texts(workers[:4], [make_node()]) == []  # it sends nothing
+
+
+@given(
+    number=st.integers(3, 40),
+    rank=st.integers(0, 39),
+    changes=st.sampled_from([ONE[said] for said in ONE]),
+)
+def test_a_bad_worker_is_found_in_any_allocation(number, rank, changes):
+    rank %= number
+    (finding,) = texts(make_workers(number, {rank: changes}), make_nodes(10))
+    assert finding[2] == (rank // 4,)
+
+
+# --- collectives ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "causes", "expected"),
+    [
+        (0, [], {}),
+        (-1, [], {}),  # the backend has no such operation
+        (3, [], {"broadcast of 8 KiB: 3 wrong elements of 2048": ()}),
+        (0, [("n1: killed", (1,)), ("no end", ())], {"n1: killed": (1,), "no end": ()}),
+    ],
+)
+def test_collectives(wrong, causes, expected):
+    row = Collective("broadcast", "", 8192, 2048, 1e-3, 8e6, 8e6, wrong)
+    found = [*of_collectives([row], causes)]
+    texts = {f.text.removeprefix("torch's collectives: "): f.nodes for f in found}
+    assert texts == expected
+    assert {(f.code, f.is_suspect) for f in found} <= {("HPC193", True)}

@@ -1,4 +1,4 @@
-"""What figures of links say about links and nodes."""
+"""The pairs to measure, and findings about links."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 from doctor.reports import make_link
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchrun_hpc.doctor import judgement
-from torchrun_hpc.doctor.results import Collective
 
 HOSTS = [f"n{rank}" for rank in range(40)]
 GOOD = {"latency_s": 3e-5, "forward": 1.2e8, "backward": 1.19e8, "clock_s": 1e-5}
@@ -368,18 +369,89 @@ def test_the_nodes_without_which_all_links_can_be_used():
     assert judgement.unusable(links) == [2, 4]
 
 
+# --- pairs ----------------------------------------------------------------------------
+
+NODES = st.lists(st.integers(0, 500), unique=True, max_size=70)
+
+
+@given(NODES)
+def test_no_node_is_twice_in_a_round_and_no_pair_comes_twice(nodes):
+    rounds = judgement.rounds(nodes)
+    for together in rounds:
+        seen = [*itertools.chain(*together)]
+        assert len(seen) == len(set(seen))
+        assert set(seen) <= set(nodes)
+    every = [*itertools.chain(*rounds)]
+    assert len(every) == len(set(every))
+    assert all(first < second for first, second in every)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 5, 31, 32])
+def test_up_to_32_nodes_each_meets_all_others(number):
+    rounds = judgement.rounds(range(number))
+    every = sorted(itertools.chain(*rounds))
+    assert every == [*itertools.combinations(range(number), 2)]
+    assert len(rounds) == (number - 1 + number % 2 if number > 1 else 0)
+
+
+@pytest.mark.parametrize("number", [33, 34, 128, 1001])
+def test_of_more_each_meets_30_others_at_least(number):
+    rounds = judgement.rounds(range(number))
+    assert len(rounds) == 31
+    met = [*itertools.chain(*itertools.chain(*rounds))]
+    assert {met.count(node) for node in range(number)} <= {30, 31}
+
+
+@given(st.sets(st.tuples(st.integers(0, 9), st.integers(10, 19))))
+def test_pairs_are_put_into_rounds_in_which_no_node_is_twice(wanted):
+    rounds = judgement.disjoint(wanted)
+    assert sorted(itertools.chain(*rounds)) == sorted(wanted)
+    for together in rounds:
+        seen = [*itertools.chain(*together)]
+        assert len(seen) == len(set(seen))
+
+
+def every(*nodes):
+    return [*itertools.combinations(nodes, 2)]
+
+
+def of(*bad, nodes=8):
+    """Return the pairs that have one of these."""
+    return [pair for pair in every(*range(nodes)) if set(pair) & set(bad)]
+
+
 @pytest.mark.parametrize(
-    ("wrong", "causes", "expected"),
+    ("nodes", "bad", "blamed"),
     [
-        (0, [], {}),
-        (-1, [], {}),  # the backend has no such operation
-        (3, [], {"broadcast of 8 KiB: 3 wrong elements of 2048": ()}),
-        (0, [("n1: killed", (1,)), ("no end", ())], {"n1: killed": (1,), "no end": ()}),
+        (3, [], []),
+        (2, [(0, 1)], []),  # nobody knows which one it is
+        (3, [(0, 1)], []),
+        (3, [(0, 2), (1, 2)], [2]),
+        (8, of(5), [5]),
+        (8, [(0, 1), (2, 3)], []),
+        # Two bad nodes of four: the good ones are in two bad pairs, too.
+        (4, of(2, 3, nodes=4), [2, 3]),
+        # One bad node, and a bad cable elsewhere.
+        (8, [*of(5), (3, 4)], [5]),
+        # Bad with two of seven only: noise.
+        (8, [(0, 5), (1, 5)], []),
+        # What all have is no fault of some.
+        (3, every(0, 1, 2), []),
+        (4, every(0, 1, 2, 3), []),
+        (8, every(*range(8)), []),
+        # Two halves that do not see each other, or whose clocks differ.
+        (4, [*itertools.product((0, 1), (2, 3))], []),
+        (8, [*itertools.product(range(4), range(4, 8))], []),
     ],
 )
-def test_collectives(wrong, causes, expected):
-    row = Collective("broadcast", "", 8192, 2048, 1e-3, 8e6, 8e6, wrong)
-    findings = [*judgement.of_collectives([row], causes)]
-    found = {f.text.removeprefix("torch's collectives: "): f.nodes for f in findings}
-    assert found == expected
-    assert {(f.code, f.is_suspect) for f in findings} <= {("HPC193", True)}
+def test_the_nodes_that_explain_bad_pairs(nodes, bad, blamed):
+    assert judgement.blame(bad, every(*range(nodes))) == blamed
+
+
+@given(st.integers(2, 9), st.data())
+def test_who_is_blamed_is_bad_with_most_partners(nodes, data):
+    tried = every(*range(nodes))
+    bad = data.draw(st.sets(st.sampled_from(tried)))
+    for node in judgement.blame(bad, tried):
+        own = [pair for pair in bad if node in pair]
+        assert len(own) >= max(2, (nodes - 1) * 2 / 3)

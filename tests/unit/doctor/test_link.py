@@ -43,10 +43,13 @@ def limit(monkeypatch):
 
 @contextlib.contextmanager
 def nodes_at(address):
-    with contextlib.ExitStack() as stack:
-        made = (contextlib.closing(Links(KEY, address, 2)) for _ in range(2))
-        found = enumerate(map(stack.enter_context, made))
-        yield [(links, Peer(rank, address, links.port, MTU)) for rank, links in found]
+    made = [Links(KEY, address, 2) for _ in range(2)]
+    peers = [Peer(rank, address, each.port, MTU) for rank, each in enumerate(made)]
+    try:
+        yield [*zip(made, peers, strict=True)]
+    finally:
+        for links in made:
+            links.stop()
 
 
 @pytest.fixture
@@ -162,7 +165,7 @@ def test_a_node_that_hangs_or_ends_in_the_middle(nodes, rank, hangs, limit):
         limit(MESSAGE, SOON)
 
     def follow():
-        ends = others._open(other, own, "0/0"), others._arrivals.wait(rank, "0/0")
+        ends = others._open(other, own, "0/0"), others._wait(rank, "0/0")
         for end in () if hangs else ends:
             end.close()
         return ends
@@ -252,7 +255,7 @@ def test_a_newer_connection_takes_the_place_of_an_older_one(nodes, connect, limi
     (first, _), _ = nodes
     peers = [connect(rank=1, turn=turn) for turn in ("a", "b", "b")]
     assert [said(each) for each in (*peers, *peers[:2])] == [b"+"] * 3 + [b""] * 2
-    with first._arrivals.wait(1, "b") as kept:
+    with first._wait(1, "b") as kept:
         peers[2].send(b"!")
         assert kept.recv(1) == b"!"
     assert said(connect(rank=1, turn="old")) == b"+"
@@ -260,7 +263,7 @@ def test_a_newer_connection_takes_the_place_of_an_older_one(nodes, connect, limi
     assert said(connect(rank=1, turn="old")) == b"+"
     limit(PARTNER, SOON)
     with pytest.raises(ConnectionError, match="did not connect"):
-        first._arrivals.wait(1, "new")
+        first._wait(1, "new")
 
 
 # --- what both have seen --------------------------------------------------------------

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from doctor.reports import make_report
 
 from torchrun_hpc import doctor, wire
 from torchrun_hpc.doctor import __main__ as command
-from torchrun_hpc.doctor.results import NotMetError, Report
+from torchrun_hpc.doctor.results import DoctorReport, NotMetError
 from torchrun_hpc.errors import LaunchError, Message
 
 REPORT = wire.encode(make_report())
@@ -152,6 +153,11 @@ def test_a_program_may_not_pass_everything_either(wrong):
         doctor.examine(**wrong)
 
 
+def place_at(monkeypatch, *, is_first=True):
+    place = SimpleNamespace(is_first=is_first)
+    monkeypatch.setattr(command, "find_place", lambda *_: place)
+
+
 @pytest.mark.parametrize(
     ("is_first", "scheduler", "code"),
     [(True, "Slurm", 1), (False, "", 1), (False, "Open MPI in Slurm", 0)],
@@ -159,12 +165,11 @@ def test_a_program_may_not_pass_everything_either(wrong):
 def test_a_task_that_has_not_met_the_others(is_first, scheduler, code, monkeypatch):
     """Mpirun would end all tasks with it. Only the first needs an earlier report."""
 
-    def examine(*arguments):
-        if is_first:
-            arguments[-1]()
+    def examine(*_):
         alone = replace(make_report(), scheduler=scheduler)
         raise NotMetError(Message("HPC198", "only this node was seen"), alone)
 
+    place_at(monkeypatch, is_first=is_first)
     monkeypatch.setattr(command, "examine", examine)
     assert command.main([] if is_first else ["--compare=/no/report"]) == code
 
@@ -176,11 +181,11 @@ def test_a_task_that_has_not_met_the_others(is_first, scheduler, code, monkeypat
 def _examined(monkeypatch):
     """Let the examination show how far it is, and find a slow node."""
 
-    def examine(_argv, _wishes, tell, _known, _words, on_first):
-        on_first()
+    def examine(_place, tell):
         tell(Message("HPC177", "3 nodes: 3 pairs"))
         return make_report(3, slow=[1])
 
+    place_at(monkeypatch)
     monkeypatch.setattr(command, "examine", examine)
 
 
@@ -206,7 +211,7 @@ def test_quiet_is_the_verdict_only(capsys):
 def test_a_program_gets_json_and_nothing_else(quiet, capsys):
     assert command.main(["--json=-", *quiet]) == 1
     printed = capsys.readouterr()
-    found = wire.decode(Report, json.loads(printed.out))
+    found = wire.decode(DoctorReport, json.loads(printed.out))
     assert found == make_report(3, slow=[1])
     assert printed.err.endswith(VERDICT)
     assert ("HPC177" in printed.err) is not bool(quiet)

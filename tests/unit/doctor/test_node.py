@@ -16,7 +16,12 @@ from waiting import NEVER_S, PATIENCE
 
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.doctor import node
-from torchrun_hpc.doctor.results import Gpu, Interface, Node, printable
+from torchrun_hpc.doctor.results import (
+    GpuReport,
+    InterfaceReport,
+    NodeReport,
+    printable,
+)
 from torchrun_hpc.host.network import this_node
 from torchrun_hpc.schedulers.job import Task
 
@@ -57,7 +62,7 @@ def only_first(monkeypatch):
 
 
 def examined(names=(), network=NETWORK, environ=None, address="10.20.0.1"):
-    here = SimpleNamespace(
+    place = SimpleNamespace(
         node_rank=0,
         host="n0",
         fast_host="n0i",
@@ -65,10 +70,11 @@ def examined(names=(), network=NETWORK, environ=None, address="10.20.0.1"):
         workers=4,
         task=Task(),
         names=names,
+        environ=environ or {},
     )
-    found = node.examine(here, 40000, network, environ or {})
+    found = node.examine(place, 40000, network)
     told = json.loads(json.dumps(wire.encode(printable(found))))  # by the task
-    wire.decode(Node, told)
+    wire.decode(NodeReport, told)
     return found
 
 
@@ -111,11 +117,11 @@ def test_interfaces():
     ]
     found = examined(network=replace(NETWORK, list_interfaces=lambda: tuple(known)))
     assert found.interfaces == (
-        Interface("eth0", ("10.10.0.1",), is_up=True, mtu=0, speed_mbit=0),
-        Interface(
+        InterfaceReport("eth0", ("10.10.0.1",), is_up=True, mtu=0, speed_mbit=0),
+        InterfaceReport(
             "ib0", ("10.20.0.1", "fd00::1"), is_up=True, mtu=4092, speed_mbit=200000
         ),
-        Interface("ib1", (), is_up=False, mtu=0, speed_mbit=0),
+        InterfaceReport("ib1", (), is_up=False, mtu=0, speed_mbit=0),
     )
 
 
@@ -269,7 +275,7 @@ NVML = {
 
 def gpu(**changes):
     sizes = {"memory_used": 2**30, "memory": 2**36}
-    return replace(Gpu("NVIDIA H100", ecc_errors=0, **sizes), **changes)
+    return replace(GpuReport("NVIDIA H100", ecc_errors=0, **sizes), **changes)
 
 
 # What is other than in `NVML`; what is known then of the GPUs.
@@ -285,7 +291,7 @@ BY_NVML = {
     ),
     "one is lost": (
         {"nvmlDeviceGetHandleByIndex": lambda i: fail() if i == 0 else f"gpu{i}"},
-        [Gpu(model="unknown"), gpu(ecc_errors=3)],
+        [GpuReport(model="unknown"), gpu(ecc_errors=3)],
     ),
     "none": ({"nvmlDeviceGetCount": lambda: 0}, []),
     "no release": (

@@ -1,21 +1,25 @@
-"""Files that a person wants: they are tried before the examination, and written."""
+"""The outputs of a report: the text, the page, and the files."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from doctor.reports import make_report
+from doctor import reports
+from doctor.reports import changed, make_link, make_report
 from waiting import PATIENCE, until
 
 from torchrun_hpc import wire
-from torchrun_hpc.doctor import output
+from torchrun_hpc.doctor import output as outputs
 from torchrun_hpc.doctor.output import Output
+from torchrun_hpc.doctor.results import printable
 
 REPORT = json.loads(json.dumps(wire.encode(make_report())))
 
@@ -119,7 +123,7 @@ def test_a_link_is_replaced_and_not_followed(tmp_path):
 
 def test_a_pipe_of_the_shell_is_written_to(tmp_path, monkeypatch):
     """The report has more than a pipe holds: the reader comes in time."""
-    monkeypatch.setattr(output, "_as_json", lambda _: "x" * 2**18)
+    monkeypatch.setattr(outputs, "_as_json", lambda _: "x" * 2**18)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDWR)  # so that it does not end before it begins
@@ -155,3 +159,311 @@ def test_standard_output_that_is_closed(capsys, monkeypatch, tmp_path):
     assert not write(tmp_path / "report")
     assert "HPC101" in capsys.readouterr().err
     assert json.loads((tmp_path / "report").read_text()) == REPORT
+
+
+ADVICE = reports.finding("HPC184", "/tmp is full", is_suspect=False)  # noqa: S108
+
+
+def lines_of(report):
+    return outputs.render(report).splitlines()
+
+
+def rows_of(report):
+    return {row["node"]: row for row in outputs.node_rows(report)}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [make_report(1), make_report(3), make_report(128, slow=range(30), missing=[99])],
+    ids=lambda report: len(report.hosts),
+)
+def test_it_fits_on_a_screen(report):
+    lines = lines_of(report)
+    assert len(lines) <= 55
+    assert max(len(line) for line in lines if "--exclude=" not in line) <= 100
+    assert len(report.hosts) < 128 or "and 21 more findings" in lines
+
+
+def test_a_report_without_measurements_can_be_read():
+    report = make_report(2, links=(), collectives=(), nodes=(), workers=())
+    assert lines_of(report) == [
+        "Nothing suspicious on 2 nodes.", "",
+        "0 of 2 nodes examined in 14.2 s, site jsc, launch 123456.0", "",
+        "node     findings  latency  sends  receives",
+        "jwb0001  -         -        -      -",
+        "jwb0002  -         -        -      -", "",
+        "0 of 1 pair measured",
+    ]  # fmt: skip
+
+
+def test_a_terminal_gets_nothing_to_act_on():
+    rendered = outputs.render(printable(reports.hostile_report()))
+    assert rendered.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, ["Nothing suspicious on 3 nodes."]),
+        ({"findings": (ADVICE,)},
+         ["Nothing suspicious on 3 nodes; 1 piece of advice."]),
+        ({"findings": (ADVICE,) * 2},
+         ["Nothing suspicious on 3 nodes; 2 pieces of advice."]),
+        ({"slow": [2]},
+         ["Suspicious: jwb0003 (1 of 3 nodes).", "    --exclude=jwb0003"]),
+        ({"slow": [1, 2]},
+         ["Suspicious: jwb0002, jwb0003 (2 of 3 nodes). Look for a common cause."]),
+        ({"slow": [2], "hosts": ("", "", "")}, ["Suspicious: node 2 (1 of 3 nodes)."]),
+        ({"findings": (reports.finding("HPC191", ""),)},
+         ["Suspicious: see HPC191. No single node is named."]),
+    ],
+)  # fmt: skip
+def test_the_verdict_comes_first(changes, verdict):
+    report = make_report(3, **changes)
+    assert lines_of(report)[: len(verdict) + 1] == [*verdict, ""]
+    assert outputs.render(report, is_quiet=True).splitlines() == verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "title"),
+    [
+        ({}, "3 nodes examined in 14.2 s, site jsc, launch 123456.0"),
+        ({"missing": [1], "launch_id": "", "site": ""},
+         "2 of 3 nodes examined in 14.2 s"),
+    ],
+)  # fmt: skip
+def test_the_title(changes, title):
+    assert title in lines_of(make_report(3, **changes))[2:4]
+
+
+def test_a_finding_has_a_code_and_a_remedy():
+    assert lines_of(make_report(3, findings=(ADVICE,)))[4:6] == [
+        "HPC184  advice   /tmp is full",
+        "                 remedy: exclude the node, and report it to the administrator",
+    ]
+
+
+def test_long_findings_are_broken_but_no_option():
+    finding = reports.finding("HPC191", "word " * 16 + "--hpc-interface=ib0")
+    lines = lines_of(make_report(3, findings=(finding,)))
+    assert lines[4].startswith("HPC191  suspect  word word")
+    assert lines[5].split() == ["--hpc-interface=ib0"]
+
+
+def test_the_worst_node_is_the_first_one():
+    report = make_report(32, slow=[20, 4], missing=[30])
+    assert [*rows_of(report)][:4] == ["jwb0031", "jwb0021", "jwb0005", "jwb0001"]
+    assert "and 22 more nodes" in lines_of(report)
+
+
+def test_latency_and_bandwidth_are_of_the_node():
+    """It receives slowly; what its partners have among them is not its fault."""
+    rows = rows_of(make_report(3, slow=[2]))
+    figures = {name: [*row.values()][1:5] for name, row in rows.items()}
+    assert figures["jwb0003"] == ["HPC191", "31 us", "192.00 Gbit/s", "3.68 Gbit/s"]
+    assert figures["jwb0001"] == ["", "31 us", "184.00 Gbit/s", "192.00 Gbit/s"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "title", "expected"),
+    [
+        ({}, "CPUs", "0-47 of 96"),
+        ({}, "import", "4.0 s"),
+        ({"torch": None}, "torch", ""),
+        ({"gpus": ()}, "GPUs", "4"),  # what torch sees
+        ({"gpus": (), "torch": None}, "GPUs", "0"),
+        ({"gpus": (reports.make_gpu(), reports.make_gpu(model="H100"))}, "model",
+         "A100, H100"),
+    ],
+)  # fmt: skip
+def test_what_a_node_has(changes, title, expected):
+    report = make_report(1, nodes=(reports.make_node(0, **changes),))
+    assert rows_of(report)["jwb0001"][title] == expected
+
+
+def test_the_worst_pairs():
+    report = changed(make_report(3), "links", 1, backward=1e8)
+    report = changed(report, "links", 0, latency_s=0.002)
+    report = changed(report, "links", 2, problem="no answer")
+    assert outputs.pair_lines(report) == [
+        "2 of 3 pairs measured",
+        "latency: 31 us is usual, worst 2.0 ms from jwb0001 to jwb0002",
+        "bandwidth: 184.00 Gbit/s is usual, worst 800 Mbit/s from jwb0003 to jwb0001",
+    ]
+
+
+def test_the_largest_size_of_the_slowest_node():
+    found = [line.split()[:3] for line in lines_of(make_report(3))[-8:]]
+    operations = sorted(reports.OPERATIONS)
+    assert found == [[op, w, "1"] for w in ("all", "jwb0003") for op in operations]
+
+
+def test_figures_have_units():
+    row = reports.make_collectives()[3]
+    row = replace(row, time_s=1e-3, algbw=2e9, busbw=4e9)
+    titles, *lines = outputs.cells(
+        outputs.collective_rows([row, replace(row, wrong=-1)])
+    )
+    assert " ".join(titles[2:]) == "size count time algbw busbw #wrong"
+    assert [" ".join(line[2:]) for line in lines] == [
+        "1 KiB 256 1.0 ms 2.00 GB/s 4.00 GB/s 0",
+        "1 KiB 256 1.0 ms 2.00 GB/s 4.00 GB/s -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "240.00 TFLOP/s is usual, worst 240.00 TFLOP/s on rank 0 (jwb0001)"),
+        ({"flops": (9e11, 1e12)},
+         "240.00 TFLOP/s is usual, worst 900.00 GFLOP/s on rank 2 (jwb0001)"),
+    ],
+)  # fmt: skip
+def test_the_compute_test_is_one_line(changes, line):
+    report = changed(make_report(3), "workers", 2, **changes)
+    line = f"compute in bfloat16: {line}"
+    assert outputs.worker_lines(report) == [line]
+    assert line in lines_of(report)
+
+
+REPORTS = {
+    "1 node": make_report(1),
+    "nothing measured": make_report(2, links=(), collectives=(), workers=()),
+    "3 nodes, 1 slow": make_report(3, slow=[2]),
+    "128 nodes, 40 slow": make_report(128, slow=range(40), missing=[99]),
+    "hostile": printable(reports.hostile_report()),
+}
+
+
+class Page(HTMLParser):
+    """Reads a page, and compares the tags that open with those that close."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.html, self.open, self.tags, self.texts = html, [], [], []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in {"meta", "br"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def text_of(self, *tags):
+        return [data for tag, data in self.texts if tag in tags]
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """Return the pages of all reports: they are not changed."""
+    return {name: Page(outputs.as_page(report)) for name, report in REPORTS.items()}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_it_needs_nothing_from_outside(name, pages):
+    tags = pages[name].tags
+    assert not {"script", "link", "img", "iframe", "a"} & {tag for tag, _ in tags}
+    for _, attributes in tags:
+        for key, value in attributes.items():
+            assert not key.startswith("on")
+            assert key not in {"src", "href"}
+            assert key == "title" or "//" not in value
+    assert not re.search(r"url\(|@import", "".join(pages[name].text_of("style")))
+
+
+def test_names_are_only_text(pages):
+    names, found = {*reports.HOSTILE[:2]}, pages["hostile"]
+    assert names <= {*found.text_of("td")}
+    titles = [words["title"] for tag, words in found.tags if "title" in words]
+    assert any(f" to {reports.HOSTILE[2]}: " in each for each in titles)
+    assert found.html.replace("\n", "").isprintable()
+
+
+def test_what_is_wrong_and_the_line_to_copy(pages):
+    found = pages["3 nodes, 1 slow"]
+    assert found.text_of("strong") == ["Suspicious: jwb0003 (1 of 3 nodes)."]
+    assert found.text_of("code") == ["--exclude=jwb0003"]
+    assert found.text_of("td")[:4] == [
+        "HPC191", "suspect", "jwb0003, with all nodes: 3 Gbit/s",
+        "exclude the node, and report it to the administrator",
+    ]  # fmt: skip
+    assert not pages["1 node"].text_of("code")
+
+
+def test_the_page_begins_with_the_verdict(pages):
+    for name, found in pages.items():
+        texts = [data for tag, data in found.texts if tag in {"strong", "h1", "h2"}]
+        title = found.text_of("title")
+        assert texts[0].startswith(("Nothing suspicious on ", "Suspicious: ")), name
+        assert texts[1:] == [
+            *title, "Findings", "Nodes", "Pairs of nodes", "Collectives",
+        ], name  # fmt: skip
+
+
+def test_one_node_has_no_section_of_pairs(pages):
+    hidden = {
+        name: [attributes for tag, attributes in found.tags if tag == "section"]
+        for name, found in pages.items()
+    }
+    assert hidden["1 node"] == [{"hidden": ""}]
+    assert hidden["3 nodes, 1 slow"] == hidden["nothing measured"] == [{}]
+    assert "0 of 1 pair measured" in pages["nothing measured"].text_of("p")
+
+
+def test_all_nodes_and_all_collectives_are_there(pages):
+    report, cells = REPORTS["128 nodes, 40 slow"], pages["128 nodes, 40 slow"].html
+    assert all(f"<td>{host}</td>" in cells for host in report.hosts)
+    rows = sum(map(len, (report.findings, report.hosts, report.collectives)))
+    assert cells.count("<tr>") == rows + 3 + 127  # titles, and the pairs of each node
+
+
+def squares_of(links):
+    """Return the squares of each node: how bad each is, and what the pointer shows."""
+    report = make_report(3, links=links)
+    found = re.findall("<td>(jwb[0-9]+)</td><td>(<i.*)</td>", outputs.as_page(report))
+    square = re.compile('<i(?: style="--bad: ([0-9.]+)" title="([^"]*)")?></i>')
+    return {name: square.findall(row) for name, row in found}
+
+
+def test_the_pairs_of_a_node_are_a_row_of_squares():
+    slow = {"forward": 24e9, "backward": 6e9, "latency_s": 3e-3}
+    fast = make_link(0, 1, forward=24e9, backward=24e9)
+    links = fast, make_link(0, 2, **slow), make_link(1, 2, problem="x")
+    first, second, third = squares_of(links).values()
+    good = (
+        "0.00",
+        ("jwb0001 to jwb0002: 192.00 Gbit/s, back: 192.00 Gbit/s, latency: 31 us"),
+    )
+    bad = (
+        "1.00",
+        ("jwb0001 to jwb0003: 192.00 Gbit/s, back: 48.00 Gbit/s, latency: 3.0 ms"),
+    )
+    assert (first, second, third) == ([good, bad], [good, ("", "")], [bad, ("", "")])
+
+
+@pytest.mark.parametrize(
+    ("changes", "bad"),
+    [
+        ({"forward": 18e9}, "0.50"),
+        ({"backward": 18e9}, "0.50"),
+        ({}, "0.00"),
+        ({"latency_s": 62e-6}, "0.50"),
+    ],
+)
+def test_how_red_a_square_is(changes, bad):
+    usual = {"forward": 24e9, "backward": 24e9}
+    links = [make_link(*pair, **usual) for pair in ((0, 1), (0, 2), (1, 2))]
+    links[1] = replace(links[1], **changes)
+    assert squares_of(links)["jwb0001"][1][0] == bad
+
+
+def test_each_node_has_a_row(pages):
+    found = pages["128 nodes, 40 slow"].html
+    assert len(re.findall("</td><td><i", found)) == 127  # one has not come

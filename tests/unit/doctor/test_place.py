@@ -88,7 +88,7 @@ def test_machines(rank):
 )
 def test_the_rank_of_a_machine(nodes, report_rank, typed, rank):
     where = Meeting("c10d", nodes=nodes, report_rank=report_rank)
-    assert place._rank_as_typed(where, read(explicit(typed))) == rank
+    assert place._explicit_rank(where, read(explicit(typed))) == rank
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_the_rank_of_a_machine(nodes, report_rank, typed, rank):
 )
 def test_a_machine_that_has_no_rank(code, backend, typed, text):
     where, options = Meeting(backend, nodes=3, report_rank=1), read(explicit(typed))
-    refused(code, text, where, options, by=place._rank_as_typed)
+    refused(code, text, where, options, by=place._explicit_rank)

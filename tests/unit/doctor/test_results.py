@@ -1,4 +1,4 @@
-"""Which nodes are to blame, and what follows; the fields in the documentation."""
+"""A report's suspects and exit code, and figures with their units."""
 
 from __future__ import annotations
 
@@ -58,4 +58,21 @@ def test_what_others_have_set_is_made_printable():
     assert found == make_node(
         variables={"a\\r": "\\x1b[1m"}, gpus=(make_gpu(model="\\n"),)
     )
-    assert wire.decode(results.Node, wire.encode(found)) == found
+    assert wire.decode(results.NodeReport, wire.encode(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("write", "values", "texts"),
+    [
+        (results.rate, (1.25e8, 6e7, 0.0), ("1.00 Gbit/s", "480 Mbit/s", "0 Mbit/s")),
+        (results.gigabytes, (1.5e9, 0.0), ("1.50 GB/s", "0.00 GB/s")),
+        (results.duration, (3e-5, 5.3e-3), ("30 us", "5.3 ms")),
+        (results.size, (0, 8, 1024, 2**20 - 4), ("0 B", "8 B", "1 KiB", "1024 KiB")),
+        (results.size, (2**24, 2**24 - 4), ("16 MiB", "16 MiB")),
+        (results.size, (1.5 * 2**30,), ("1.5 GiB",)),
+        (results.size, (2**42,), ("4096 GiB",)),
+        (results.speed, (4.2e10, 2.5e14), ("42.00 GFLOP/s", "250.00 TFLOP/s")),
+    ],
+)
+def test_units(write, values, texts):
+    assert tuple(map(write, values)) == texts

@@ -31,6 +31,21 @@ def test_all_of_it_is_one_write(monkeypatch, kind, details, text):
     assert writes == [text]
 
 
+def test_a_message_about_one_node(capsys):
+    console.write(Message("HPC061", "text"), "error", host="n9")
+    assert capsys.readouterr().err == "torchrun_hpc: error[HPC061]: on n9: text\n"
+
+
+def test_a_listener_gets_the_messages_instead(monkeypatch, capsys):
+    heard = []
+    listeners = [lambda message, kind: heard.append((message, kind))]
+    monkeypatch.setattr(console, "listeners", listeners)
+    message = Message("HPC061", "text")
+    console.write(message, "error", host="n9")
+    console.write_text("torchrun_hpc: 2 nodes")
+    assert (heard, capsys.readouterr().err) == ([(message, "error")], "")
+
+
 def test_the_line_to_copy_is_on_its_own(capsys):
     message = Message("HPC061", f"Start with srun:{to_copy('srun -N2 a b')}")
     console.write(message, "error")
