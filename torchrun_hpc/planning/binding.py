@@ -50,10 +50,10 @@ def _divided(
         except _NotByGpuError as reason:
             instead = str(reason)
     parts = divide(node.topology.cores, node.workers)
-    shares = [
+    shares = (
         _share(part, f"part {number} of {len(parts)}")
         for number, part in enumerate(parts, 1)
-    ]
+    )
     return tuple(shares), instead
 
 
@@ -82,14 +82,13 @@ class _NotByGpuError(Exception):
 
 
 def _gpus_of_workers(node: Node, environ: Mapping[str, str]) -> list[Gpu]:
-    known, workers = node.topology.gpus, node.workers
-    if not known:
+    gpus, workers = node.topology.gpus, node.workers
+    if not gpus:
         raise _NotByGpuError("neither NVIDIA's nor AMD's driver shows a GPU here")
-    visible = _visible(known, environ)
+    visible = _visible(gpus, environ)
     if len(visible) < workers:
-        raise _NotByGpuError(
-            f"{count(workers, 'worker')} and {count(len(visible), 'visible GPU')}"
-        )
+        number = count(len(visible), "visible GPU")
+        raise _NotByGpuError(f"{count(workers, 'worker')} and {number}")
     return visible[:workers]
 
 
@@ -99,11 +98,13 @@ def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     Sources: NVIDIA's CUDA C++ Programming Guide, "CUDA Environment Variables"; AMD's
     "GPU isolation techniques".
     """
-    found = [gpu for gpu in gpus if gpu.is_usable]
-    if len({gpu.model for gpu in found}) > 1 and environ.get(CUDA_ORDER) != _BY_ADDRESS:
-        raise _NotByGpuError(
-            f"the GPUs are of several kinds. Export {CUDA_ORDER}={_BY_ADDRESS}"
-        )
+    visible = [gpu for gpu in gpus if gpu.is_usable]
+    if (
+        len({gpu.model for gpu in visible}) > 1
+        and environ.get(CUDA_ORDER) != _BY_ADDRESS
+    ):
+        text = f"the GPUs are of several kinds. Export {CUDA_ORDER}={_BY_ADDRESS}"
+        raise _NotByGpuError(text)
     lists = [CUDA_VISIBLE]
     if any(gpu.is_amd for gpu in gpus):
         # The first list renumbers the rest. HIP reads one of the others.
@@ -111,12 +112,12 @@ def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
         lists = [ROCR_VISIBLE, *[n for n in others if n in environ][:1]]
     for name in lists:
         if name in environ:
-            found = _listed(found, name, environ[name])
-    return found
+            visible = _listed(visible, name, environ[name])
+    return visible
 
 
 def _listed(gpus: Sequence[Gpu], name: str, value: str) -> list[Gpu]:
-    found: list[Gpu] = []
+    listed: list[Gpu] = []
     for part in (word.strip() for word in value.split(",")):
         if part.startswith("MIG"):
             raise _NotByGpuError(f"{name}={value} lists parts of GPUs")
@@ -126,10 +127,10 @@ def _listed(gpus: Sequence[Gpu], name: str, value: str) -> list[Gpu]:
             named = [g for g in gpus if g.uuid.lower().startswith(part.lower())]
         else:
             break
-        if len(named) != 1 or named[0] in found:
+        if len(named) != 1 or named[0] in listed:
             break  # what follows is not visible either
-        found += named
-    return found
+        listed += named
+    return listed
 
 
 def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
@@ -140,10 +141,10 @@ def _near(topology: Topology, gpus: Sequence[Gpu]) -> tuple[Share, ...]:
     rest, shares = [*topology.cores], {}
     for local in sorted(groups, key=len):
         ranks = groups[local]
-        own = [core for core in rest if local.issuperset(core.cpus)]
-        rest = [core for core in rest if core not in own]
-        parts = divide(own, len(ranks))
-        cpus = sum(len(core.cpus) for core in own)
+        near = [core for core in rest if local.issuperset(core.cpus)]
+        rest = [core for core in rest if core not in near]
+        parts = divide(near, len(ranks))
+        cpus = sum(len(core.cpus) for core in near)
         # Most of a mask that does not fit these GPUs would be unused.
         is_far = 2 * cpus * topology.online < len(local) * len(topology.mask)
         if is_far or not parts:
@@ -191,10 +192,10 @@ def _share(cores: Sequence[Core], reason: str) -> Share:
     nodes = sorted({core.node for core in cores})
     domain = f"NUMA node{'s' if len(nodes) > 1 else ''} {ranges(nodes)}"
     caches = sorted({core.cache for core in cores if core.cache})
-    if caches:
-        domain += (
-            f", L3 {caches[0]}" if len(caches) == 1 else f", {len(caches)} L3 caches"
-        )
+    if len(caches) == 1:
+        domain += f", L3 {caches[0]}"
+    elif caches:
+        domain += f", {len(caches)} L3 caches"
     return Share(cpus, domain, reason)
 
 

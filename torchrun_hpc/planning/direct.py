@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import variables
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.options.values import DIRECT
 from torchrun_hpc.planning import head_node, messages, network_env
-from torchrun_hpc.planning.head_node import (
-    LOOPBACK,
-    HeadNode,
-)
+from torchrun_hpc.planning.head_node import LOOPBACK, HeadNode
 from torchrun_hpc.planning.meeting import (
     Meeting,
     key_file,
@@ -21,6 +17,23 @@ from torchrun_hpc.planning.meeting import (
     with_environment,
 )
 from torchrun_hpc.setting import Setting
+from torchrun_hpc.variables import (
+    ASYNC_ERRORS,
+    GROUP_RANK,
+    GROUP_WORLD_SIZE,
+    LOCAL_RANK,
+    LOCAL_WORLD_SIZE,
+    MASTER_ADDR,
+    MASTER_PORT,
+    MAX_RESTARTS,
+    RANK,
+    RESTART_COUNT,
+    ROLE_NAME,
+    ROLE_RANK,
+    ROLE_WORLD_SIZE,
+    RUN_ID,
+    WORLD_SIZE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +41,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.schedulers.job import Job
 
-_ROLE = "default"  # torchrun's
+# torchrun's defaults
+_ROLE = "default"
 
 
 def meet_on_one_node(inputs: Inputs, job: Job) -> Meeting:
@@ -44,11 +58,11 @@ def meet_on_one_node(inputs: Inputs, job: Job) -> Meeting:
 
 def meet_on_several(inputs: Inputs, job: Job) -> Meeting:
     """Return where the tasks of a step on several nodes meet."""
-    node_rank, index = place_of(job)
+    node_rank, _ = place_of(job)
     exported, notes = head_node.exported(inputs, job)
     by_name = head_node.by_name(inputs, job, exported)
-    head_node.check_first_is_known(job, by_name, f"export {variables.MASTER_ADDR}=")
-    head = head_node.on_this_node(inputs, job, index, by_name)
+    head_node.check_first_is_known(job, by_name, f"export {MASTER_ADDR}=")
+    head = head_node.on_this_node(inputs, job, by_name)
     if not head.connect_host:
         raise head_node.unreachable(inputs, job, head)
     if job.task.rank == 0 and messages.is_foreign(inputs, head.connect_host):
@@ -77,7 +91,7 @@ def _meeting(
     source: str,
     network: Mapping[str, Setting],
 ) -> Meeting:
-    """Return the meeting of a task; ``source`` is that of the head node's address."""
+    """Return the meeting of a task; ``source`` is the source of host and port."""
     if problem := messages.nested(inputs.environ, job.launch_id):
         raise problem
     is_first = job.task.rank == 0
@@ -105,25 +119,22 @@ def _agents_variables(
     local_rank = (task.local_rank, provenance.get("local_rank", rank))
     if inputs.options.virtual_local_rank:
         local_rank = (0, "--virtual-local-rank")
-    values = {
-        variables.RANK: (task.rank, rank),
-        variables.LOCAL_RANK: local_rank,
-        variables.WORLD_SIZE: (task.size, size),
-        variables.LOCAL_WORLD_SIZE: (
-            task.local_size,
-            provenance.get("local_size", size),
-        ),
-        variables.GROUP_RANK: (job.node_rank, provenance.get("node_rank", "")),
-        variables.GROUP_WORLD_SIZE: (len(job.nodes), provenance.get("nodes", "")),
-        variables.ROLE_RANK: (task.rank, rank),
-        variables.ROLE_WORLD_SIZE: (task.size, size),
-        variables.ROLE_NAME: (_ROLE, "default"),
-        variables.MASTER_ADDR: (head.connect_host, source),
-        variables.MASTER_PORT: (head.port, source),
-        variables.RUN_ID: (job.launch_id, provenance.get("launch_id", "")),
-        variables.RESTART_COUNT: (0, "no agent"),
-        variables.MAX_RESTARTS: (0, "no agent"),
+    variables = {
+        RANK: (task.rank, rank),
+        LOCAL_RANK: local_rank,
+        WORLD_SIZE: (task.size, size),
+        LOCAL_WORLD_SIZE: (task.local_size, provenance.get("local_size", size)),
+        GROUP_RANK: (job.node_rank, provenance.get("node_rank", "")),
+        GROUP_WORLD_SIZE: (len(job.nodes), provenance.get("nodes", "")),
+        ROLE_RANK: (task.rank, rank),
+        ROLE_WORLD_SIZE: (task.size, size),
+        ROLE_NAME: (_ROLE, "default"),
+        MASTER_ADDR: (head.connect_host, source),
+        MASTER_PORT: (head.port, source),
+        RUN_ID: (job.launch_id, provenance.get("launch_id", "")),
+        RESTART_COUNT: (0, "no agent"),
+        MAX_RESTARTS: (0, "no agent"),
     }
-    if not inputs.environ.get(variables.ASYNC_ERRORS):
-        values[variables.ASYNC_ERRORS] = (1, "as torchrun")
-    return {name: Setting(str(value), by) for name, (value, by) in values.items()}
+    if not inputs.environ.get(ASYNC_ERRORS):
+        variables[ASYNC_ERRORS] = (1, "as torchrun")
+    return {name: Setting(str(value), by) for name, (value, by) in variables.items()}

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.errors import LaunchError, Message, count, to_copy
 from torchrun_hpc.host.network import is_number, join_endpoint
 from torchrun_hpc.options import values
+from torchrun_hpc.planning.meeting import place_of
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import same_host
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import MASTER_ADDR, MASTER_PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torchrun_hpc.host.network import Address, Interface
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
@@ -33,6 +32,7 @@ LOOPBACK = "127.0.0.1"
 # torch's defaults: run.py and c10d_rendezvous_backend.py
 STATIC_PORT = 29500
 C10D_PORT = 29400
+
 
 # Number of ports that a coordinator tries, and of ports to report that it cannot start.
 _TRIES = 8
@@ -100,7 +100,7 @@ def ports_of(launch_id: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def explicit(options: Options, host: str, port: int) -> HeadNode:
-    """Return the head node of the options; ``host`` and ``port`` are the defaults."""
+    """Return the explicit head node; ``host`` and ``port`` are the defaults."""
     port = port if options.master_port is None else options.master_port
     endpoint = options.endpoint
     if endpoint is None:
@@ -152,17 +152,14 @@ def _port_0(options: Options, host: str) -> LaunchError:
     endpoint, setting = options.endpoint, options.endpoint_setting
     if endpoint is None or endpoint.port != 0:
         setting = options["master_port"]
-    return LaunchError(
-        "HPC051",
-        f"{setting}: port 0 means a random port, which the other nodes cannot know. "
-        "Remove the port, or pass one: "
-        f"--rdzv_endpoint={join_endpoint(host, C10D_PORT)}",
-        everywhere=True,
-    )
+    line = f"--rdzv_endpoint={join_endpoint(host, C10D_PORT)}"
+    text = f"{setting}: port 0 means a random port, which the other nodes cannot know. "
+    text += f"Remove the port, or pass one: {line}"
+    return LaunchError("HPC051", text, everywhere=True)
 
 
 def _index_of(inputs: Inputs, job: Job, host: str) -> int | None:
-    """Return the index of the node with this name, also of its name for the site."""
+    """Return the index of the node with this name, plain or rewritten for the site."""
     if is_number(host):
         return None
     for index, name in enumerate(job.nodes):
@@ -179,13 +176,12 @@ def _shown_by_launcher(inputs: Inputs, job: Job) -> str:
     because gloo will use that network. An unclear choice is refused.
     """
     if not job.head_candidates:
-        raise LaunchError(
-            "HPC038",
+        text = (
             f"{job.scheduler} gives {count(len(job.nodes), 'node')} ranks, but no "
             f"names ({job.provenance['nodes']}), so they cannot meet. To name the host "
-            f"of node 0, {head_hint(inputs, job, 'HOST')}",
-            everywhere=job.nodelist_is_shared,
+            f"of node 0, {head_hint(inputs, job, 'HOST')}"
         )
+        raise LaunchError("HPC038", text, everywhere=job.nodelist_is_shared)
     numbers = [ipaddress.ip_address(h) for h in job.head_candidates if is_number(h)]
     if not numbers:
         return job.head_candidates[0]
@@ -234,13 +230,12 @@ def check_first_is_known(job: Job, head: HeadNode, option: str) -> None:
     if "order" not in job.provenance or head.setting:
         return
     first = job.own_name if job.task.rank == 0 else "HOST"
-    raise LaunchError(
-        "HPC141",
+    text = (
         f"tasks are in a custom order ({job.provenance['order']}), which "
         f"{job.launcher.name} does not tell them. Only rank 0 knows that it is on "
-        f"{first}. Pass its host to all tasks:{to_copy(option + first)}",
-        everywhere=True,
+        f"{first}. Pass its host to all tasks:{to_copy(option + first)}"
     )
+    raise LaunchError("HPC141", text, everywhere=True)
 
 
 # --- the exported endpoint, in direct mode --------------------------------------------
@@ -258,11 +253,8 @@ def exported(inputs: Inputs, job: Job) -> tuple[HeadNode | None, tuple[Message, 
         exported_port = ""  # shared by all steps of a job, or not on all nodes
     if address and not _may_be_first_node(inputs, job, address):
         first = job.nodes[0] or "this one"
-        text = (
-            f"{MASTER_ADDR}={address} is not node 0 of this step, {first}, and is "
-            "replaced"
-        )
-        return None, (Message("HPC078", text),)
+        text = f"{MASTER_ADDR}={address} is not node 0 of this step, {first}"
+        return None, (Message("HPC078", f"{text}, and is replaced"),)
     port = inputs.free_port or port_of(job.launch_id)
     if exported_port:
         port = _exported_port(exported_port)
@@ -310,11 +302,8 @@ def is_explicit(options: Options) -> bool:
 def check_resolves(inputs: Inputs, head: HeadNode) -> None:
     """Check that an explicit host has an address here."""
     if not inputs.network.resolve(head.host):
-        raise LaunchError(
-            "HPC067",
-            f"{head.setting} does not resolve here. Pass a name or an address that "
-            "does: HOST:PORT",
-        )
+        text = f"{head.setting} does not resolve here. Pass a name or an address that "
+        raise LaunchError("HPC067", f"{text}does: HOST:PORT")
 
 
 def may_join(options: Options) -> bool:
@@ -326,54 +315,53 @@ def may_join(options: Options) -> bool:
     return options.is_c10d and is_told
 
 
-def explicit_local_address(inputs: Inputs) -> Address:
-    """Return the number of ``--local-addr``: any of this node's, also loopback."""
-    address = inputs.network.local_address(inputs.options.local_addr)
-    if address is not None:
-        return address
-    raise LaunchError(
-        "HPC052",
-        f"{inputs.options['local_addr']} is not an address of this node, which has "
-        f"{inputs.network.own_addresses()}. Remove the option",
-    )
+def explicit_local_address(inputs: Inputs) -> Address | None:
+    """Return the number of ``--local-addr``, any of this node's, also loopback.
+
+    ``None`` without the option.
+    """
+    host = inputs.options.local_addr
+    address = inputs.network.local_address(host) if host else None
+    if address is None and host:
+        raise LaunchError(
+            "HPC052",
+            f"{inputs.options['local_addr']} is not an address of this node, which has "
+            f"{inputs.network.own_addresses()}. Remove the option",
+        )
+    return address
 
 
 # --- as this node sees it -------------------------------------------------------------
 
 
-def on_this_node(inputs: Inputs, job: Job, index: int, head: HeadNode) -> HeadNode:
-    """Add this node's view of the head node; ``index`` is this node's in the job.
-
-    Check on rank 0 that the other nodes will look for it here.
-    """
-    host = _resolving(inputs, head.host, head.plain)
+def on_this_node(inputs: Inputs, job: Job, head: HeadNode) -> HeadNode:
+    """Add this node's view of the head node."""
+    _, index = place_of(job)
+    host, warnings = _usable_name(inputs, head.host, head.plain)
     _check_rank_0(inputs, job, head, host)
     fast = inputs.rewrite(job.own_name)
-    is_same = fast == head.host
-    name = host if is_same else _resolving(inputs, fast, job.own_name)
-    is_derived = head.setting is None
-    others_may_differ = is_derived and any(map(is_number, job.head_candidates))
-    used = replace(
-        head,
-        host=host,
-        local_name=name,
-        is_local=_is_local(inputs, job, index, head, host),
-        others_may_differ=others_may_differ or host != head.host,
-        warnings=_plain_names(inputs, {head.host: host, fast: name}),
-    )
-    return _with_addresses(inputs, job, index, used)
-
-
-def _with_addresses(inputs: Inputs, job: Job, index: int, head: HeadNode) -> HeadNode:
+    local_name = host
+    if fast != head.host:
+        local_name, more = _usable_name(inputs, fast, job.own_name)
+        warnings += more
+    has_addresses = any(map(is_number, job.head_candidates))
+    differs = host != head.host or (head.setting is None and has_addresses)
+    is_local = _is_local(inputs, job, index, head, host)
+    head = replace(head, host=host, local_name=local_name, is_local=is_local)
     neighbours = filter(None, job.nodes[:index] + job.nodes[index + 1 :])
     named = _named_address(inputs, head, next(neighbours, head.plain))
-    address = explicit_local_address(inputs) if inputs.options.local_addr else named
-    connect_host = _connect_host(inputs, head.host)
-    if head.index == index and not is_number(head.host):
+    connect_host = _connect_host(inputs, host)
+    if head.index == index and not is_number(host):
         # It reaches its own store even if its name means 127.0.1.1 here.
-        any_address = next(iter(inputs.network.resolve(head.host)), "")
+        any_address = next(iter(inputs.network.resolve(host)), "")
         connect_host = str(named or connect_host or any_address)
-    return replace(head, connect_host=connect_host, local_address=address)
+    return replace(
+        head,
+        connect_host=connect_host,
+        local_address=explicit_local_address(inputs) or named,
+        others_may_differ=differs,
+        warnings=warnings,
+    )
 
 
 def _named_address(inputs: Inputs, head: HeadNode, neighbour: str) -> Address | None:
@@ -401,23 +389,18 @@ def _connect_host(inputs: Inputs, host: str) -> str:
     return str(alike[0]) if len(alike) == 1 else host
 
 
-def _resolving(inputs: Inputs, fast: str, plain: str) -> str:
-    """Return the name for the site if it resolves here, otherwise the plain name."""
-    return fast if fast == plain or inputs.network.resolve(fast) else plain
-
-
-def _plain_names(inputs: Inputs, used: Mapping[str, str]) -> tuple[Message, ...]:
-    """Return a warning for each name that is used instead of the name for the site."""
+def _usable_name(
+    inputs: Inputs, fast: str, plain: str
+) -> tuple[str, tuple[Message, ...]]:
+    """Return the name for the site; if it does not resolve here, the plain name."""
+    if fast == plain or inputs.network.resolve(fast):
+        return fast, ()
     site = inputs.site.name if inputs.site else ""
-    return tuple(
-        Message(
-            "HPC056",
-            f"{fast} does not resolve here, although site {site!r} uses this name. "
-            f"Using {name}. If this is not that site, pass --hpc-site=none",
-        )
-        for fast, name in used.items()
-        if name != fast
+    text = (
+        f"{fast} does not resolve here, although site {site!r} uses this name. Using "
+        f"{plain}. If this is not that site, pass --hpc-site=none"
     )
+    return plain, (Message("HPC056", text),)
 
 
 def _is_local(inputs: Inputs, job: Job, index: int, head: HeadNode, host: str) -> bool:
@@ -441,6 +424,7 @@ def _is_local(inputs: Inputs, job: Job, index: int, head: HeadNode, host: str) -
 
 
 def _check_rank_0(inputs: Inputs, job: Job, head: HeadNode, host: str) -> None:
+    """Check on rank 0 that the other nodes will look for it here."""
     setting = head.setting
     is_first = job.node_rank == 0
     if inputs.mode.is_direct:
@@ -472,21 +456,19 @@ def _check_rank_0(inputs: Inputs, job: Job, head: HeadNode, host: str) -> None:
 def unreachable(inputs: Inputs, job: Job, head: HeadNode) -> LaunchError:
     """Return why this node cannot reach the head node."""
     addresses = ", ".join(map(str, inputs.network.resolve(head.host)))
-    fault = "does not resolve here"
-    if addresses:
-        fault = f"resolves only to {addresses} here"
+    fault = f"resolves only to {addresses}" if addresses else "does not resolve"
     fix = f" --rdzv_endpoint=HOST:{head.port}"
     if inputs.mode.is_direct:
         fix = to_copy(f"export {MASTER_ADDR}=HOST")
-    return LaunchError(
-        "HPC059",
+    text = (
         f"the head node's name {head.host} "
-        f"({head.setting or job.provenance['nodes']}) {fault}. Pass a name or an "
-        f"address that every node can reach:{fix}",
-        # An explicit name is wrong on all nodes, a derived one perhaps only here. An
-        # agent would find out, a task in direct mode cannot.
-        everywhere=head.setting is not None and not inputs.mode.is_direct,
+        f"({head.setting or job.provenance['nodes']}) {fault} here. Pass a name or an "
+        f"address that every node can reach:{fix}"
     )
+    # An explicit name is wrong on all nodes, a derived one perhaps only here. An agent
+    # would find out, a task in direct mode cannot.
+    is_shared = head.setting is not None and not inputs.mode.is_direct
+    return LaunchError("HPC059", text, everywhere=is_shared)
 
 
 def source_of(inputs: Inputs, job: Job, head: HeadNode) -> str:

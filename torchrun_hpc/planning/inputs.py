@@ -43,7 +43,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a plan; ``environ`` and ``promise`` are those of `Preflight`."""
+    """The inputs of a plan; ``environ`` and ``promise`` come from `Preflight`."""
 
     mode: Mode
     job: Job | None  # ``None`` without one
@@ -66,7 +66,7 @@ class Inputs:
 
     @property
     def direct_job(self) -> Job | None:
-        """The job in direct mode, where each of its tasks is a worker."""
+        """The job, if each of its tasks is a worker; otherwise ``None``."""
         return self.job if self.mode.is_direct else None
 
     @property

@@ -54,17 +54,18 @@ class Meeting:
     backend: str
     # Number of nodes, with the spares.
     nodes: int = 1
+    # Rank of this node.
     node_rank: int = 0
     # Rank that decides who reports: the node's, or the task's in direct mode.
     report_rank: int = 0
     # Unique name of this launch; can be empty on one node.
     launch_id: str = ""
-    # As in `Job`.
+    # The program that started the tasks, if known.
     started_by: Launcher | None = None
     # The end of what must be equal in the command, with a digest of all of it; empty if
     # ``launch_id`` identifies a launch.
     started: str = ""
-    # Names of the nodes by rank, empty ones if unknown; none without a scheduler.
+    # Names of the nodes by rank; unknown ones are empty. Without a scheduler, none.
     hosts: tuple[str, ...] = ()
     # Their names on the fast network, by the site's rule, unresolved.
     fast_hosts: tuple[str, ...] = ()
@@ -74,8 +75,9 @@ class Meeting:
     may_grow: bool = False
     # Seconds that an agent may be silent, if the rendezvous is ours.
     silence_timeout: int = 0
+    # How spare nodes replace lost ones; their number is 0 without any.
     spares: Spares = field(default_factory=Spares)
-    # Its path is empty if nobody else can connect.
+    # File of the user's key; its path is empty if nobody else can connect.
     key: KeyFile = field(default_factory=KeyFile)
     # Name of the site, with the variable that identifies it.
     site: Setting | None = None
@@ -105,7 +107,7 @@ class Meeting:
     # Interfaces of gloo and NCCL, for messages; empty if gloo chooses its own.
     interface: str = ""
 
-    # --- what follows ---
+    # --- what follows from it ---
     # Derived options of torchrun, by their names in its parser.
     options: Mapping[str, Setting] = field(default_factory=dict)
     # Variables to set, by name.

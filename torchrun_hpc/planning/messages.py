@@ -12,7 +12,7 @@ from torchrun_hpc.schedulers.job import LaunchContext, Launcher
 from torchrun_hpc.variables import GLOO, NCCL, RANK, RUN_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from torchrun_hpc.planning.head_node import HeadNode
     from torchrun_hpc.planning.inputs import Inputs
@@ -39,28 +39,26 @@ def interactive_note(inputs: Inputs) -> tuple[Message, ...]:
     if job is None or job.context is not LaunchContext.INTERACTIVE_STEP:
         return ()
     total = job.allocated_nodes
-    if total == 1:
-        return ()
-    line = job.once_per_node(inputs.command, nodes=total)
-    text = f"this is 1 of {total} nodes of the job. To use all of them, run:"
-    return (Message("HPC073", text + to_copy(line)),)
+    line = to_copy(job.once_per_node(inputs.command, nodes=total))
+    text = f"this is 1 of {total} nodes of the job. To use all of them, run:{line}"
+    return (Message("HPC073", text),) if total > 1 else ()
 
 
-def unused(inputs: Inputs, where: str, names: Sequence[str]) -> tuple[Message, ...]:
-    """Return a note on each of our options that has no effect.
+def unused(inputs: Inputs, reason: str, names: Iterable[str]) -> tuple[Message, ...]:
+    """Return a note on each of our options that has no effect, with the reason.
 
     Modules set variables for all jobs, so there is no note on these. There is also none
     on an option that is switched off.
     """
     given = {name: inputs.options[name] for name in names if name in inputs.options}
     return tuple(
-        Message("HPC077", f"{option} has no effect {where}")
+        Message("HPC077", f"{option} has no effect {reason}")
         for name, option in given.items()
         if option.value != NONE and variable_of(name) not in inputs.environ
     )
 
 
-def unused_on_one_node(inputs: Inputs, where: str) -> tuple[Message, ...]:
+def unused_on_one_node(inputs: Inputs, reason: str) -> tuple[Message, ...]:
     """Return a note on each option that only works on several nodes of a job."""
     options, site = inputs.options, inputs.site
     is_useless = {
@@ -68,7 +66,7 @@ def unused_on_one_node(inputs: Inputs, where: str) -> tuple[Message, ...]:
         "hpc_rendezvous": options.hpc_rendezvous == SCHEDULER,
         "hpc_auth": options.hpc_auth == REQUIRE,
     }
-    return unused(inputs, where, [name for name in is_useless if is_useless[name]])
+    return unused(inputs, reason, [name for name in is_useless if is_useless[name]])
 
 
 def warnings(inputs: Inputs, head: HeadNode, host: str) -> tuple[Message, ...]:
@@ -79,9 +77,9 @@ def warnings(inputs: Inputs, head: HeadNode, host: str) -> tuple[Message, ...]:
     if address is None:
         text = (
             f"{host} has no known address that other nodes can reach, so "
-            f"{GLOO} and {NCCL} are not set, and torch listens on all interfaces. In a "
-            "container, use the host's network. Otherwise export both variables, and "
-            "pass --local-addr"
+            f"{GLOO} and {NCCL} are not set, and torch listens "
+            "on all interfaces. In a container, use the host's network. Otherwise "
+            "export both variables, and pass --local-addr"
         )
         problems.append(Message("HPC057", text))
     elif interface and not interface.up:
@@ -98,7 +96,10 @@ def warnings(inputs: Inputs, head: HeadNode, host: str) -> tuple[Message, ...]:
 
 
 def foreign(inputs: Inputs, host: str, but: str) -> Message:
-    """Return that no interface here has a name's address; ``but`` begins the remedy."""
+    """Return a warning that a name has only addresses of other machines.
+
+    ``but`` begins the remedy.
+    """
     network = inputs.network
     addresses = ", ".join(map(str, network.addresses_of(host)))
     text = (
@@ -128,10 +129,10 @@ def nested(environ: Mapping[str, str], run_id: str) -> LaunchError | None:
     """
     if not environ.get(RANK) or environ.get(RUN_ID) != run_id:
         return None
-    return LaunchError(
-        "HPC164",
+    text = (
         f"torchrun_hpc is already running: this is worker {environ[RANK]} of launch "
         f"{run_id} ({RUN_ID}). Pass --standalone to start workers on this node only, "
-        "or remove one of the two launchers",
-        others_know=True,  # the agents of this launch are at work
+        "or remove one of the two launchers"
     )
+    # The agents of this launch are at work.
+    return LaunchError("HPC164", text, others_know=True)

@@ -1,6 +1,6 @@
 """The mode of a launch: how it starts its workers, decided before torch is imported.
 
-All nodes choose the same, from the whole step and the command line.
+All nodes choose the same mode, from the whole step and the command line.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
 
-# The options of torchrun that direct mode accepts. PET_STANDALONE can be 0.
-_OF_DIRECT_MODE = (
-    *("module", "no_python", "virtual_local_rank", "nproc_per_node", "standalone"),
-)
+# Direct mode accepts ours, and these of torchrun. PET_STANDALONE can be 0.
+_OF_WORKER = ("module", "no_python", "virtual_local_rank")
+_OF_DIRECT_MODE = {*OURS, *_OF_WORKER, "nproc_per_node", "standalone"}
 
 
 class Mode(Enum):
@@ -84,23 +83,19 @@ def check_started_right(preflight: Preflight) -> None:
         raise preflight.problem
     if job is None:
         return
+    line = to_copy(job.once_per_node(preflight.command))
+    nodes, source = count(len(job.nodes), "node"), job.provenance["nodes"]
     if job.context is LaunchContext.ALLOCATION_SHELL:
-        raise LaunchError(
-            "HPC060",
-            f"this shell is not on the job's {count(len(job.nodes), 'node')} "
-            f"({fold(job.nodes)} by {job.provenance['nodes']}). Start the command "
-            f"there:{to_copy(job.once_per_node(preflight.command))}",
-            everywhere=True,
-        )
+        text = f"this shell is not on the job's {nodes} ({fold(job.nodes)} by {source})"
+        text += f". Start the command there:{line}"
+        raise LaunchError("HPC060", text, everywhere=True)
     if job.context is LaunchContext.BATCH_SCRIPT and len(job.nodes) > 1:
-        raise LaunchError(
-            "HPC061",
-            f"this is the batch script of a job of {count(len(job.nodes), 'node')} "
-            f"({job.provenance['nodes']}), and runs on the first node only. Pass "
-            "--standalone for this node alone, or start the command on all nodes:"
-            f"{to_copy(job.once_per_node(preflight.command))}",
-            everywhere=True,
+        text = (
+            f"this is the batch script of a job of {nodes} ({source}), and runs on the "
+            "first node only. Pass --standalone for this node alone, or start the "
+            f"command on all nodes:{line}"
         )
+        raise LaunchError("HPC061", text, everywhere=True)
 
 
 def direct_mode(job: Job | None) -> Mode:
@@ -113,17 +108,16 @@ def direct_mode_problem(line: CommandLine, agents_command: str) -> LaunchError |
     """Return why a command line does not work in direct mode, which has few options."""
     if line.problem is not None:
         return line.problem
-    known = {*OURS, *_OF_DIRECT_MODE}
     given = line.options.given.items()
-    refused = [*line.unknown, *(str(s) for name, s in given if name not in known)]
+    others = [str(s) for name, s in given if name not in _OF_DIRECT_MODE]
+    refused = [*line.unknown, *others]
     if refused:
-        return LaunchError(
-            "HPC134",
+        text = (
             f"{refused[0]} does not work with one task per worker (direct mode). An "
             "option of the script must come after the script. To use an option of "
-            f"torchrun, start one task per node:{to_copy(agents_command)}",
-            everywhere=True,
+            f"torchrun, start one task per node:{to_copy(agents_command)}"
         )
+        return LaunchError("HPC134", text, everywhere=True)
     if not line.options.script:
         return wrong_line(NO_SCRIPT)
     return line.options.problem
@@ -131,13 +125,11 @@ def direct_mode_problem(line: CommandLine, agents_command: str) -> LaunchError |
 
 def _several_agents(job: Job, command: str, options: Options) -> LaunchError:
     wanted = options.given.get("nproc_per_node", "an agent")
-    tasks = count(job.task.size, "task")
-    return LaunchError(
-        "HPC062",
-        f"{job.launcher.name} started {tasks} on {count(len(job.nodes), 'node')} "
-        f"({job.provenance['tasks']}), and {wanted} on each would start more workers. "
-        "Remove --nproc_per_node to make each task a worker, pass --standalone for one "
-        f"world per task, or start one task per node:"
-        f"{to_copy(job.once_per_node(command))}",
-        everywhere=True,
+    tasks, nodes = count(job.task.size, "task"), count(len(job.nodes), "node")
+    text = (
+        f"{job.launcher.name} started {tasks} on {nodes} ({job.provenance['tasks']}), "
+        f"and {wanted} on each would start more workers. Remove --nproc_per_node to "
+        "make each task a worker, pass --standalone for one world per task, or start "
+        f"one task per node:{to_copy(job.once_per_node(command))}"
     )
+    return LaunchError("HPC062", text, everywhere=True)

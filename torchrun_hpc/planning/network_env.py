@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.host.network import Address, Network
     from torchrun_hpc.planning.inputs import Inputs
 
+
 # Each of these sets its own level, so the level of their parent has no effect.
 _LOGGED_MODULES = (
     "torch.distributed.run",
@@ -53,9 +54,14 @@ DEBUG_VARIABLES = {
 
 
 def network(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
-    """Return the variables for several nodes that are not set, first the site's."""
-    found = of_site(inputs)
-    return _unset(inputs, {**found, **_interfaces(inputs, address), **found})
+    """Return the variables for several nodes that are not set, first the site's.
+
+    ``address`` is this node's address for the job.
+    """
+    variables = of_site(inputs)
+    for name, setting in _interfaces(inputs, address).items():
+        variables.setdefault(name, setting)
+    return _unset(inputs, variables)
 
 
 def debugging(environ: Mapping[str, str]) -> dict[str, Setting]:
@@ -73,16 +79,14 @@ def of_resolver(inputs: Inputs) -> dict[str, Setting]:
     Torch asks for the name of each address, and warns if it gets no answer. Without a
     reachable name server, a short timeout is set (resolv.conf(5)).
     """
-    source = {
-        Resolver.DOWN: "no name server can be reached",
-        Resolver.SILENT: "no answer of the resolver",
-    }.get(inputs.node.resolver)
-    if source is None:
-        return {}
-    found = {CPP_LOG_LEVEL: Setting("ERROR", source)}
+    variables = {}
     if inputs.node.resolver is Resolver.DOWN:
-        found[RESOLVER_OPTIONS] = Setting("timeout:1 attempts:1", source)
-    return _unset(inputs, found)
+        source = "no name server can be reached"
+        variables[CPP_LOG_LEVEL] = Setting("ERROR", source)
+        variables[RESOLVER_OPTIONS] = Setting("timeout:1 attempts:1", source)
+    elif inputs.node.resolver is Resolver.SILENT:
+        variables[CPP_LOG_LEVEL] = Setting("ERROR", "no answer of the resolver")
+    return _unset(inputs, variables)
 
 
 def of_release(inputs: Inputs) -> dict[str, Setting]:
@@ -90,8 +94,8 @@ def of_release(inputs: Inputs) -> dict[str, Setting]:
     return _unset(inputs, inputs.node.of_release)
 
 
-def _unset(inputs: Inputs, found: Mapping[str, Setting]) -> dict[str, Setting]:
-    return {name: found[name] for name in found if not inputs.environ.get(name)}
+def _unset(inputs: Inputs, variables: Mapping[str, Setting]) -> dict[str, Setting]:
+    return {n: value for n, value in variables.items() if not inputs.environ.get(n)}
 
 
 def interface_name(
@@ -108,11 +112,11 @@ def interface_name(
 
 
 def of_site(inputs: Inputs) -> dict[str, Setting]:
-    """Return the variables of the profile and the site, without absent interfaces."""
+    """Return the site's and its profile's variables, except for absent interfaces."""
     return {
         name: setting
         for name, setting in _all_of_site(inputs)
-        if _is_here(name, setting, inputs.network)
+        if _is_present(name, setting, inputs.network)
     }
 
 
@@ -124,7 +128,7 @@ def _all_of_site(inputs: Inputs) -> Iterator[tuple[str, Setting]]:
         yield from inputs.profile.variables.items()
 
 
-def _is_here(name: str, setting: Setting, network: Network) -> bool:
+def _is_present(name: str, setting: Setting, network: Network) -> bool:
     return name not in _MATCHES or _MATCHES[name](setting.value, network)
 
 
@@ -132,14 +136,14 @@ def _interfaces(inputs: Inputs, address: Address | None) -> dict[str, Setting]:
     interface = inputs.network.owner(address)
     if address is None or interface is None:
         return {}
-    owner = f"{interface.name} has {address}"
-    found = {GLOO: Setting(interface.name, owner)}
+    source = f"{interface.name} has {address}"
+    variables = {GLOO: Setting(interface.name, source)}
     # By itself, NCCL prefers all ib* interfaces.
     if not any(name.startswith("ib") for name in _up(inputs.network)):
         rails = inputs.network.siblings(interface, address)
         names = ",".join(rail.name for rail in rails)
-        found[NCCL] = Setting(f"={names}", owner)
-    return found
+        variables[NCCL] = Setting(f"={names}", source)
+    return variables
 
 
 def check_gloo(environ: Mapping[str, str], network: Network) -> None:
@@ -152,18 +156,18 @@ def check_gloo(environ: Mapping[str, str], network: Network) -> None:
     useful = [
         interface.name
         for interface in network.interfaces
-        if not all(own.ip.is_loopback for own in interface.addresses)
+        if not all(address.ip.is_loopback for address in interface.addresses)
     ]
     for part in value.removesuffix(",").split(","):
         if part not in names:
             hint = choices(part.strip().lstrip("^="), useful or names)
-            raise LaunchError(
-                "HPC054",
+            text = (
                 f"{GLOO}={value}: this node has no interface {part!r}. gloo takes "
                 "exact names. Prefixes, ^, = and blanks are for NCCL. Unset the "
-                f"variable, or name an interface of this node. {hint}",
-                everywhere=part.startswith(("^", "=")),
+                f"variable, or name an interface of this node. {hint}"
             )
+            is_wrong = part.startswith(("^", "="))  # on any node
+            raise LaunchError("HPC054", text, everywhere=is_wrong)
 
 
 def notes(inputs: Inputs, address: Address | None) -> list[Message]:
@@ -177,29 +181,28 @@ def notes(inputs: Inputs, address: Address | None) -> list[Message]:
 
 
 def warnings(inputs: Inputs) -> list[Message]:
-    """Return warnings about interfaces of the user or the site that are not here."""
-    found = []
-    names, site = _up(inputs.network), inputs.site
+    """Return warnings if the user or the site names interfaces that are not here."""
+    problems = []
+    names, site = ", ".join(_up(inputs.network)), inputs.site
     value = inputs.environ.get(NCCL, "")
     # Only the script knows whether it uses NCCL, so this is no error.
     if not _nccl_matches(value, inputs.network):
         wanted = value.lstrip("=").partition(",")[0]
         text = (
             f"{NCCL}={value} matches no interface that is up here, and NCCL will not "
-            f"start. {choices(wanted, names)}. Names are prefixes. A leading = means "
-            "exact names, a leading ^ all other names"
+            f"start. {choices(wanted, _up(inputs.network))}. Names are prefixes. A "
+            "leading = means exact names, a leading ^ all other names"
         )
-        found.append(Message("HPC058", text))
-    if site is None:
-        return found
+        problems.append(Message("HPC058", text))
     for name, setting in _all_of_site(inputs):
-        if not (inputs.environ.get(name) or _is_here(name, setting, inputs.network)):
+        is_used = inputs.environ.get(name) or _is_present(name, setting, inputs.network)
+        if site is not None and not is_used:
             text = (
                 f"{setting.source} sets {name}={setting.value}, which is not up here. "
-                f"It is left out ({site.file}). There are: {', '.join(names)}"
+                f"It is left out ({site.file}). There are: {names}"
             )
-            found.append(Message("HPC076", text))
-    return [*found, *unread(inputs)]
+            problems.append(Message("HPC076", text))
+    return [*problems, *unread(inputs)]
 
 
 def unread(inputs: Inputs) -> tuple[Message, ...]:
@@ -241,22 +244,21 @@ def _missing(inputs: Inputs) -> set[str]:
     return {n for n in wanted if not inputs.environ.get(n)} - of_site(inputs).keys()
 
 
-def _up(here: Network) -> list[str]:
-    return [interface.name for interface in here.interfaces if interface.up]
+def _up(network: Network) -> list[str]:
+    return [interface.name for interface in network.interfaces if interface.up]
 
 
-def _gloo_matches(value: str, here: Network) -> bool:
-    return not value or {*_up(here)}.issuperset(value.split(","))
+def _gloo_matches(value: str, network: Network) -> bool:
+    return not value or {*_up(network)}.issuperset(value.split(","))
 
 
-def _nccl_matches(value: str, here: Network) -> bool:
+def _nccl_matches(value: str, network: Network) -> bool:
     if len(value) <= 1 or value.startswith("^"):
         return True
-    wanted = tuple(part for part in value.lstrip("=").split(",") if part)
-    return any(
-        name in wanted if value.startswith("=") else name.startswith(wanted)
-        for name in _up(here)
-    )
+    parts = tuple(part for part in value.lstrip("=").split(",") if part)
+    if value.startswith("="):
+        return any(name in parts for name in _up(network))
+    return any(name.startswith(parts) for name in _up(network))
 
 
 _MATCHES = {GLOO: _gloo_matches, NCCL: _nccl_matches}

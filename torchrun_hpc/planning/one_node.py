@@ -27,12 +27,8 @@ def meet(inputs: Inputs) -> Meeting:
     ignored = _ignored_node_rank(inputs)
     derived = {"node_rank": Setting(0, _RULE)} if ignored else {}
     if options.standalone and options.nnodes.low > 1:
-        raise LaunchError(
-            "HPC065",
-            f"{options['nnodes']} and --standalone, which is one node. Remove one of "
-            "them",
-            everywhere=True,
-        )
+        text = f"{options['nnodes']} and --standalone, which is one node. Remove one "
+        raise LaunchError("HPC065", f"{text}of them", everywhere=True)
     has_endpoint = head_node.is_explicit(options) and not options.standalone
     listen = _listens(inputs) if has_endpoint else (LOOPBACK, 0)
     if options.standalone and "rdzv_backend" in options:
@@ -41,10 +37,8 @@ def meet(inputs: Inputs) -> Meeting:
     if not options.standalone and not options.is_static:
         derived |= _c10d_options(inputs, is_host=has_endpoint and listen is not None)
     # Torch would publish getfqdn(), which does not always resolve: pytorch#174513.
-    address = LOOPBACK
-    if options.local_addr:
-        address = str(head_node.explicit_local_address(inputs))
-    else:
+    address = head_node.explicit_local_address(inputs)
+    if address is None:
         derived["local_addr"] = Setting(LOOPBACK, _RULE)
     if "nnodes" not in options or options.nnodes.high > 1:
         derived["nnodes"] = Setting("1", _RULE)  # nobody can join
@@ -58,7 +52,7 @@ def meet(inputs: Inputs) -> Meeting:
         hosts=hosts,
         fast_hosts=hosts,
         endpoint=options.rdzv_endpoint or "localhost",
-        local_address=address,
+        local_address=str(address or LOOPBACK),
         coordinator=0 if in_process else None,
         is_coordinator=in_process,
         listen=None if in_process else listen,
@@ -77,19 +71,12 @@ def _ignored_node_rank(inputs: Inputs) -> tuple[Message, ...]:
     options = inputs.options
     if not options.node_rank:
         return ()
-    has_static_store = options.rdzv_backend == STATIC or (
-        options.is_static and "master_port" in options
-    )
+    option, fact = options["node_rank"], "a world of one node has only node 0"
+    has_port = options.is_static and "master_port" in options
+    has_static_store = options.rdzv_backend == STATIC or has_port
     if has_static_store and not options.standalone:
-        raise LaunchError(
-            "HPC064",
-            f"{options['node_rank']}, but a world of one node has only node 0. Remove "
-            "the option",
-        )
-    text = (
-        f"{options['node_rank']} is ignored: a world of one node has only node 0. For "
-        "several nodes, pass --nnodes"
-    )
+        raise LaunchError("HPC064", f"{option}, but {fact}. Remove the option")
+    text = f"{option} is ignored: {fact}. For several nodes, pass --nnodes"
     return (Message("HPC075", text),)
 
 

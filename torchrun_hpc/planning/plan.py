@@ -29,14 +29,14 @@ from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import FAULT_HANDLER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
 
 _OF_AGENT = ("hpc_stall_report", "hpc_outcome", "hpc_without_patches", "hpc_rendezvous")
 
-# How the nodes of a job meet.
+# Functions that make the meeting of a job with several nodes or tasks.
 _MEETINGS = {
     Mode.SEVERAL_NODES: several_nodes.meet,
     Mode.DIRECT: direct.meet_on_several,
@@ -92,9 +92,9 @@ def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
     """Complete the plan, before the nodes meet; refuse what torch does not support."""
     if meeting.has_coordinator and inputs.node.incompatible_patches:
         meeting = meet(inputs)  # perhaps by torch's own rendezvous
-    own, asked = _workers(inputs), inputs.options
+    workers, asked = workers_of(inputs), inputs.options
     options = {**meeting.options}
-    environment = {**own.environment, **meeting.environment}
+    environment = {**workers.environment, **meeting.environment}
     if meeting.backend == C10D:
         environment |= network_env.of_release(inputs)
     # An empty value is the user's. Python reads it as off.
@@ -103,22 +103,20 @@ def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
     environment |= network_env.of_resolver(inputs)
     if asked.hpc_debug:
         environment |= network_env.debugging(inputs.environ)
-        has_logs = "tee" in asked or "redirects" in asked
-        if not has_logs and not inputs.mode.is_direct:
+        if not (inputs.mode.is_direct or "tee" in asked or "redirects" in asked):
             # The workers' stderr, with the rank on each line.
             options["tee"] = Setting("2", "--hpc-debug")
+    of_plan = _messages(inputs, meeting, workers)
     return LaunchPlan(
-        mode=inputs.mode,
-        asked=asked,
-        meeting=meeting,
-        workers=own,
-        options=options,
-        environment=environment,
-        messages=_messages(inputs, meeting, own),
+        inputs.mode, asked, meeting, workers, options, environment, of_plan
     )
 
 
-def _workers(inputs: Inputs) -> Workers:
+def workers_of(inputs: Inputs) -> Workers:
+    """Return this node's workers: their number, CPUs, threads, and GPU.
+
+    Before torch is imported, the number is a guess.
+    """
     bound = binding.plan(inputs)
     threads = resources.worker_threads(inputs, bound)
     if job := inputs.direct_job:
@@ -127,40 +125,33 @@ def _workers(inputs: Inputs) -> Workers:
     return Workers(inputs.node.workers, 0, threads, bound, inputs.preload)
 
 
-def _messages(inputs: Inputs, meeting: Meeting, own: Workers) -> Messages:
+def _messages(inputs: Inputs, meeting: Meeting, workers: Workers) -> Messages:
     if job := inputs.direct_job:
-        of_node = resources.task_advice(inputs, job, own)
+        of_node = resources.task_advice(inputs, job, workers)
     else:
-        of_node = resources.advice(inputs, own, meeting.nodes)
+        of_node = resources.advice(inputs, workers, meeting.nodes)
+    of_binding = binding.advice(inputs, workers.binding)
     return Messages(
         title=messages.title(inputs, meeting.nodes),
-        notes=(
-            *meeting.notes,
-            *_unused(inputs, meeting),
-            *_left_out(inputs),
-        ),
-        advice=(
-            *meeting.advice,
-            *of_node,
-            *_not_preloaded(inputs),
-            *binding.advice(inputs, own.binding),
-        ),
+        notes=(*meeting.notes, *_unused(inputs, meeting), *_left_out(inputs)),
+        advice=(*meeting.advice, *of_node, *_not_preloaded(inputs), *of_binding),
         warnings=meeting.warnings,
     )
 
 
-def _unused(inputs: Inputs, meeting: Meeting) -> tuple[Message, ...]:
-    of_key = () if meeting.has_coordinator and meeting.key.path else ("hpc_key_file",)
-    found = messages.unused(inputs, "because no node checks a key", of_key)
-    if inputs.preload is None:
-        where = "in direct mode, and in programs that start the agent themselves"
-        found += messages.unused(inputs, where, ("hpc_preload",))
-    if inputs.mode.is_direct:
-        found += messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENT)
-    elif inputs.lacks("watch_workers"):
-        where = "on workers that are not watched"
-        found += messages.unused(inputs, where, ("hpc_stall_report",))
-    return found
+def _unused(inputs: Inputs, meeting: Meeting) -> Iterator[Message]:
+    """Yield a note on each option that has no effect in this launch."""
+    is_direct = inputs.mode.is_direct
+    has_key = meeting.has_coordinator and meeting.key.path
+    is_unwatched = not is_direct and inputs.lacks("watch_workers")
+    without_preload = "in direct mode, and in programs that start the agent themselves"
+    for applies, reason, names in (
+        (not has_key, "because no node checks a key", ("hpc_key_file",)),
+        (inputs.preload is None, without_preload, ("hpc_preload",)),
+        (is_direct, messages.DIRECT_MODE, _OF_AGENT),
+        (is_unwatched, "on workers that are not watched", ("hpc_stall_report",)),
+    ):
+        yield from messages.unused(inputs, reason, names) if applies else ()
 
 
 def _not_preloaded(inputs: Inputs) -> tuple[Message, ...]:

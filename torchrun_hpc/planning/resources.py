@@ -30,11 +30,22 @@ if TYPE_CHECKING:
 
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs, Node
-    from torchrun_hpc.planning.workers import Binding, Workers
+    from torchrun_hpc.planning.workers import Binding, Share, Workers
     from torchrun_hpc.schedulers.job import Job
 
-# Each lists the GPUs that a process can use, with commas.
-VISIBLE = (CUDA_VISIBLE, HIP_VISIBLE, ROCR_VISIBLE, LEVEL_ZERO_VISIBLE)
+
+# Each lists the GPUs that a process can use, with commas. Sources:
+# NVIDIA's CUDA C++ Programming Guide, AMD's "GPU isolation techniques", Intel's
+# "Level Zero environment variables".
+VISIBLE = (
+    CUDA_VISIBLE,
+    HIP_VISIBLE,
+    ROCR_VISIBLE,
+    LEVEL_ZERO_VISIBLE,
+)
+
+
+# --- the number of workers, and their threads -----------------------------------------
 
 
 def likely_workers(
@@ -44,8 +55,8 @@ def likely_workers(
     workers = options.nproc_per_node
     if isinstance(workers, int):
         return workers
-    seen = min(map(_listed, _visible(environ).values()), default=gpus)
-    return cpus if workers == "cpu" else seen or cpus
+    _, visible = _visible_gpus(environ, gpus)
+    return cpus if workers == "cpu" else visible or cpus
 
 
 def worker_threads(inputs: Inputs, binding: Binding | None) -> dict[str, Setting]:
@@ -53,34 +64,48 @@ def worker_threads(inputs: Inputs, binding: Binding | None) -> dict[str, Setting
     wanted, node = inputs.options.hpc_omp_threads, inputs.node
     if chosen_threads(inputs):
         return {}
+    number: int | str = _share(node, binding)
     if wanted == "auto":
-        explicit = inputs.options["hpc_omp_threads"]
-        cpus, workers = count(node.cpus, "CPU"), count(node.workers, "worker")
-        source = f"{explicit}: {cpus} / {workers}"
+        source = f"{count(node.cpus, 'CPU')} / {count(node.workers, 'worker')}"
         if binding is not None and binding.shares:
-            source = f"{explicit}: the smallest part, by {binding.setting}"
-        return {OMP: Setting(str(_share(node, binding)), source)}
-    if wanted is not None:
-        source = inputs.options["hpc_omp_threads"].source
-        return {OMP: Setting(str(wanted), source)}
-    # As with torchrun, a single worker can use all CPUs.
-    if node.workers > 1:
-        return {OMP: Setting("1", "torchrun's default")}
-    # The scheduler's value counts as unset. Over ssh, other nodes may lack it. Tasks in
-    # direct mode cannot compare their values.
-    job = inputs.job if inputs.mode is Mode.DIRECT else None
-    is_lacked = job is not None and not job.nodelist_is_shared
-    if inputs.environ.get(OMP) or is_lacked:
+            source = f"the smallest part, by {binding.setting}"
+        source = f"{inputs.options['hpc_omp_threads']}: {source}"
+    elif wanted is not None:
+        number, source = wanted, inputs.options["hpc_omp_threads"].source
+    elif node.workers > 1:
+        number, source = 1, "torchrun's default"
+    elif inputs.environ.get(OMP) or _may_lack_threads(inputs):
         source = f"this process's CPUs; {inputs.promise.threads.source}".rstrip("; ")
-        return {OMP: Setting(str(_share(node, binding)), source)}
-    return {}
+    else:
+        return {}  # as with torchrun, a single worker can use all CPUs
+    return {OMP: Setting(str(number), source)}
+
+
+def _may_lack_threads(inputs: Inputs) -> bool:
+    """Return whether a node may lack the scheduler's value, which counts as unset.
+
+    Over ssh, other nodes may lack it. Tasks in direct mode cannot compare their values.
+    """
+    job = inputs.job if inputs.mode is Mode.DIRECT else None
+    return job is not None and not job.nodelist_is_shared
+
+
+def threads_of(binding: Binding, share: Share) -> dict[str, str]:
+    """Return ``OMP_NUM_THREADS`` for one worker's CPUs, if it follows them."""
+    return {OMP: str(len(share.cpus))} if binding.sets_threads else {}
+
+
+def follows_cpus(inputs: Inputs) -> bool:
+    """Return whether each worker gets as many threads as CPUs."""
+    is_auto = inputs.options.hpc_omp_threads == "auto"
+    return is_auto and not chosen_threads(inputs)
 
 
 def chosen_threads(inputs: Inputs) -> str:
     """Return the user's value of the variable; empty if the scheduler has set it.
 
-    PBS sets it from the user's ``ompthreads``, or else from ``ncpus``. The value counts
-    as the user's if it fits the workers, and if all nodes get it.
+    PBS sets it from the user's ``ompthreads``, otherwise from ``ncpus``. The value
+    counts as the user's if it fits the workers, and if all nodes get it.
     """
     value = inputs.environ.get(OMP, "")
     if value != inputs.promise.threads.value:
@@ -89,6 +114,18 @@ def chosen_threads(inputs: Inputs) -> str:
     is_everywhere = inputs.job is None or inputs.job.nodelist_is_shared
     is_explicit = "hpc_omp_threads" in inputs.options
     return value if fits and is_everywhere and not is_explicit else ""
+
+
+def _number(value: str) -> int:
+    return int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
+
+
+def _share(node: Node, binding: Binding | None) -> int:
+    smallest = binding.fewest if binding is not None else 0
+    return smallest or max(node.cpus // node.workers, 1)
+
+
+# --- probable mistakes ----------------------------------------------------------------
 
 
 def advice(inputs: Inputs, workers: Workers, nodes: int) -> tuple[Message, ...]:
@@ -105,27 +142,26 @@ def task_advice(inputs: Inputs, job: Job, workers: Workers) -> tuple[Message, ..
 
     Tasks of a node mostly find the same. The second one reports it.
     """
-    if (job.node_rank, job.task.local_rank) != (0, 1):  # the second of the first node
-        is_first = job.task.rank == 0
-        return tuple(_about_threads(inputs, workers)) if is_first else ()
-    return tuple(_about_placement(job)) + tuple(_about_own_gpu(inputs))
+    if (job.node_rank, job.task.local_rank) == (0, 1):  # the second of the first node
+        return (*_about_placement(job), *_about_own_gpu(inputs))
+    return tuple(_about_threads(inputs, workers)) if job.task.rank == 0 else ()
 
 
 def _about_placement(job: Job) -> Iterator[Message]:
     if job.task.rank > 1:
         option = job.launcher.block_option.format(tasks=job.task.local_size)
-        line = f"{job.launcher.name} {option}"
+        line = to_copy(f"{job.launcher.name} {option} …")
         yield Message(
             "HPC079",
             f"tasks are placed in turn: the second one on this node is task "
-            f"{job.task.rank} ({job.provenance['task']}). {RANK} and {LOCAL_RANK} come "
-            "from the launcher: a script must not compute one from the other. To place "
-            "neighbours on one node, add the option:" + to_copy(f"{line} …"),
+            f"{job.task.rank} ({job.provenance['task']}). {RANK} and {LOCAL_RANK} "
+            "come from the launcher: a script must not compute one from the other. To place "
+            f"neighbours on one node, add the option:{line}",
         )
 
 
 def _about_own_gpu(inputs: Inputs) -> Iterator[Message]:
-    variable, visible = _visible_gpus(inputs)
+    variable, visible = _visible_gpus(inputs.environ, inputs.node.gpus)
     if variable and visible == 1 and not inputs.options.virtual_local_rank:
         yield Message(
             "HPC098",
@@ -136,48 +172,34 @@ def _about_own_gpu(inputs: Inputs) -> Iterator[Message]:
         )
 
 
-def own_gpu(inputs: Inputs, job: Job) -> dict[str, Setting]:
-    """Return the variable that shows a task only its GPU, for --virtual-local-rank."""
-    if not inputs.options.virtual_local_rank:
-        return {}
-    rank, source = job.task.local_rank, "--virtual-local-rank"
-    visible = _visible(inputs.environ)
-    if not visible:
-        return {VISIBLE[0]: Setting(str(rank), source)}
-    gpus = {name: value.split(",")[rank:] for name, value in visible.items()}
-    return {name: Setting(own[0], source) for name, own in gpus.items() if own}
-
-
 def _about_cpus(inputs: Inputs, workers: Workers, nodes: int) -> Iterator[Message]:
-    own, number = inputs.node.cpus, inputs.node.workers
-    cpus, job = count(own, "CPU"), _step(inputs)
+    cpus, number, job = inputs.node.cpus, inputs.node.workers, _step(inputs)
     promised, most = inputs.promise.cpus_per_task, inputs.promise.cpus_on_node
-    if job and job.launcher.forgets_cpus and promised.value > own:
+    if job and job.launcher.forgets_cpus and promised.value > cpus:
         yield Message(
             "HPC091",
-            f"{promised}, but this process can use only {cpus}: "
+            f"{promised}, but this process can use only {count(cpus, 'CPU')}: "
             f"{job.launcher.forgets_cpus}:{to_copy(job.launcher.remembers_cpus)}",
         )
-    elif own < number:
-        fix = f"Pass --nproc_per_node={own}"
+    elif cpus < number:
+        fix = f"Pass --nproc_per_node={cpus}"
         more = job.launcher.cpu_option.format(cpus=number) if job else ""
         if job and job.launcher.takes_from and 0 < most.value < number:
             # The launcher would refuse the option, unless it has made the job.
             fix = (
                 f"The job has {most.value} there ({most.source}). Pass {more} to "
                 f"the command that made it ({job.launcher.takes_from}), or pass "
-                f"--nproc_per_node={own}"
+                f"--nproc_per_node={cpus}"
             )
         elif job and more:
             line = job.once_per_node(inputs.command, more, nodes)
             fix = f"Give the task more CPUs:{to_copy(line)}"
-        bind = ""
         if workers.binding is not None:
-            bind = f"{workers.binding.setting} binds none of them. "
+            fix = f"{workers.binding.setting} binds none of them. {fix}"
         yield Message(
             "HPC092",
-            f"{number} workers share {cpus}, the whole affinity mask of this process. "
-            f"{bind}{fix}",
+            f"{number} workers share {count(cpus, 'CPU')}, the whole affinity mask of "
+            f"this process. {fix}",
         )
 
 
@@ -205,22 +227,22 @@ def _about_threads(inputs: Inputs, workers: Workers) -> Iterator[Message]:
         )
     planned = workers.environment.get(OMP)
     value = chosen or str(planned.value if planned else "")
-    threads = _number(value)
+    threads = _number(value) * node.workers
     # With one thread each, there are too few CPUs: another message.
     shares = workers.binding.shares if workers.binding is not None else ()
     cpus = sum(len(share.cpus) for share in shares) or node.cpus
-    if threads > 1 and threads * node.workers > cpus:
+    if _number(value) > 1 and threads > cpus:
+        line = to_copy(f"export {OMP}={_share(node, workers.binding)}")
         yield Message(
             "HPC094",
-            f"{OMP}={value} times {count(node.workers, 'worker')} is "
-            f"{threads * node.workers} threads on {count(cpus, 'CPU')}. Use fewer:"
-            + to_copy(f"export {OMP}={_share(node, workers.binding)}"),
+            f"{OMP}={value} times {count(node.workers, 'worker')} is {threads} threads "
+            f"on {count(cpus, 'CPU')}. Use fewer:{line}",
         )
 
 
 def _about_gpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
-    variable, visible = _visible_gpus(inputs)
     node, present = inputs.node, inputs.promise.gpus_on_node
+    variable, visible = _visible_gpus(inputs.environ, node.gpus)
     if not visible or not (node.gpus or present.value):
         return
     shown = f"{variable}={inputs.environ[variable]}" if variable else "this node"
@@ -249,9 +271,33 @@ def _about_gpus(inputs: Inputs, nodes: int) -> Iterator[Message]:
         )
 
 
-def _visible_gpus(inputs: Inputs) -> tuple[str, int]:
-    counts = [(_listed(v), name) for name, v in _visible(inputs.environ).items()]
-    number, name = min(counts, key=itemgetter(0), default=(inputs.node.gpus, ""))
+def _step(inputs: Inputs) -> Job | None:
+    job = inputs.job
+    return job if job and job.context is LaunchContext.STEP else None
+
+
+# --- visible GPUs ---------------------------------------------------------------------
+
+
+def own_gpu(inputs: Inputs, job: Job) -> dict[str, Setting]:
+    """Return the variable that shows a task only its GPU, for --virtual-local-rank."""
+    if not inputs.options.virtual_local_rank:
+        return {}
+    rank, source = job.task.local_rank, "--virtual-local-rank"
+    visible = _visible(inputs.environ)
+    if not visible:
+        return {VISIBLE[0]: Setting(str(rank), source)}
+    gpus = {name: value.split(",")[rank:] for name, value in visible.items()}
+    return {name: Setting(rest[0], source) for name, rest in gpus.items() if rest}
+
+
+def _visible_gpus(environ: Mapping[str, str], gpus: int) -> tuple[str, int]:
+    """Return the variable that shows the fewest GPUs, and their number.
+
+    Without such a variable, it is empty, and ``gpus`` are visible.
+    """
+    counts = [(_listed(v), name) for name, v in _visible(environ).items()]
+    number, name = min(counts, key=itemgetter(0), default=(gpus, ""))
     return name, number
 
 
@@ -264,23 +310,3 @@ def _listed(value: str) -> int:
     listed = [part.strip() for part in value.split(",")]
     invalid = (i for i, part in enumerate(listed) if part in {"", "-1", "NoDevFiles"})
     return next(invalid, len(listed))
-
-
-def _number(value: str) -> int:
-    return int(value) if re.fullmatch("[0-9]{1,6}", value) else 0
-
-
-def _step(inputs: Inputs) -> Job | None:
-    job = inputs.job
-    return job if job and job.context is LaunchContext.STEP else None
-
-
-def _share(node: Node, binding: Binding | None) -> int:
-    own = binding.fewest if binding is not None else 0
-    return own or max(node.cpus // node.workers, 1)
-
-
-def follows_cpus(inputs: Inputs) -> bool:
-    """Return whether each worker gets as many threads as CPUs."""
-    is_auto = inputs.options.hpc_omp_threads == "auto"
-    return is_auto and not chosen_threads(inputs)

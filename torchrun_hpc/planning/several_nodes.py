@@ -43,29 +43,18 @@ OF_ENDPOINT = ("rdzv_endpoint", "master_addr", "master_port", "rdzv_conf")
 
 def meet(inputs: Inputs, job: Job) -> Meeting:
     """Return where the nodes of a step meet; refuse options that do not fit it."""
-    options = inputs.options
-    _check_number_of_spares(inputs, job)
     _check_nnodes(inputs, job)
     problem = messages.nested(inputs.environ, job.launch_id)
-    if problem and not head_node.is_explicit(options):
+    if problem and not head_node.is_explicit(inputs.options):
         raise problem
-    node_rank, index = place_of(job)
-    by_name = head_node.by_name(inputs, job)
-    if options.is_static:
-        head_node.check_first_is_known(job, by_name, "--master_addr=")
-        _check_static(inputs, job, node_rank, by_name)
-    head = _on_this_node(inputs, job, index, by_name)
-    if options.is_static and head.is_local != (node_rank == 0):
-        source = head.setting or head.plain
-        raise _not_on_node_0(job, f"{source} is not an address of node 0")
+    head = _head_node(inputs, job)
     meeting = _meeting(inputs, job, head)
-    notes = (*_notes(inputs, head), *messages.interactive_note(inputs))
     return replace(
         meeting,
         options=_options(inputs, job, head),
-        notes=notes,
+        notes=(*_notes(inputs, head), *messages.interactive_note(inputs)),
         advice=_advice_on_spares(inputs) + network_env.advice(inputs),
-        warnings=messages.warnings(inputs, head, meeting.hosts[node_rank]),
+        warnings=messages.warnings(inputs, head, meeting.hosts[meeting.node_rank]),
     )
 
 
@@ -91,20 +80,27 @@ def _meeting_without(inputs: Inputs, job: Job, *names: str) -> Meeting:
     if inputs.site is not None:
         options = options.with_site(inputs.site.name, inputs.site.options)
     inputs = replace(inputs, options=options)
-    _, index = place_of(job)
-    by_name = head_node.by_name(inputs, job)
-    return _meeting(inputs, job, _on_this_node(inputs, job, index, by_name))
+    return _meeting(inputs, job, _head_node(inputs, job))
 
 
-def _on_this_node(inputs: Inputs, job: Job, index: int, by_name: HeadNode) -> HeadNode:
+def _head_node(inputs: Inputs, job: Job) -> HeadNode:
+    """Return the head node as this node sees it; refuse one that nodes cannot use."""
     options = inputs.options
-    head = head_node.on_this_node(inputs, job, index, by_name)
+    node_rank, _ = place_of(job)
+    by_name = head_node.by_name(inputs, job)
+    if options.is_static:
+        head_node.check_first_is_known(job, by_name, "--master_addr=")
+        _check_static(inputs, job, node_rank, by_name)
+    head = head_node.on_this_node(inputs, job, by_name)
     if _may_grow(inputs, job) and len(job.nodes) == 1 and head.index is None:
         # The endpoint belongs to another launch, unless this node has its address.
         is_local = inputs.network.own_address(head.host) is not None
         head = replace(head, is_local=is_local)
     if (options.is_static or options.is_c10d) and not head.connect_host:
         raise head_node.unreachable(inputs, job, head)
+    if options.is_static and head.is_local != (node_rank == 0):
+        source = head.setting or head.plain
+        raise _not_on_node_0(job, f"{source} is not an address of node 0")
     return head
 
 
@@ -188,18 +184,14 @@ def _compared(inputs: Inputs, job: Job) -> str:
 def _not_on_node_0(job: Job, fault: str, *, everywhere: bool = False) -> LaunchError:
     first = hosts_of(job)[0] if job.is_ranked or not job.node_rank else ""
     node_0 = f"node 0, {first}" if first else "node 0"
-    return LaunchError(
-        "HPC069",
-        f"{fault}, but the static rendezvous is on {node_0}. "
-        "Remove the option, or pass --rdzv_backend=c10d",
-        everywhere=everywhere,
-    )
+    text = f"{fault}, but the static rendezvous is on {node_0}. Remove the option, or "
+    text += "pass --rdzv_backend=c10d"
+    return LaunchError("HPC069", text, everywhere=everywhere)
 
 
 def _options(inputs: Inputs, job: Job, head: HeadNode) -> dict[str, Setting]:
     asked = inputs.options
-    nodes_source = job.provenance["nodes"]
-    source = nodes_source
+    source = job.provenance["nodes"]
     if asked.hpc_spares:
         source = f"{source} - {asked['hpc_spares']}"
     active = len(job.nodes) - asked.hpc_spares
@@ -214,8 +206,7 @@ def _options(inputs: Inputs, job: Job, head: HeadNode) -> dict[str, Setting]:
     options = {k: v for k, v in derived.items() if k not in asked}
     # Only static uses it. Otherwise torch would warn.
     node_rank = job.node_rank if asked.is_static else 0
-    source = job.provenance.get("node_rank", nodes_source)
-    options["node_rank"] = Setting(node_rank, source)
+    options["node_rank"] = Setting(node_rank, _source_of_rank(job))
     if asked.is_static or asked.is_c10d:
         endpoint = join_endpoint(head.connect_host, head.port)
         source = head_node.source_of(inputs, job, head)
@@ -233,6 +224,10 @@ def _options(inputs: Inputs, job: Job, head: HeadNode) -> dict[str, Setting]:
     return options
 
 
+def _source_of_rank(job: Job) -> str:
+    return job.provenance.get("node_rank", job.provenance["nodes"])
+
+
 def check_rendezvous(inputs: Inputs) -> None:
     """Check that ``--hpc-rendezvous=scheduler`` is possible."""
     options = inputs.options
@@ -245,13 +240,12 @@ def check_rendezvous(inputs: Inputs) -> None:
         others.append(str(options["hpc_without_patches"]))
     elif inputs.lacks("agent"):
         others.append("a torch whose agent has changed")
-    raise LaunchError(
-        "HPC126",
+    text = (
         f"{options['hpc_rendezvous']} needs a fixed number of nodes, and only replaces "
         f"--rdzv_backend=c10d. It does not work with {', '.join(others)}. Remove one "
-        "of them",
-        everywhere=True,
+        "of them"
     )
+    raise LaunchError("HPC126", text, everywhere=True)
 
 
 def _check_nnodes(inputs: Inputs, job: Job) -> None:
@@ -259,48 +253,39 @@ def _check_nnodes(inputs: Inputs, job: Job) -> None:
     (low, high), spares = options.nnodes, options.hpc_spares
     if "nnodes" not in options or low <= nodes - spares <= high:
         return
+    text = f"{options['nnodes']}, but this was started on {count(nodes, 'node')}"
     if spares:
-        raise LaunchError(
-            "HPC204",
-            f"{options['nnodes']}, but this was started on {count(nodes, 'node')}, and "
-            f"with {options['hpc_spares']} the world has {nodes - spares}. Remove "
-            "--nnodes",
-            everywhere=True,
-        )
+        text += f", and with {options['hpc_spares']} the world has {nodes - spares}. "
+        raise LaunchError("HPC204", f"{text}Remove --nnodes", everywhere=True)
     wanted = min(high, job.allocated_nodes)
     explicit = str(options["nnodes"].value).replace(":", " to ")
     fix = f"start it on {explicit} nodes"
     if wanted >= low and job.launcher.takes_number:
         fix = f"run:{to_copy(job.once_per_node(inputs.command, nodes=wanted))}"
-    raise LaunchError(
-        "HPC070",
-        f"{options['nnodes']}, but this was started on {count(nodes, 'node')} "
-        f"({job.provenance['nodes']}). Remove the option, or {fix}",
-        everywhere=True,
-    )
+    text += f" ({job.provenance['nodes']}). Remove the option, or {fix}"
+    raise LaunchError("HPC070", text, everywhere=True)
 
 
 def _check_static(inputs: Inputs, job: Job, rank: int, head: HeadNode) -> None:
     options = inputs.options
     high = options.nnodes.high
     if high > len(job.nodes):
-        raise LaunchError(
-            "HPC157",
+        text = (
             f"{options['nnodes']}, but the static rendezvous waits for "
             f"{count(high, 'node')}, and this was started on "
             f"{count(len(job.nodes), 'node')} ({job.provenance['nodes']}). Remove the "
-            "option, or pass --rdzv_backend=c10d, which nodes can join later",
-            everywhere=True,
+            "option, or pass --rdzv_backend=c10d, which nodes can join later"
         )
+        raise LaunchError("HPC157", text, everywhere=True)
     if "node_rank" in options and options.node_rank != rank:
         variable = job.launcher.node_variable
-        was = f"Perhaps the batch script expanded ${variable}, which is 0 there. "
-        raise LaunchError(
-            "HPC071",
+        cause = f"Perhaps the batch script expanded ${variable}, which is 0 there. "
+        text = (
             f"{options['node_rank']}, but this is node {rank} of the step "
-            f"({job.provenance['node_rank']}), and the static rendezvous would wait "
-            f"forever. {was if variable else ''}Remove the option",
+            f"({_source_of_rank(job)}), and the static rendezvous would wait "
+            f"forever. {cause if variable else ''}Remove the option"
         )
+        raise LaunchError("HPC071", text)
     # Slurm's ranks may be no places in its list. Then rank 0 checks the address.
     if job.started_by and head.index not in (None, 0):
         fault = f"{head.setting} is node {head.index} of the step"
@@ -335,32 +320,25 @@ _OF_SPARES = ("hpc_spare_after", "hpc_health_check", "hpc_health_check_timeout")
 
 
 def check_spares(inputs: Inputs) -> None:
-    """Check that the options for spares fit the mode."""
-    options = inputs.options
+    """Check that spares, and the options for them, fit the launch."""
+    options, job = inputs.options, inputs.job
+    spares = options.hpc_spares
     others = [options[name] for name in _OF_SPARES if name in options]
-    if others and not options.hpc_spares:
-        raise LaunchError(
-            "HPC203",
-            f"{others[0]} needs spare nodes. Set --hpc-spares=NUMBER, or remove this "
-            "option",
-            everywhere=True,
-        )
-    if options.hpc_spares and inputs.mode is not Mode.SEVERAL_NODES:
-        raise _spares_not_possible(inputs)
-
-
-def _check_number_of_spares(inputs: Inputs, job: Job) -> None:
-    spares, nodes = inputs.options.hpc_spares, len(job.nodes)
+    if others and not spares:
+        text = f"{others[0]} needs spare nodes. Set --hpc-spares=NUMBER, or remove "
+        raise LaunchError("HPC203", f"{text}this option", everywhere=True)
     if not spares:
         return
+    if job is None or inputs.mode is not Mode.SEVERAL_NODES:
+        raise _spares_not_possible(inputs)
+    nodes = len(job.nodes)
     if spares >= nodes - spares:
-        raise LaunchError(
-            "HPC202",
-            f"{inputs.options['hpc_spares']} of {count(nodes, 'node')}: fewer nodes "
-            f"must wait than train. Set {(nodes - 1) // 2} at most, or start on "
-            f"{count(2 * spares + 1, 'node')} or more",
-            everywhere=True,
+        text = (
+            f"{options['hpc_spares']} of {count(nodes, 'node')}: fewer nodes must wait "
+            f"than train. Set {(nodes - 1) // 2} at most, or start on "
+            f"{count(2 * spares + 1, 'node')} or more"
         )
+        raise LaunchError("HPC202", text, everywhere=True)
     if not meets_by_ours(inputs) or inputs.lacks("watch_workers"):
         raise _spares_not_possible(inputs)
 
@@ -381,18 +359,15 @@ def _advice_on_spares(inputs: Inputs) -> tuple[Message, ...]:
     """Return advice if no restart is allowed: each replacement needs one."""
     if not inputs.options.hpc_spares or inputs.options.max_restarts:
         return ()
-    text = (
-        f"{inputs.options['hpc_spares']}, but no restart is allowed, so the job ends "
-        "with the first lost node. Set --max-restarts=20"
-    )
+    text = f"{inputs.options['hpc_spares']}, but no restart is allowed, so the job "
+    text += "ends with the first lost node. Set --max-restarts=20"
     return (Message("HPC216", text),)
 
 
 def _spares_not_possible(inputs: Inputs) -> LaunchError:
-    return LaunchError(
-        "HPC201",
+    text = (
         f"{inputs.options['hpc_spares']} needs several nodes, a fixed number of them, "
         "one agent on each, and the scheduler rendezvous (docs/internals.md). Remove "
-        "this option, or the one that conflicts with it",
-        everywhere=True,
+        "this option, or the one that conflicts with it"
     )
+    return LaunchError("HPC201", text, everywhere=True)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import files
-from torchrun_hpc.planning import binding, network_env, resources
+from torchrun_hpc.planning import network_env
 from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.plan import workers_of
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.preload import script
 from torchrun_hpc.setting import Setting
@@ -47,12 +48,11 @@ def preload_of(inputs: Inputs, against_default: str = "") -> Preload | None:
         for name, setting in site.items()
         if not (inputs.environ.get(name) or name.startswith(READ_AT_START))
     }
-    bound = binding.plan(inputs)
-    threads = resources.worker_threads(inputs, bound)
-    variables |= {name: str(value.value) for name, value in threads.items()}
+    workers = workers_of(inputs)
+    variables |= {name: str(s.value) for name, s in workers.environment.items()}
     is_named = inputs.options.hpc_preload != DEFAULT
     setting = inputs.options["hpc_preload"] if is_named else Setting(TORCH, "default")
-    is_bound = bound is not None and bound.fewest > 0
+    is_bound = workers.binding is not None and workers.binding.fewest > 0
     problem = _problem(inputs) or against_default
     return Preload(modules, setting, variables, problem, is_bound)
 

@@ -16,9 +16,8 @@ from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites import Site
 from torchrun_hpc.sites.profile import Profile
-from torchrun_hpc.variables import FAULT_HANDLER
+from torchrun_hpc.variables import FAULT_HANDLER, GLOO, NCCL
 
-GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 IB0 = ipaddress.ip_address("10.20.0.1")
 OWNER = "ib0 has 10.20.0.1"
 SITE = "site here"

@@ -17,8 +17,7 @@ from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pbs import ANY_MPIEXEC
 from torchrun_hpc.setting import Setting
-
-OMP = "OMP_NUM_THREADS"
+from torchrun_hpc.variables import OMP
 
 
 def advice(inputs, nodes):

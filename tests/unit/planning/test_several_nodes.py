@@ -212,6 +212,13 @@ def test_static_rank_of_another_node_is_refused(rank, node_rank, options):
     assert not error.everywhere
 
 
+def test_static_rank_where_the_list_of_nodes_gives_the_rank():
+    provenance = {"nodes": "SLURM_STEP_NODELIST", "launch_id": "SLURM_JOB_ID"}
+    job = step(1, provenance=provenance)
+    text = "this is node 1 of the step (SLURM_STEP_NODELIST)"
+    refused("HPC071", text, 1, job=job, options={"node_rank": 0})
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_static_hosted_by_the_address_of_another_node_is_refused(rank):
     message = "--master_addr=10.20.0.2 is not an address of node 0, but"

@@ -30,6 +30,7 @@ from torchrun_hpc.agent.end import failure_of
 from torchrun_hpc.agent.patches.patch import Hooks, Patch, has, replace, takes, wrap
 from torchrun_hpc.failures.worker import Worker, exit_code_of
 from torchrun_hpc.host import capabilities
+from torchrun_hpc.planning.resources import threads_of
 from torchrun_hpc.preload import affinity
 from torchrun_hpc.preload.affinity import end_with_parent
 from torchrun_hpc.rendezvous.errors import (
@@ -38,7 +39,7 @@ from torchrun_hpc.rendezvous.errors import (
     RoundOverError,
 )
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
-from torchrun_hpc.variables import CPU_LIST, LOCAL_RANK, OMP
+from torchrun_hpc.variables import CPU_LIST, LOCAL_RANK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -363,7 +364,7 @@ class BindWorkers(Part):
         rank = getattr(handler, "local_rank_id", None)
         rank = int(env[LOCAL_RANK]) if rank is None else rank
         share = binding.shares[rank]
-        threads = {OMP: str(len(share.cpus))} if binding.sets_threads else {}
+        threads = threads_of(binding, share)
         cpus = {CPU_LIST: share.cpu_list} if env.get(CPU_LIST) else {}
         env = {**env, **threads, **cpus}
         with affinity.bound(share, f"the worker of local rank {rank}"):
