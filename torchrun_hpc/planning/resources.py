@@ -155,8 +155,8 @@ def _about_placement(job: Job) -> Iterator[Message]:
             "HPC079",
             f"tasks are placed in turn: the second one on this node is task "
             f"{job.task.rank} ({job.provenance['task']}). {RANK} and {LOCAL_RANK} "
-            "come from the launcher: a script must not compute one from the other. To place "
-            f"neighbours on one node, add the option:{line}",
+            "come from the launcher: a script must not compute one from the other. "
+            f"To place neighbours on one node, add the option:{line}",
         )
 
 
