@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import sites
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.host.network import Network, this_node
 from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import read
@@ -24,7 +25,6 @@ from torchrun_hpc.planning.mode import choose_mode
 from torchrun_hpc.planning.plan import make_plan, meet
 from torchrun_hpc.preflight import of_process
 from torchrun_hpc.schedulers.process import Process
-from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

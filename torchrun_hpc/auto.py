@@ -25,7 +25,7 @@ from torchrun_hpc.options import values
 from torchrun_hpc.options.command_line import CommandLine, VersionWanted, variable_of
 from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.planning.mode import choose_mode
-from torchrun_hpc.preload.affinity import restored_after_import
+from torchrun_hpc.preload.worker import restored_after_import
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torchrun_hpc.setting import Setting
+    from torchrun_hpc.errors import Setting
 
 
 def remove(name: str) -> None:

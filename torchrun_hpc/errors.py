@@ -1,9 +1,12 @@
-"""Messages to the user; ``messages.toml`` explains their codes."""
+"""Messages to the user, and values with their source.
+
+``messages.toml`` explains the codes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -102,3 +105,18 @@ def shortened(text: str, most: int) -> str:
 def count(number: int, noun: str) -> str:
     """Write a number and what it counts: ``1 node``, ``2 nodes``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+# --- values ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value and its source: an option, a variable, or a rule."""
+
+    value: Any
+    source: str
+
+    def __str__(self) -> str:
+        """Write it as the user did: ``--nnodes=4``; of a flag, only the name."""
+        return self.source if self.value is True else f"{self.source}={self.value}"

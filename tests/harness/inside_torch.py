@@ -28,9 +28,9 @@ from torch.distributed.launcher import api as launcher_api
 from waiting import PATIENCE
 
 from torchrun_hpc.agent.patches import registry
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.planning.workers import Binding, Preload, Share
-from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan

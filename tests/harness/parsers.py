@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from torchrun_hpc.setting import Setting
+    from torchrun_hpc.errors import Setting
 
 SCRIPT = "train.py"
 

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from torchrun_hpc import schedulers, sites
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import LaunchError, Message, Setting
 from torchrun_hpc.host.network import Interface, Network
 from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import read
@@ -19,7 +19,6 @@ from torchrun_hpc.preflight import Preflight
 from torchrun_hpc.schedulers import pbs, slurm
 from torchrun_hpc.schedulers.job import Job, LaunchContext, Task
 from torchrun_hpc.schedulers.slurm import SRUN
-from torchrun_hpc.setting import Setting
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 

@@ -19,16 +19,15 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.elastic.rendezvous import registry as backends
 
 from torchrun_hpc import limits
-from torchrun_hpc.agent import end, outcome, output, signals
+from torchrun_hpc.agent import end, output, signals
 from torchrun_hpc.agent.death_signals import DeathSignals, interrupt_kills
-from torchrun_hpc.agent.patches import registry
+from torchrun_hpc.agent.patches import Hooks, registry
 from torchrun_hpc.agent.patches.agent import ForwardSignals, WatchWorkers
-from torchrun_hpc.agent.patches.patch import Hooks
 from torchrun_hpc.agent.start import FAILED, DryRunReplies, Starter
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import LaunchError, Message, Setting
 from torchrun_hpc.failures import report
-from torchrun_hpc.failures.local import LocalWorld
 from torchrun_hpc.failures.relay import Relay
+from torchrun_hpc.failures.report import LocalWorld
 from torchrun_hpc.failures.watch import Watch
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.host.resolver import Resolver
@@ -36,9 +35,9 @@ from torchrun_hpc.options import rdzv_conf, torchrun_parser
 from torchrun_hpc.options.values import NONE, SCHEDULER
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.plan import make_plan
-from torchrun_hpc.preload.affinity import chosen_by_import
 from torchrun_hpc.preload.hidden import read_log_level
 from torchrun_hpc.preload.starter import Preloaded
+from torchrun_hpc.preload.worker import chosen_by_import
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.rendezvous.handler import (
     CoordinatorMissingError,
@@ -49,7 +48,6 @@ from torchrun_hpc.rendezvous.key import Key
 from torchrun_hpc.reporting import console, description
 from torchrun_hpc.reporting.console import is_reporter
 from torchrun_hpc.reporting.start_line import joined_line
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.stacks.inspection import HANG, Inspection, NodeStacks, OtherNodes
 from torchrun_hpc.variables import CPP_LOG_LEVEL, LOG_LEVEL, TORCH_LOGS
 
@@ -170,7 +168,7 @@ class AgentStarter(Starter):
         if plan.asked.hpc_dry_run:
             yield None
             return
-        outcome.forget(plan)
+        end.forget_outcome(plan)
         begun, make_world = partial(self._begun, plan), partial(self._world, plan)
         observer = self._observer = Observer(plan, begun, make_world)
         world, ours = observer.world, None
@@ -196,7 +194,7 @@ class AgentStarter(Starter):
             )
 
     def _begun(self, plan: LaunchPlan, workers: Sequence[Worker]) -> None:
-        outcome.begin(plan, workers)
+        end.write_running(plan, workers)
         since, self._begins = self._begins, None
         meeting, first = plan.meeting, workers[0]
         if since is None or meeting.nodes == 1:

@@ -41,7 +41,7 @@ from torchrun_hpc.names import host, ranges
 from torchrun_hpc.planning.head_node import port_of
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.preload import imports
-from torchrun_hpc.preload.affinity import end_with_parent
+from torchrun_hpc.preload.worker import end_with_parent
 from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.schedulers.job import Job, Task

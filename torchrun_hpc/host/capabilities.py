@@ -21,8 +21,7 @@ from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from torchrun_hpc.errors import LaunchError, Message
-from torchrun_hpc.setting import Setting
+from torchrun_hpc.errors import LaunchError, Message, Setting
 from torchrun_hpc.variables import UNSHARED
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchrun_hpc.errors import LaunchError, near
+from torchrun_hpc.errors import LaunchError, Setting, near
 from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.options.values import DRY_RUN, dry_run
-from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.options import rdzv_conf, values
 from torchrun_hpc.options.rdzv_conf import RdzvConf
 from torchrun_hpc.options.values import C10D, NONE, STATIC, HostPort, NodeRange
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import OMP
 
 if TYPE_CHECKING:

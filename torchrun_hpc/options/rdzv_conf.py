@@ -15,7 +15,7 @@ from torchrun_hpc.options.values import C10D, STATIC
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torchrun_hpc.setting import Setting
+    from torchrun_hpc.errors import Setting
 
 # torch's RendezvousParameters.get_as_bool
 BOOLEANS = {

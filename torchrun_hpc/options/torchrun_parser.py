@@ -14,7 +14,7 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.events import handlers as event_handlers
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.options import command_line, script
 from torchrun_hpc.options.command_line import (
@@ -28,7 +28,6 @@ from torchrun_hpc.options.command_line import (
     with_ours,
     wrong_line,
 )
-from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ from torchrun_hpc.host.network import is_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from torchrun_hpc.setting import Setting
+    from torchrun_hpc.errors import Setting
 
     Reader = Callable[[Setting], Any]
 

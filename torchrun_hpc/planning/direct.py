@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.options.values import DIRECT
 from torchrun_hpc.planning import head_node, messages, network_env
 from torchrun_hpc.planning.head_node import LOOPBACK, HeadNode
@@ -16,7 +16,6 @@ from torchrun_hpc.planning.meeting import (
     place_of,
     with_environment,
 )
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import (
     ASYNC_ERRORS,
     GROUP_RANK,

@@ -8,13 +8,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message, count, to_copy
+from torchrun_hpc.errors import LaunchError, Message, Setting, count, to_copy
 from torchrun_hpc.host.network import is_number, join_endpoint
 from torchrun_hpc.options import values
 from torchrun_hpc.planning.meeting import place_of
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import same_host
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import MASTER_ADDR, MASTER_PORT
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.host.topology import Topology
 from torchrun_hpc.schedulers.job import Promise
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites.profile import Profile
 
 if TYPE_CHECKING:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import LaunchError, Message, Setting
 from torchrun_hpc.options.values import C10D, STATIC
 from torchrun_hpc.planning import head_node, messages, network_env
 from torchrun_hpc.planning.head_node import C10D_PORT, LOOPBACK, STATIC_PORT
 from torchrun_hpc.planning.meeting import Meeting, key_file, with_environment
-from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from torchrun_hpc.planning.head_node import HeadNode

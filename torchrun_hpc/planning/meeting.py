@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import LaunchError, Message, Setting
 from torchrun_hpc.names import placed
 from torchrun_hpc.options.values import C10D, NONE, REQUIRE, SCHEDULER, STATIC
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.schedulers.job import Launcher
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import CONFIG_HOME
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message, choices
+from torchrun_hpc.errors import LaunchError, Message, Setting, choices
 from torchrun_hpc.host.resolver import Resolver
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import (
     CPP_LOG_LEVEL,
     DISTRIBUTED_DEBUG,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message
+from torchrun_hpc.errors import Message, Setting
 from torchrun_hpc.options.values import C10D, STATIC
 from torchrun_hpc.planning import (
     binding,
@@ -25,7 +25,6 @@ from torchrun_hpc.planning import (
 from torchrun_hpc.planning.meeting import Meeting, check_key
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.workers import Workers
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import FAULT_HANDLER
 
 if TYPE_CHECKING:

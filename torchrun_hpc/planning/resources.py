@@ -9,11 +9,10 @@ import re
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import Message, count, to_copy
+from torchrun_hpc.errors import Message, Setting, count, to_copy
 from torchrun_hpc.names import ranges
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers.job import LaunchContext
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import (
     CUDA_VISIBLE,
     HIP_VISIBLE,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import limits
-from torchrun_hpc.errors import LaunchError, Message, count, to_copy
+from torchrun_hpc.errors import LaunchError, Message, Setting, count, to_copy
 from torchrun_hpc.host.network import join_endpoint
 from torchrun_hpc.options.options import EQUAL, OF_STATIC
 from torchrun_hpc.options.values import C10D, SCHEDULER, STATIC
@@ -24,7 +24,6 @@ from torchrun_hpc.planning.meeting import (
     with_environment,
 )
 from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import OMP
 
 if TYPE_CHECKING:

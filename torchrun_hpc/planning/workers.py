@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torchrun_hpc.errors import Message
+from torchrun_hpc.errors import Message, Setting
 from torchrun_hpc.names import ranges
-from torchrun_hpc.setting import Setting
 
 
 @dataclass(frozen=True)

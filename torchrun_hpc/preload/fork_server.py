@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc.failures.worker import exit_code_of
 from torchrun_hpc.host import procfs
-from torchrun_hpc.preload import imports, process, recorder, requests, script
-from torchrun_hpc.preload.affinity import end_with_parent
+from torchrun_hpc.preload import imports, recorder, requests, worker
 from torchrun_hpc.preload.hidden import HiddenModules, Renewal, packages
 from torchrun_hpc.preload.imports import ForkError
 from torchrun_hpc.preload.plan import TORCH
 from torchrun_hpc.preload.requests import PYTHON
+from torchrun_hpc.preload.worker import end_with_parent
 from torchrun_hpc.schedulers.process import environment
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ForkServer:
         os.setsid()
         end_with_parent(agent)()
         self._agent = agent
-        process.set_title("torchrun_hpc: fork server")
+        worker.set_title("torchrun_hpc: fork server")
         answer = READY
         try:
             self._import()
@@ -87,22 +87,22 @@ class ForkServer:
         if answer != READY:
             os._exit(0)
         request, questions = self._wait_for_worker(connection)
-        worker = os.getpid()
+        pid = os.getpid()
         hidden = packages() - self._before.packages
         HiddenModules(hidden, self._apart, Renewal(self._before.environ))
         try:
-            script.run(request.command[len(PYTHON) :])
+            worker.run_script(request.command[len(PYTHON) :])
         except BaseException as error:
             is_error: Any = getattr(error, "code", True)  # of a SystemExit
-            if is_error and os.getpid() == worker:  # no child of the script
+            if is_error and os.getpid() == pid:  # no child of the script
                 recorder.leave(questions, error)
             raise
 
     def _import(self) -> None:
         """Import all modules; raise `ForkError` if this process cannot be forked."""
-        script.prepare(self._words)
+        worker.prepare_script(self._words)
         gc.disable()
-        process.set_variables(self._preload.variables)
+        worker.set_variables(self._preload.variables)
         environ = dict(environment())
         imports.import_all(self._preload.modules)
         now = environment().items()
@@ -111,7 +111,7 @@ class ForkServer:
         self._files = procfs.open_files() - self._before.files
         if self._preload.is_default and (problem := imports.build_problem()):
             raise ForkError(problem)
-        imports.check_names(script.folder(self._words))
+        imports.check_names(worker.script_folder(self._words))
         imports.check_devices(self._files)
         imports.check_openmp(is_bound=self._preload.is_bound)
         imports.check_threads()
@@ -141,7 +141,7 @@ class ForkServer:
                 environ = {**request.environ, **self._changed}
                 request = replace(request, environ=environ)
                 kept = {*self._files, questions.fileno()}
-                process.take_over(request, files, kept)
+                worker.take_over(request, files, kept)
                 recorder.start(questions)  # on this worker's CPUs
                 return request, questions
             questions.close()

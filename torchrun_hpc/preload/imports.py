@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torchrun_hpc import files, limits
 from torchrun_hpc.errors import LaunchError, count
 from torchrun_hpc.host import procfs
-from torchrun_hpc.preload import affinity
+from torchrun_hpc.preload import worker
 from torchrun_hpc.schedulers.process import environment
 from torchrun_hpc.variables import (
     GROUP_RANK,
@@ -58,7 +58,7 @@ class _WatchedEnvironment(type(environment())):  # type: ignore[misc]
 def import_torch() -> None:
     """Import torch, which takes a second or more, and check its release."""
     try:
-        with affinity.restored_after_import():
+        with worker.restored_after_import():
             import torch  # noqa: F401, PLC0415
     except Exception as error:  # noqa: BLE001 - a library of its own may be missing
         raise LaunchError(
@@ -92,7 +92,7 @@ def import_all(names: Iterable[str]) -> None:
 
 def _import(name: str) -> None:
     try:
-        with affinity.restored_after_import():
+        with worker.restored_after_import():
             importlib.import_module(name)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may do anything
         first = str(error).partition("\n")[0]
@@ -143,7 +143,7 @@ def check_threads() -> None:
 def check_openmp(*, is_bound: bool) -> None:
     """Raise `ForkError` if OpenMP hangs in a fork, or leaves a bound fork's CPUs."""
     # Without torch, the trial uses no OpenMP. A library that binds shows it at import.
-    is_moved = is_bound and bool(affinity.chosen_by_import)
+    is_moved = is_bound and bool(worker.chosen_by_import)
     if is_moved or _fails_in_fork(lambda: _leaves_cpus(is_bound=is_bound)):
         raise ForkError("in a fork, OpenMP hangs or leaves the fork's CPUs")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import files
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.planning.plan import workers_of
 from torchrun_hpc.planning.workers import Preload
-from torchrun_hpc.preload import script
-from torchrun_hpc.setting import Setting
+from torchrun_hpc.preload import worker
 from torchrun_hpc.variables import INTEL_FORKS, LD_PRELOAD, PYTHON_EXEC, TOOLS
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def early_variable(words: Sequence[str]) -> str:
     ``words`` are the script, or ``-m`` and a module. Search the script and its own
     modules, each up to its first import of torch.
     """
-    folder = Path(script.folder(words))
+    folder = Path(worker.script_folder(words))
     module = words[1] if words[0] == "-m" else ""
     main = folder.joinpath(*module.split(".")) if module else Path(words[0])
     paths = [*_paths(main, folder, module, ""), main, main / "__main__.py"]

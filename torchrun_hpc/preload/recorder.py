@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import is_of_collective
 from torchrun_hpc.failures.last_words import LAUNCHER, SENT
-from torchrun_hpc.preload import script
+from torchrun_hpc.preload import worker
 from torchrun_hpc.stacks.calls import (
     ASK_ALL,
     AT_END,
@@ -98,7 +98,7 @@ def _written(error: BaseException) -> str:
     """
     if isinstance(error, SystemExit):
         return repr(error) if isinstance(error.code, int) else str(error.code)
-    shown = script.traceback_of(error)
+    shown = worker.traceback_of(error)
     return "".join(traceback.format_exception(type(error), error, shown))[-SENT:]
 
 

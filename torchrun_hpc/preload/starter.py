@@ -17,7 +17,7 @@ from multiprocessing.connection import wait  # select(2) is limited to 1024 file
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import environment, limits, waiting
-from torchrun_hpc.errors import Message
+from torchrun_hpc.errors import Message, Setting
 from torchrun_hpc.host.procfs import open_files
 from torchrun_hpc.options.values import NONE
 from torchrun_hpc.planning.workers import Preload
@@ -29,7 +29,6 @@ from torchrun_hpc.preload.plan import READ_AT_START, TORCH, is_read
 from torchrun_hpc.preload.requests import PYTHON, ForkedWorker
 from torchrun_hpc.reporting import console, streams
 from torchrun_hpc.schedulers import process
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import FAULT_HANDLER
 
 if TYPE_CHECKING:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torchrun_hpc
 from torchrun_hpc import wire
-from torchrun_hpc.errors import on_one_line
+from torchrun_hpc.errors import Setting, on_one_line
 from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.plan import Messages
 from torchrun_hpc.planning.workers import Workers
 from torchrun_hpc.schedulers.job import Job
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.setting import Setting
+from torchrun_hpc.errors import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

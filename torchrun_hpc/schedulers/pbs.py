@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, to_copy
+from torchrun_hpc.errors import LaunchError, Setting, to_copy
 from torchrun_hpc.schedulers.detector import (
     Allocation,
     Detector,
@@ -27,7 +27,6 @@ from torchrun_hpc.schedulers.job import (
 )
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pals import MPIEXEC
-from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.schedulers import hostlist
 from torchrun_hpc.schedulers.detector import (
     Allocation,
@@ -26,7 +26,6 @@ from torchrun_hpc.schedulers.job import (
     Task,
     as_identifier,
 )
-from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -22,7 +22,7 @@ from torchrun_hpc.variables import CONFIG_HOME, HOME
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from torchrun_hpc.setting import Setting
+    from torchrun_hpc.errors import Setting
 
 __all__ = ["NONE", "Marker", "Site", "find", "load"]
 

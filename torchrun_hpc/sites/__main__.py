@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import files, sites
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.host.network import this_node
 from torchrun_hpc.main import Launch, Stage
 from torchrun_hpc.options.options import Options
@@ -18,7 +18,6 @@ from torchrun_hpc.planning.inputs import Inputs
 from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.preflight import preflight
 from torchrun_hpc.reporting import console
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites import profile
 from torchrun_hpc.sites.site import read_sites
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torchrun_hpc import files
-from torchrun_hpc.setting import Setting
+from torchrun_hpc.errors import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

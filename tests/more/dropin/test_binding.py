@@ -36,7 +36,7 @@ FORK = """
 import os, sys
 from torchrun_hpc.preload.starter import Preloaded
 from torchrun_hpc.planning.workers import Preload
-from torchrun_hpc.setting import Setting
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.preload import SplitOff
 
 variables = {"OMP_NUM_THREADS": "1"}

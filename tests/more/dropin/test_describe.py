@@ -27,11 +27,11 @@ from torch.distributed.launcher import api
 import torchrun_hpc
 from torchrun_hpc import main
 from torchrun_hpc.agent.patches import registry
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.host import capabilities, network
 from torchrun_hpc.host.capabilities import Capability
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.reporting import description
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import UNSHARED
 
 if TYPE_CHECKING:

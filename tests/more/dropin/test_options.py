@@ -36,13 +36,11 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from waiting import START
 
 from torchrun_hpc import main
-from torchrun_hpc.agent import signals
-from torchrun_hpc.agent.patches import patch
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.agent import patches, signals
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.options import command_line, torchrun_parser
 from torchrun_hpc.options.options import READERS, Options, read
 from torchrun_hpc.reporting import streams
-from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +65,7 @@ def as_new() -> Iterator[None]:
     os.environ.update(environ)
     signals.uninstall()
     streams.forget_at_exit()
-    patch.restore()
+    patches.restore()
 
 
 # Those of newer releases than the installed one.

@@ -20,9 +20,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.options import rdzv_conf
-from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -39,11 +39,10 @@ from torch.distributed.elastic.rendezvous import (
 from waiting import PATIENCE, until
 
 from torchrun_hpc import limits, wire
-from torchrun_hpc.agent import end
+from torchrun_hpc.agent import end, patches
 from torchrun_hpc.agent.death_signals import DeathSignals
-from torchrun_hpc.agent.patches import patch
+from torchrun_hpc.agent.patches import Hooks
 from torchrun_hpc.agent.patches.agent import ActTogether, extend
-from torchrun_hpc.agent.patches.patch import Hooks
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.host import capabilities
@@ -702,7 +701,7 @@ def finds(job: Job) -> Iterator[Callable[..., Any]]:
 
     def find(backend: str, **changes: Any) -> tuple[SchedulerRendezvous, list[Any]]:
         ours = job.handler(0, backend=backend, **changes)
-        patch.restore()
+        patches.restore()
         nothing: Any = None
         hooks = Hooks(nothing, nothing, nothing, nothing, rendezvous=ours)
         extend([ActTogether], None, hooks)
@@ -716,7 +715,7 @@ def finds(job: Job) -> Iterator[Callable[..., Any]]:
         return ours, found
 
     yield find
-    patch.restore()
+    patches.restore()
 
 
 def test_torch_finds_ours_once(finds: Any) -> None:

@@ -10,12 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.preload import SplitOff
-from torchrun_hpc.preload.affinity import end_with_parent
 from torchrun_hpc.preload.starter import Preloaded
+from torchrun_hpc.preload.worker import end_with_parent
 from torchrun_hpc.reporting import streams
-from torchrun_hpc.setting import Setting
 
 INPUT = "one line\nand another\n"
 

@@ -9,7 +9,7 @@ import shutil
 import pytest
 from programs import run_python
 
-from torchrun_hpc.preload.affinity import end_with_parent
+from torchrun_hpc.preload.worker import end_with_parent
 
 
 @pytest.mark.parametrize(("parent", "code"), [(os.getpid, 0), (os.getppid, 1)])
@@ -24,7 +24,7 @@ def test_a_parent_that_has_ended_before_the_process_could_ask(parent, code):
 
 MOVED_BY_A_HOOK = """\
 import os, subprocess, sys
-from torchrun_hpc.preload.affinity import end_with_parent
+from torchrun_hpc.preload.worker import end_with_parent
 every = os.sched_getaffinity(0)
 os.register_at_fork(after_in_child=lambda: os.sched_setaffinity(0, {min(every)}))
 cpus = {max(every)}
@@ -46,7 +46,7 @@ def test_a_program_has_the_cpus_that_it_was_given(tmp_path):
 
 FORKS = """\
 import os, sys
-from torchrun_hpc.preload.affinity import end_with_parent
+from torchrun_hpc.preload.worker import end_with_parent
 end_with_it = end_with_parent(os.getpid(), *map(int, sys.argv[1:]))
 child = os.fork()
 if child == 0:

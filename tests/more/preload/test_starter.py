@@ -14,7 +14,7 @@ BEGIN = """
 import os, re, signal, subprocess, sys, time
 from torchrun_hpc.preload import starter
 from torchrun_hpc.planning.workers import Preload
-from torchrun_hpc.setting import Setting
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.preload import SplitOff, imports
 
 def start(*modules, words=("script.py",), variables={}, later={}, is_bound=False):

@@ -9,7 +9,7 @@ from inspected import worker
 from plans import make_launch_plan
 
 from torchrun_hpc.agent.elastic import Observer
-from torchrun_hpc.failures.local import LocalWorld
+from torchrun_hpc.failures.report import LocalWorld
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.inspection import FORKS, FRAMES, STACKS
 from torchrun_hpc.stacks.sampling import WorkerStack, received

@@ -17,13 +17,13 @@ from torch.distributed.elastic.multiprocessing.errors import (
     ProcessFailure,
 )
 
-from torchrun_hpc.agent import outcome
+from torchrun_hpc.agent import end
 from torchrun_hpc.agent.death_signals import DeathSignals
 from torchrun_hpc.agent.end import together
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.failures.local import LocalWorld
+from torchrun_hpc.failures.report import LocalWorld
 from torchrun_hpc.failures.worker import Worker
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
@@ -45,7 +45,7 @@ def plan(file="", node_rank=0, **changes):
     return make_launch_plan(**values | changes)
 
 
-def end(plan, error=None):
+def end_launch(plan, error=None):
     """End a launch that torch's own rendezvous serves."""
     local = LocalWorld(plan.meeting, lambda failure: (failure, ()))
     with together(plan, local, DeathSignals(), is_command=False):
@@ -93,7 +93,7 @@ def test_an_outcome(failure, kind, nodes):
     of_a_worker = {"rank": 5, "code": -9} if failure.kind is Kind.WORKER else {}
     by = "jwb0001" if failure.kind is Kind.COORDINATOR else ""
     found = expected(kind, reason, nodes, by=by, **of_a_worker)
-    assert outcome.outcome_of(failure, plan()) == found
+    assert end.outcome_of(failure, plan()) == found
 
 
 def test_every_kind_of_failure_has_an_outcome():
@@ -110,14 +110,14 @@ def test_every_kind_of_failure_has_an_outcome():
     ],
 )
 def test_nodes_that_were_lost_before_are_to_be_excluded(failure, exclude):
-    found = outcome.outcome_of(failure, plan(), (3, 2), 2, 1)
+    found = end.outcome_of(failure, plan(), (3, 2), 2, 1)
     assert found["exclude"] == exclude
     assert (found["restarts"], found["takeovers"]) == (2, 1)
 
 
 def test_nodes_without_a_name_are_left_out():
     known = plan(hosts=("", "jwb0002", "", ""))
-    found = outcome.outcome_of(Failure(Kind.LOST, (0, 1)), known, (3,))
+    found = end.outcome_of(Failure(Kind.LOST, (0, 1)), known, (3,))
     assert (found["nodes"], found["exclude"]) == (["jwb0002"], ["jwb0002"])
 
 
@@ -138,12 +138,12 @@ def read(file):
 
 def test_the_first_one_of_a_launch_is_written(file, capsys):
     """Another node was cut off, and comes back after the end."""
-    outcome.write(DONE, plan(file))
-    outcome.write(expected("nodes failed"), plan(file))
+    end.write_outcome(DONE, plan(file))
+    end.write_outcome(expected("nodes failed"), plan(file))
     assert read(file) == DONE
     assert file.read_text(encoding="utf-8").endswith("}\n")
     later = expected("nodes failed", launch_id="20.0")
-    outcome.write(later, plan(file, launch_id="20.0"))
+    end.write_outcome(later, plan(file, launch_id="20.0"))
     assert read(file) == later
     assert [*file.parent.iterdir()] == [file]
     assert capsys.readouterr().err == ""
@@ -166,8 +166,8 @@ ALONE = expected("nodes failed", by="jwb0002 (node 1)")
     ],
 )
 def test_the_last_coordinator_has_the_last_word(first, second, last, file):
-    outcome.write(first, plan(file))
-    outcome.write(second, plan(file))
+    end.write_outcome(first, plan(file))
+    end.write_outcome(second, plan(file))
     assert read(file) == last
 
 
@@ -189,7 +189,7 @@ NO_OUTCOMES = {
 @pytest.mark.parametrize("text", NO_OUTCOMES.values(), ids=NO_OUTCOMES)
 def test_what_is_no_outcome_is_replaced(text, file):
     file.write_bytes(os.fsencode(text))
-    outcome.write(DONE, plan(file))
+    end.write_outcome(DONE, plan(file))
     assert read(file) == DONE
 
 
@@ -223,7 +223,7 @@ def test_what_others_plant_leads_nowhere_else(plant, file, tmp_path_factory, cap
     victim.write_text("what must stay")
     plant(file, victim)
     before, planted = victim.read_text(), {*file.parent.iterdir()}
-    outcome.write(DONE, plan(file))
+    end.write_outcome(DONE, plan(file))
     assert read(file) == DONE
     assert not file.is_symlink()
     assert victim.read_text() == before
@@ -244,21 +244,21 @@ REASONS = [
 def test_a_shell_that_sources_it_runs_nothing_of_it(reason, file):
     """The reason may be text of another program: between quotes these two count."""
     found = expected("launcher failed", reason)
-    outcome.write(found, plan(file))
+    end.write_outcome(found, plan(file))
     assert read(file) == found
     assert not {"$", "`"} & {*file.read_text(encoding="utf-8")}
 
 
 def test_none_is_written_unless_it_is_wanted_and_by_the_first_node(file, monkeypatch):
     monkeypatch.chdir(file.parent)
-    outcome.write(DONE, plan())
-    end(plan(file, node_rank=1))
+    end.write_outcome(DONE, plan())
+    end_launch(plan(file, node_rank=1))
     assert [*file.parent.iterdir()] == []
 
 
 def test_the_file_is_always_whole(file, monkeypatch):
     """Another program may read it at any time."""
-    outcome.write(DONE, plan(file))
+    end.write_outcome(DONE, plan(file))
     seen = []
 
     def look(new, target):
@@ -267,7 +267,7 @@ def test_the_file_is_always_whole(file, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", look)
     later = expected("stopped", launch_id="20.0")
-    outcome.write(later, plan(file, launch_id="20.0"))
+    end.write_outcome(later, plan(file, launch_id="20.0"))
     assert seen == [("stopped", "done", file.parent)]
     assert read(file) == later
 
@@ -288,7 +288,7 @@ def test_where_it_cannot_be_written(name, problem, tmp_path, capsys, monkeypatch
     (tmp_path / "work" / "file").touch()
     monkeypatch.chdir(tmp_path / "work")
     before = sorted(tmp_path.rglob("*"))
-    outcome.write(DONE, plan(name))
+    end.write_outcome(DONE, plan(name))
     assert capsys.readouterr().err.startswith(
         f"torchrun_hpc: error[HPC215]: cannot write the outcome to {name}: {problem}"
     )
@@ -296,14 +296,14 @@ def test_where_it_cannot_be_written(name, problem, tmp_path, capsys, monkeypatch
 
 
 def test_a_disk_that_is_full(file, capsys, monkeypatch):
-    outcome.write(DONE, plan(file))
+    end.write_outcome(DONE, plan(file))
 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
     later = expected("stopped", launch_id="20.0")
-    outcome.write(later, plan(file, launch_id="20.0"))
+    end.write_outcome(later, plan(file, launch_id="20.0"))
     assert f"to {file}: No space left on device\n" in capsys.readouterr().err
     assert [*file.parent.iterdir()] == [file]
     assert read(file) == DONE
@@ -315,14 +315,14 @@ def test_a_disk_that_is_full(file, capsys, monkeypatch):
 @pytest.mark.parametrize(("node_rank", "is_there"), [(0, False), (1, True)])
 def test_the_outcome_of_an_earlier_launch_is_removed_once(node_rank, is_there, file):
     file.touch()
-    outcome.forget(plan(file, node_rank))
+    end.forget_outcome(plan(file, node_rank))
     assert file.exists() is is_there
 
 
 def test_there_is_no_earlier_launch(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for file in (tmp_path / "outcome.json", tmp_path, "outcome.json", ""):
-        outcome.forget(plan(file))
+        end.forget_outcome(plan(file))
     assert tmp_path.is_dir()
     assert capsys.readouterr().err == ""
 
@@ -330,9 +330,9 @@ def test_there_is_no_earlier_launch(tmp_path, monkeypatch, capsys):
 def test_a_folder_that_does_not_exist(tmp_path):
     """It is reported at the start, by the first node."""
     for folder in (tmp_path / "a", Path("/dev/null")):
-        outcome.forget(plan(folder / "b", node_rank=1))
+        end.forget_outcome(plan(folder / "b", node_rank=1))
         with pytest.raises(LaunchError) as caught:
-            outcome.forget(plan(folder / "b"))
+            end.forget_outcome(plan(folder / "b"))
         assert f"{caught.value.code} {caught.value}" == (
             f"HPC234 --hpc-outcome={folder / 'b'}: the folder {folder} "
             "does not exist. Create it where all nodes see it"
@@ -348,19 +348,19 @@ def worker(node):
 
 def test_a_launch_that_runs(file):
     """Its first node writes it; what is final is not written over."""
-    outcome.begin(plan(file), [worker(1)])
+    end.write_running(plan(file), [worker(1)])
     assert not file.exists()
-    for end in ("done", "stopped"):
-        outcome.begin(plan(file), [worker(0)])
-        assert read(file) == expected("running" if end == "done" else "done")
-        outcome.write(expected(end), plan(file))
+    for kind in ("done", "stopped"):
+        end.write_running(plan(file), [worker(0)])
+        assert read(file) == expected("running" if kind == "done" else "done")
+        end.write_outcome(expected(kind), plan(file))
         assert read(file) == DONE
-    outcome.begin(plan(file, launch_id="20.0"), [worker(0)])
+    end.write_running(plan(file, launch_id="20.0"), [worker(0)])
     assert read(file) == expected("running", launch_id="20.0")
 
 
 def test_a_launch_that_runs_writes_nothing_to_a_file_of_the_system(capfd):
-    outcome.begin(plan("/dev/stdout"), [worker(0)])
+    end.write_running(plan("/dev/stdout"), [worker(0)])
     assert capfd.readouterr() == ("", "")
 
 
@@ -406,5 +406,5 @@ def test_how_a_launch_ends_on_one_node(error, kind, reason, file):
     found = expected(kind, reason, ["jwb0001"] if error else [], **of_a_worker)
     alone = plan(file, nodes=1, spares=0, hosts=HOSTS[:1])
     with pytest.raises(type(error)) if error else nullcontext():
-        end(alone, error)
+        end_launch(alone, error)
     assert read(file) == found

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchrun_hpc.agent.patches import patch
+from torchrun_hpc.agent import patches
 
 
 class Agent:
@@ -27,16 +27,16 @@ def double(number):
 @pytest.fixture
 def module():
     yield SimpleNamespace(double=double)
-    patch.restore()
+    patches.restore()
 
 
 def test_a_wrapper_gets_the_original_first(module):
-    patch.wrap(module, "double", lambda original, number: original(number) + 1)
-    patch.wrap(module, "double", lambda original, number: original(number) * 10)
+    patches.wrap(module, "double", lambda original, number: original(number) + 1)
+    patches.wrap(module, "double", lambda original, number: original(number) * 10)
     assert module.double(3) == 70
     assert module.double.__name__ == "double"
-    assert patch.takes(module, "double", "number")
-    patch.restore()
+    assert patches.takes(module, "double", "number")
+    patches.restore()
     assert module.double is double
 
 
@@ -51,4 +51,4 @@ def test_a_wrapper_gets_the_original_first(module):
     ],
 )
 def test_what_a_class_defines_itself(owner, name, parameters, expected):
-    assert patch.takes(owner, name, *parameters) is expected
+    assert patches.takes(owner, name, *parameters) is expected

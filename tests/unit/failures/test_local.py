@@ -13,7 +13,7 @@ from waiting import NEVER_S, PATIENCE
 from torchrun_hpc import limits
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
-from torchrun_hpc.failures.local import LocalWorld
+from torchrun_hpc.failures.report import LocalWorld
 from torchrun_hpc.failures.watch import Attempt
 
 MEETING = planned().meeting

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from nodes import JSC, explicit, juelich, make_inputs, step
 from plans import make_plan
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.options import rdzv_conf, values
 from torchrun_hpc.options.command_line import OURS, TORCHRUN
 from torchrun_hpc.options.options import Options, read
-from torchrun_hpc.setting import Setting
 
 
 def of(_has_job=True, **typed):  # noqa: FBT002

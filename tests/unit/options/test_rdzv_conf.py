@@ -7,10 +7,9 @@ import re
 
 import pytest
 
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.options import rdzv_conf
 from torchrun_hpc.options.values import C10D
-from torchrun_hpc.setting import Setting
 
 
 def conf(text):

@@ -23,6 +23,7 @@ from trees import (
     write,
 )
 
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.host.topology import Core, Gpu, Topology, this_node
 from torchrun_hpc.names import numbers_in
 from torchrun_hpc.planning import binding
@@ -30,7 +31,6 @@ from torchrun_hpc.planning.mode import Mode
 from torchrun_hpc.schedulers import flux, hydra, jsrun, pals, pbs, slurm
 from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.openmpi import MPIRUN
-from torchrun_hpc.setting import Setting
 
 
 @pytest.fixture(scope="session")

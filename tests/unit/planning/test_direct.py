@@ -36,7 +36,7 @@ from plans import (
 )
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.workers import Workers
 from torchrun_hpc.reporting.start_line import start_line
@@ -44,7 +44,6 @@ from torchrun_hpc.schedulers import hydra, openmpi, pals
 from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
-from torchrun_hpc.setting import Setting
 
 # --- the variables of a worker ------------------------------------------------------
 

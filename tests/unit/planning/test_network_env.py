@@ -9,11 +9,10 @@ import pytest
 from nodes import INTERACTIVE, changed, juelich, make_inputs, outside_a_step, step
 from plans import make_plan
 
-from torchrun_hpc.errors import Message
+from torchrun_hpc.errors import Message, Setting
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.schedulers.job import LaunchContext
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.sites import Site
 from torchrun_hpc.sites.profile import Profile
 from torchrun_hpc.variables import FAULT_HANDLER, GLOO, NCCL

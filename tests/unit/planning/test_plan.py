@@ -11,10 +11,9 @@ from nodes import BATCH, INTERACTIVE, JSC, RECORDED, SHELL, juelich, recorded, s
 from plans import BLOCK, ONE_NODE_JOBS, conf_of, planned, planned_at, refused, values
 
 from torchrun_hpc import schedulers
-from torchrun_hpc.errors import LaunchError
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.process import Process
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import FAULT_HANDLER
 
 # --- variables of torch's release -----------------------------------------------------

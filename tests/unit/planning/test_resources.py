@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from nodes import BATCH, COMMAND, INTERACTIVE, make_inputs, outside_a_step, step
 from plans import make_plan, refused
 
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.workers import Binding, Share, Workers
 from torchrun_hpc.schedulers import flux, hydra, jsrun, pals, slurm
 from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pbs import ANY_MPIEXEC
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.variables import OMP
 
 

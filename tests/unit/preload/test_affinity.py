@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from torchrun_hpc.planning.workers import Share
-from torchrun_hpc.preload import affinity
+from torchrun_hpc.preload import worker
 
 ALL = os.sched_getaffinity(0)
 LAST = Share((max(ALL),), "", "")
@@ -37,7 +37,7 @@ def _all_again():
 
 
 def test_what_is_started_meanwhile(other_thread):
-    with affinity.bound(LAST, "worker"):
+    with worker.bound(LAST, "worker"):
         assert of_what_is_started() == set(LAST.cpus)
     assert os.sched_getaffinity(0) == ALL
     assert of_what_is_started() == ALL
@@ -45,35 +45,35 @@ def test_what_is_started_meanwhile(other_thread):
 
 
 def test_an_error_meanwhile():
-    with pytest.raises(ZeroDivisionError), affinity.bound(LAST, "worker"):
+    with pytest.raises(ZeroDivisionError), worker.bound(LAST, "worker"):
         raise ZeroDivisionError
     assert os.sched_getaffinity(0) == ALL
 
 
 @pytest.fixture
 def _no_import(monkeypatch):
-    monkeypatch.setattr(affinity, "chosen_by_import", set())
+    monkeypatch.setattr(worker, "chosen_by_import", set())
 
 
 @pytest.mark.usefixtures("_no_import")
 def test_an_import_that_binds_its_thread():
-    with affinity.restored_after_import():
+    with worker.restored_after_import():
         os.sched_setaffinity(0, LAST.cpus)
     assert os.sched_getaffinity(0) == ALL
-    assert affinity.chosen_by_import == (set(LAST.cpus) if len(ALL) > 1 else set())
+    assert worker.chosen_by_import == (set(LAST.cpus) if len(ALL) > 1 else set())
 
 
 @pytest.mark.usefixtures("_no_import")
 def test_an_import_that_binds_nothing():
     os.sched_setaffinity(0, LAST.cpus)
-    with affinity.restored_after_import():
+    with worker.restored_after_import():
         pass
     assert os.sched_getaffinity(0) == set(LAST.cpus)
-    assert not affinity.chosen_by_import
+    assert not worker.chosen_by_import
 
 
 def test_cpus_that_are_offline(capsys):
-    with affinity.bound(OFFLINE, "the worker of local rank 1"):
+    with worker.bound(OFFLINE, "the worker of local rank 1"):
         assert of_what_is_started() == ALL
     assert capsys.readouterr().err == (
         "torchrun_hpc: warning[HPC223]: the worker of local rank 1 on "
@@ -83,6 +83,6 @@ def test_cpus_that_are_offline(capsys):
 
 
 def test_some_that_are_offline(capsys):
-    with affinity.bound(Share((max(ALL), 4000), "", ""), "worker"):
+    with worker.bound(Share((max(ALL), 4000), "", ""), "worker"):
         assert os.sched_getaffinity(0) == {max(ALL)}
     assert not capsys.readouterr().err

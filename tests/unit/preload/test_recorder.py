@@ -162,7 +162,7 @@ def test_what_python_writes(pair, error, written):
 def test_frames_of_the_launcher_are_left_out(pair, monkeypatch):
     """As the interpreter's own message leaves them out."""
     ours, theirs = pair
-    monkeypatch.setattr(recorder.script, "LAUNCHER", __file__)
+    monkeypatch.setattr(recorder.worker, "LAUNCHER", __file__)
     try:
         json.loads("{")
     except ValueError as error:

@@ -6,10 +6,9 @@ import pytest
 from plans import make_launch_plan
 
 from torchrun_hpc import __version__
-from torchrun_hpc.errors import Message
+from torchrun_hpc.errors import Message, Setting
 from torchrun_hpc.planning.head_node import port_of
 from torchrun_hpc.reporting.start_line import joined_line, start_line
-from torchrun_hpc.setting import Setting
 
 LINE = "3 nodes, 4 workers here; Slurm 19.0; c10d rendezvous at jwb0001i:25592"
 JSC = Setting("jsc", "SYSTEMNAME=juwelsbooster")

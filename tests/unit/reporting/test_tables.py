@@ -6,11 +6,10 @@ import pytest
 from nodes import step
 from plans import make_launch_plan
 
-from torchrun_hpc.errors import Message
+from torchrun_hpc.errors import Message, Setting
 from torchrun_hpc.planning.workers import Binding, Share
 from torchrun_hpc.reporting import tables
 from torchrun_hpc.reporting.description import DescribedPatch, Description
-from torchrun_hpc.setting import Setting
 
 COMMAND = ["torchrun", "--nnodes=2", "train.py", "--name=two words"]
 PATCHES = (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_hpc.setting import Setting
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.sites import load, profile
 from torchrun_hpc.sites.profile import Profile
 from torchrun_hpc.sites.site import Site

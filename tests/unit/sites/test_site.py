@@ -10,8 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from torchrun_hpc import sites
-from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.setting import Setting
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.sites.site import read_sites
 
 OURS = [site.name for site in sites.load({}, folders=())]

@@ -8,8 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from torchrun_hpc import files, sites
-from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.setting import Setting
+from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.sites import Marker
 
 

@@ -14,10 +14,10 @@ from plans import make_launch_plan
 from waiting import PATIENCE, until
 
 from torchrun_hpc import limits
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.failures.failure import WorkerPart
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.planning.workers import Preload
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.stacks import inspection as inspections
 from torchrun_hpc.stacks.calls import Call, Group
 from torchrun_hpc.stacks.inspection import (

@@ -10,8 +10,8 @@ from plans import make_launch_plan
 from waiting import NEVER_S, PATIENCE
 
 from torchrun_hpc import limits
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.planning.workers import Preload
-from torchrun_hpc.setting import Setting
 from torchrun_hpc.stacks import inspection
 from torchrun_hpc.stacks.inspection import FORKS, FRAMES, STACKS, StallReport, limit_of
 from torchrun_hpc.stacks.sampling import ENDED, WorkerStack

@@ -27,12 +27,12 @@ from torch.distributed.launcher import api as launcher
 from torchrun_hpc import limits
 from torchrun_hpc.agent.death_signals import FOREVER
 from torchrun_hpc.agent.end import failure_of
-from torchrun_hpc.agent.patches.patch import Hooks, Patch, has, replace, takes, wrap
+from torchrun_hpc.agent.patches import Hooks, Patch, has, replace, takes, wrap
 from torchrun_hpc.failures.worker import Worker, exit_code_of
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.planning.resources import threads_of
-from torchrun_hpc.preload import affinity
-from torchrun_hpc.preload.affinity import end_with_parent
+from torchrun_hpc.preload import worker
+from torchrun_hpc.preload.worker import end_with_parent
 from torchrun_hpc.rendezvous.errors import (
     JobFailedError,
     NotNeededError,
@@ -367,7 +367,7 @@ class BindWorkers(Part):
         threads = threads_of(binding, share)
         cpus = {CPU_LIST: share.cpu_list} if env.get(CPU_LIST) else {}
         env = {**env, **threads, **cpus}
-        with affinity.bound(share, f"the worker of local rank {rank}"):
+        with worker.bound(share, f"the worker of local rank {rank}"):
             return super().start_worker(original, handler, args, env)
 
 

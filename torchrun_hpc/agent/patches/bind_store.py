@@ -15,8 +15,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from torchrun_hpc import limits, waiting
-from torchrun_hpc.agent.patches import c10d
-from torchrun_hpc.agent.patches.patch import Patch, has, takes, wrap
+from torchrun_hpc.agent.patches import Patch, c10d, has, takes, wrap
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.host.network import (

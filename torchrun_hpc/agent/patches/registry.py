@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torchrun_hpc.agent.patches import restore
 from torchrun_hpc.agent.patches.agent import (
     ActTogether,
     BindWorkers,
@@ -29,10 +30,9 @@ from torchrun_hpc.agent.patches.c10d import (
     FreshStore,
     HostExitsLast,
     LocalAddr,
+    NodeOrder,
     ReportMissingNodes,
 )
-from torchrun_hpc.agent.patches.node_order import NodeOrder
-from torchrun_hpc.agent.patches.patch import restore
 from torchrun_hpc.agent.patches.state_as_json import StateAsJson
 from torchrun_hpc.agent.patches.torchrun import HostName, MasterAddr
 from torchrun_hpc.errors import LaunchError, Message, choices
@@ -41,7 +41,7 @@ from torchrun_hpc.reporting.description import DescribedPatch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torchrun_hpc.agent.patches.patch import Hooks, Patch
+    from torchrun_hpc.agent.patches import Hooks, Patch
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.plan import LaunchPlan
 

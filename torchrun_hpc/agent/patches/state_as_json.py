@@ -10,8 +10,8 @@ from typing import Any
 
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from torchrun_hpc.agent.patches.node_order import RankedNode
-from torchrun_hpc.agent.patches.patch import Patch, has, replace
+from torchrun_hpc.agent.patches import Patch, has, replace
+from torchrun_hpc.agent.patches.c10d import RankedNode
 from torchrun_hpc.host import capabilities
 
 _torch: Any = dynamic_rendezvous

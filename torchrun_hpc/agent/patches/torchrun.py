@@ -10,7 +10,7 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from torchrun_hpc.agent.patches.patch import Patch, replace, takes, wrap
+from torchrun_hpc.agent.patches import Patch, replace, takes, wrap
 from torchrun_hpc.host import capabilities
 
 _api: Any = api

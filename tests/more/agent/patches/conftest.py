@@ -11,7 +11,7 @@ from inside_torch import PLACES
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from torchrun_hpc import limits
-from torchrun_hpc.agent.patches import patch
+from torchrun_hpc.agent import patches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 @pytest.fixture
 def torch_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put torch back behind the test."""
-    patch.restore()
+    patches.restore()
     for owner, name in PLACES:
         monkeypatch.setattr(owner, name, getattr(owner, name))
     yield
-    patch.restore()
+    patches.restore()
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from inside_torch import HANDLER_TAKES, make_plan, start_worker
 
 from torchrun_hpc.agent.patches.agent import BindWorkers, extend
+from torchrun_hpc.errors import Setting
 from torchrun_hpc.planning.workers import Binding, Share
-from torchrun_hpc.setting import Setting
 
 if TYPE_CHECKING:
     from pathlib import Path

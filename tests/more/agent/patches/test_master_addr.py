@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import run as torch_run
 
-from torchrun_hpc.agent.patches import patch
+from torchrun_hpc.agent import patches
 from torchrun_hpc.agent.patches.torchrun import MasterAddr
 from torchrun_hpc.host import capabilities
 
@@ -47,7 +47,7 @@ def test_torch_warns_of_nothing_that_was_not_typed(
     try:
         ours = _warned(args, caplog)
     finally:
-        patch.restore()
+        patches.restore()
     assert (stock[1], ours[1]) == (int(backend == "c10d"), 0)
     assert ours[0].rdzv_endpoint == stock[0].rdzv_endpoint
     assert vars(args) == before
@@ -67,4 +67,4 @@ def test_what_is_patched_already_is_patched_again(
         assert torch_run.config_from_args(args) is None
         assert not hasattr(capabilities.without_default(args), "master_addr")
     finally:
-        patch.restore()
+        patches.restore()

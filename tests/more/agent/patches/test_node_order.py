@@ -11,7 +11,7 @@ import pytest
 from inside_torch import Handler, Node, State, make_executor, make_plan
 
 from torchrun_hpc.agent.patches import registry
-from torchrun_hpc.agent.patches.node_order import RankedNode
+from torchrun_hpc.agent.patches.c10d import RankedNode
 from torchrun_hpc.agent.patches.state_as_json import JsonPickle
 from torchrun_hpc.planning.mode import Mode
 

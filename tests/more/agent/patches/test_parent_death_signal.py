@@ -12,7 +12,8 @@ import pytest
 from inside_torch import make_plan
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
-from torchrun_hpc.agent.patches import agent, patch
+from torchrun_hpc.agent import patches
+from torchrun_hpc.agent.patches import agent
 from torchrun_hpc.agent.patches.agent import ParentDeathSignal
 
 HOMES = {
@@ -55,5 +56,5 @@ def test_workers_are_tied_wherever_torch_starts_them(
     assert subprocess.Popen is real
     if home == "by module":
         assert module.subprocess.TimeoutExpired is subprocess.TimeoutExpired
-    patch.restore()
+    patches.restore()
     assert vars(module) == before

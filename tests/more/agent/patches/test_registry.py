@@ -43,7 +43,7 @@ from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.launcher import api as launcher_api
 
 from torchrun_hpc.agent.death_signals import DeathSignals
-from torchrun_hpc.agent.patches import registry
+from torchrun_hpc.agent.patches import Hooks, _originals, registry, restore
 from torchrun_hpc.agent.patches.agent import (
     ActTogether,
     BindWorkers,
@@ -60,10 +60,9 @@ from torchrun_hpc.agent.patches.c10d import (
     FreshStore,
     HostExitsLast,
     LocalAddr,
+    NodeOrder,
     ReportMissingNodes,
 )
-from torchrun_hpc.agent.patches.node_order import NodeOrder
-from torchrun_hpc.agent.patches.patch import Hooks, _originals, restore
 from torchrun_hpc.agent.patches.state_as_json import JsonPickle, StateAsJson
 from torchrun_hpc.agent.patches.torchrun import HostName, MasterAddr
 from torchrun_hpc.errors import Message

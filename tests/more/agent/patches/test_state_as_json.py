@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from inside_torch import Node, State
 from side_by_side import OURS, STOCK
 
-from torchrun_hpc.agent.patches.node_order import RankedNode
+from torchrun_hpc.agent.patches.c10d import RankedNode
 from torchrun_hpc.agent.patches.state_as_json import JsonPickle
 from torchrun_hpc.host import capabilities
 

@@ -22,13 +22,13 @@ from torch.distributed.launcher import api as launcher_api
 from waiting import NEVER_S, PATIENCE, until
 
 from torchrun_hpc.agent.death_signals import DeathSignals
+from torchrun_hpc.agent.patches import Hooks
 from torchrun_hpc.agent.patches.agent import (
     ForkWorkers,
     ParentDeathSignal,
     WatchWorkers,
     extend,
 )
-from torchrun_hpc.agent.patches.patch import Hooks
 from torchrun_hpc.failures.relay import Relay
 
 if TYPE_CHECKING:
