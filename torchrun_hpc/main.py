@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from torchrun_hpc import environment, wire
 from torchrun_hpc.agent import direct, signals
 from torchrun_hpc.agent.abort import LaunchState, faults_reported
-from torchrun_hpc.agent.death_signals import interrupt_kills
 from torchrun_hpc.agent.inputs import inputs_of
+from torchrun_hpc.agent.signals import interrupt_kills
 from torchrun_hpc.agent.start import start
 from torchrun_hpc.host.resolver import ResolverCheck
 from torchrun_hpc.options import command_line

@@ -20,9 +20,9 @@ from torch.distributed.elastic.rendezvous import registry as backends
 
 from torchrun_hpc import limits
 from torchrun_hpc.agent import end, output, signals
-from torchrun_hpc.agent.death_signals import DeathSignals, interrupt_kills
 from torchrun_hpc.agent.patches import Hooks, registry
 from torchrun_hpc.agent.patches.agent import ForwardSignals, WatchWorkers
+from torchrun_hpc.agent.signals import DeathSignals, interrupt_kills
 from torchrun_hpc.agent.start import FAILED, DryRunReplies, Starter
 from torchrun_hpc.errors import LaunchError, Message, Setting
 from torchrun_hpc.failures import report

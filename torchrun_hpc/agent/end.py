@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from torchrun_hpc import files, limits, wire
 from torchrun_hpc.agent import abort, signals
-from torchrun_hpc.agent.death_signals import DeathSignals, die
+from torchrun_hpc.agent.signals import DeathSignals, die
 from torchrun_hpc.agent.start import FAILED
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.failures import report
@@ -43,7 +43,7 @@ from torchrun_hpc.wire import WireError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torchrun_hpc.agent.death_signals import Handler
+    from torchrun_hpc.agent.signals import Handler
     from torchrun_hpc.failures.report import LocalWorld
     from torchrun_hpc.failures.worker import Worker
     from torchrun_hpc.planning.plan import LaunchPlan

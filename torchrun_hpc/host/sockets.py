@@ -1,4 +1,7 @@
-"""Unix sockets with abstract names, which any user of this node can take."""
+"""Unix sockets with abstract names, which any user of this node can take.
+
+The read-ahead imports this module at the very start, so it imports little.
+"""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ from waiting import PATIENCE, until
 
 from torchrun_hpc import limits, wire
 from torchrun_hpc.agent import end, patches
-from torchrun_hpc.agent.death_signals import DeathSignals
 from torchrun_hpc.agent.patches import Hooks
 from torchrun_hpc.agent.patches.agent import ActTogether, extend
+from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.host import capabilities

@@ -9,8 +9,7 @@ from waiting import NEVER_S
 BEGIN = f"""
 import contextlib, logging, os, signal, subprocess, time
 from torchrun_hpc import limits
-from torchrun_hpc.agent import death_signals
-from torchrun_hpc.agent.death_signals import FOREVER, DeathSignals, die
+from torchrun_hpc.agent.signals import FOREVER, DeathSignals, die, interrupt_kills
 
 NEVER_S = {NEVER_S}
 limits.SIGNAL_TIMEOUT = 0.1
@@ -171,13 +170,13 @@ def test_signals_that_are_held(run, what):
 def test_an_interrupt_kills_where_its_exception_may_be_ignored(run):
     done = run("""
 signal.signal(signal.SIGINT, signal.default_int_handler)
-with death_signals.interrupt_kills():
+with interrupt_kills():
     pass
 try:
     signal.raise_signal(signal.SIGINT)
 except KeyboardInterrupt:
     print("as before", flush=True)
-with death_signals.interrupt_kills(), contextlib.suppress(BaseException):
+with interrupt_kills(), contextlib.suppress(BaseException):
     signal.raise_signal(signal.SIGINT)
 print("ignored")
 """)

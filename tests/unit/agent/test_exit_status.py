@@ -9,7 +9,7 @@ import pytest
 from plans import make_launch_plan
 
 from torchrun_hpc.agent import end
-from torchrun_hpc.agent.death_signals import DeathSignals
+from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.schedulers import hydra, openmpi, pbs

@@ -18,8 +18,8 @@ from torch.distributed.elastic.multiprocessing.errors import (
 )
 
 from torchrun_hpc.agent import end
-from torchrun_hpc.agent.death_signals import DeathSignals
 from torchrun_hpc.agent.end import together
+from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind

@@ -16,7 +16,7 @@ from torchrun_hpc.host import capabilities
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torchrun_hpc.agent.death_signals import DeathSignals
+    from torchrun_hpc.agent.signals import DeathSignals
     from torchrun_hpc.failures.relay import Relay
     from torchrun_hpc.failures.watch import Watch
     from torchrun_hpc.host.capabilities import Capability

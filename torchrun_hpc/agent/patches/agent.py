@@ -25,9 +25,9 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous
 from torch.distributed.launcher import api as launcher
 
 from torchrun_hpc import limits
-from torchrun_hpc.agent.death_signals import FOREVER
 from torchrun_hpc.agent.end import failure_of
 from torchrun_hpc.agent.patches import Hooks, Patch, has, replace, takes, wrap
+from torchrun_hpc.agent.signals import FOREVER
 from torchrun_hpc.failures.worker import Worker, exit_code_of
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.planning.resources import threads_of

@@ -94,7 +94,7 @@ def test_a_look_that_fails_has_found_nothing() -> None:
         raise error
 
     for error in (AttributeError, TypeError, KeyError, RuntimeError, ImportError):
-        assert capabilities._found(look) is False, error
+        assert capabilities._has(look) is False, error
 
 
 def test_what_was_looked_at_is_what_torch_says() -> None:

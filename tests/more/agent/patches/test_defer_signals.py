@@ -14,8 +14,8 @@ from torch.distributed.elastic.multiprocessing.api import PContext, SignalExcept
 from torch.distributed.launcher import api as launcher_api
 
 from torchrun_hpc import limits
-from torchrun_hpc.agent.death_signals import DeathSignals
 from torchrun_hpc.agent.patches.agent import DeferSignals, extend
+from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.errors import JobFailedError
 

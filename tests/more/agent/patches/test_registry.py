@@ -42,7 +42,6 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.launcher import api as launcher_api
 
-from torchrun_hpc.agent.death_signals import DeathSignals
 from torchrun_hpc.agent.patches import Hooks, _originals, registry, restore
 from torchrun_hpc.agent.patches.agent import (
     ActTogether,
@@ -65,6 +64,7 @@ from torchrun_hpc.agent.patches.c10d import (
 )
 from torchrun_hpc.agent.patches.state_as_json import JsonPickle, StateAsJson
 from torchrun_hpc.agent.patches.torchrun import HostName, MasterAddr
+from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host import capabilities
 

@@ -21,7 +21,6 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api as launcher_api
 from waiting import NEVER_S, PATIENCE, until
 
-from torchrun_hpc.agent.death_signals import DeathSignals
 from torchrun_hpc.agent.patches import Hooks
 from torchrun_hpc.agent.patches.agent import (
     ForkWorkers,
@@ -29,6 +28,7 @@ from torchrun_hpc.agent.patches.agent import (
     WatchWorkers,
     extend,
 )
+from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.failures.relay import Relay
 
 if TYPE_CHECKING:
