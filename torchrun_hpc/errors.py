@@ -1,4 +1,4 @@
-"""Messages to the user, and values with their source.
+"""Messages to the user, exit codes, and values with their source.
 
 ``messages.toml`` explains the codes.
 """
@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
+
+# Exit codes: torchrun's, and the shell's for signals.
+FAILED = 1  # the job
+WRONG_USE = 2  # of the environment or the command line
+KILLED = 128  # plus the number of the signal
+INTERRUPTED = 130  # by SIGINT
 
 
 @dataclass(frozen=True)

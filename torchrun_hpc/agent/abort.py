@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from torchrun_hpc import limits, schedulers, wire
 from torchrun_hpc.agent.inputs import inputs_of
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import WRONG_USE, LaunchError, Message
 from torchrun_hpc.host import sockets
 from torchrun_hpc.options.command_line import CommandLine
 from torchrun_hpc.options.options import Options
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.preflight import Preflight
     from torchrun_hpc.schedulers.job import Job
-
-WRONG_USE = 2  # exit code
 
 
 class LaunchState:

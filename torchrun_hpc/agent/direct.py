@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from torchrun_hpc.agent import signals
 from torchrun_hpc.agent.start import Starter
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.options import command_line, script
+from torchrun_hpc.options import script
 from torchrun_hpc.planning.messages import NO_SCHEDULER
+from torchrun_hpc.preload import imports
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.job import (
@@ -55,7 +56,7 @@ class DirectStarter(WorkerStarter):
         """Describe what this task would do."""
         from torchrun_hpc.reporting import description  # noqa: PLC0415 - slow to import
 
-        torch = command_line.torch_version() or "unknown"
+        torch = imports.torch_version() or "unknown"
         job = self.inputs.job
         return description.description(job, plan, torch, [], self.command())
 

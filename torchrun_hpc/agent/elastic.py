@@ -23,8 +23,8 @@ from torchrun_hpc.agent import end, output, signals
 from torchrun_hpc.agent.patches import Hooks, registry
 from torchrun_hpc.agent.patches.agent import ForwardSignals, WatchWorkers
 from torchrun_hpc.agent.signals import DeathSignals, interrupt_kills
-from torchrun_hpc.agent.start import FAILED, DryRunReplies, Starter
-from torchrun_hpc.errors import LaunchError, Message, Setting
+from torchrun_hpc.agent.start import DryRunReplies, Starter
+from torchrun_hpc.errors import FAILED, LaunchError, Message, Setting
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.report import LocalWorld

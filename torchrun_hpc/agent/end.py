@@ -27,8 +27,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torchrun_hpc import files, limits, wire
 from torchrun_hpc.agent import abort, signals
 from torchrun_hpc.agent.signals import DeathSignals, die
-from torchrun_hpc.agent.start import FAILED
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import FAILED, KILLED, LaunchError, Message
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.failures.report import sentence
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
 
 _LOST = (Kind.LOST, Kind.SILENT)
 _END_SCRIPT = "End the job script when the --hpc-outcome file has the final outcome"
-
-_KILLED = 128  # plus the number of the signal, as in a shell
 
 
 class _EarlySignal(SignalException):
@@ -127,7 +124,7 @@ _ENDS: dict[type[BaseException], Sequence[int | None]] = {
 def _exit(problem: BaseException | None, world: World, whose: Whose) -> None:
     """End this process, or a program's launch, by `_ENDS`; do nothing after success."""
     if isinstance(problem, _EarlySignal):
-        raise SystemExit(_KILLED + problem.sigval)  # this also ends a program
+        raise SystemExit(KILLED + problem.sigval)  # this also ends a program
     failure, cause = world.failure, problem
     if failure is not None and isinstance(problem, JobFailedError | None):
         problem = JobFailedError(failure)

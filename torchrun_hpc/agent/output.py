@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from torchrun_hpc import __version__, environment, programs
 from torchrun_hpc.errors import LaunchError
-from torchrun_hpc.options import command_line
 from torchrun_hpc.options.values import NONE
 from torchrun_hpc.planning import network_env
 from torchrun_hpc.preload import imports, plan
@@ -100,7 +99,7 @@ def show_version(options: Options) -> NoReturn:
 
 def _print(options: Options) -> None:
     """Print the versions; only the patches need the import of torch."""
-    found = command_line.torch_version()
+    found = imports.torch_version()
     torch = f"torch {found}" if found else "no torch"
     python = platform.python_version()
     console.output(f"torchrun_hpc {__version__}, {torch}, Python {python}\n")

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc import environment
-from torchrun_hpc.errors import LaunchError, Message, to_copy
+from torchrun_hpc.errors import FAILED, INTERRUPTED, LaunchError, Message, to_copy
 from torchrun_hpc.host.network import is_number, join_endpoint, port_problem
 from torchrun_hpc.planning.plan import make_plan
 from torchrun_hpc.reporting import console
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
-
-FAILED = 1
-INTERRUPTED = 130  # as in a shell: 128 plus SIGINT
 
 
 class DryRunReplies(NamedTuple):

@@ -10,8 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from torchrun_hpc import files, wire
-from torchrun_hpc.agent.abort import WRONG_USE, LaunchState, faults_reported
-from torchrun_hpc.agent.start import INTERRUPTED
+from torchrun_hpc.agent.abort import LaunchState, faults_reported
 from torchrun_hpc.doctor import summary
 from torchrun_hpc.doctor.examination import examine
 from torchrun_hpc.doctor.output import STDOUT, Output, finding_lines
@@ -24,7 +23,7 @@ from torchrun_hpc.doctor.place import (
     find_place,
 )
 from torchrun_hpc.doctor.results import SCHEMA, DoctorReport, NotMetError, exit_code
-from torchrun_hpc.errors import LaunchError, Message
+from torchrun_hpc.errors import INTERRUPTED, WRONG_USE, LaunchError, Message
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.command_line import wrong_line
 from torchrun_hpc.reporting import console

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc import main as launcher
 from torchrun_hpc import waiting, wire
-from torchrun_hpc.agent.abort import WRONG_USE
 from torchrun_hpc.doctor import collectives
 from torchrun_hpc.doctor.results import (
     RESULTS,
@@ -31,7 +30,7 @@ from torchrun_hpc.doctor.results import (
     WorkerReport,
     writer,
 )
-from torchrun_hpc.errors import on_one_line
+from torchrun_hpc.errors import WRONG_USE, on_one_line
 from torchrun_hpc.failures.failure import Failure, Kind, ending, is_consequence
 from torchrun_hpc.failures.last_words import last_words
 from torchrun_hpc.failures.report import JobFailed

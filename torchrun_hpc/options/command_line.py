@@ -340,16 +340,6 @@ class _WantVersion(argparse.Action):
         raise VersionWanted
 
 
-def torch_version() -> str:
-    """Return the version of the installed torch, without its import; empty without."""
-    from importlib import metadata  # noqa: PLC0415 - slow to import
-
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 # --- refusals -------------------------------------------------------------------------
 
 

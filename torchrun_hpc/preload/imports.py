@@ -55,6 +55,16 @@ class _WatchedEnvironment(type(environment())):  # type: ignore[misc]
         return str(super().__getitem__(key))
 
 
+def torch_version() -> str:
+    """Return the version of the installed torch, without its import; empty without."""
+    from importlib import metadata  # noqa: PLC0415 - slow to import
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def import_torch() -> None:
     """Import torch, which takes a second or more, and check its release."""
     try:

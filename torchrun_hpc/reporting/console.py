@@ -6,7 +6,7 @@ import itertools
 import sys
 from typing import TYPE_CHECKING
 
-from torchrun_hpc.errors import LaunchError, Message, split_copied
+from torchrun_hpc.errors import WRONG_USE, LaunchError, Message, split_copied
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.wire import printable
 
@@ -41,7 +41,7 @@ def write(
 def refuse(error: LaunchError) -> int:
     """Write the error of a command that starts nothing, and return its exit code."""
     write(Message(error.code, str(error)), "error")
-    return 2
+    return WRONG_USE
 
 
 def write_text(text: str, details: Sequence[str] = ()) -> None:
