@@ -33,6 +33,7 @@ from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.values import SCHEDULER
 from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.preflight import Preflight
 from torchrun_hpc.rendezvous.client import Listener
 from torchrun_hpc.rendezvous.connection import Connection
 from torchrun_hpc.rendezvous.protocol import Settings
@@ -110,14 +111,12 @@ def place_of(nodes: int, rank: int) -> Place:
         listen=(HOST, PORT) if rank == 0 else None,
     )
     return Place(
-        job=None,
+        facts=Preflight(None, None, {}, hosts[rank], "COMMAND"),
         mode=Mode.SEVERAL_NODES,
         meeting=meeting,
         tasks_meeting=meeting,
         task=Task(rank, nodes),
         node_rank=rank,
-        workers=1,
-        hostname=hosts[rank],
         options=(),
         asked=Options(),
     )

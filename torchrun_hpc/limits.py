@@ -5,9 +5,8 @@ and why it is so long. Its last sentence begins with "At its end,", and says wha
 happens. A heading names the room. Modules use a limit through this module, so that a
 test can change it here for all of them.
 
-Elsewhere are: limits that are an option's default, the doctor's limits, and those of
-`programs`, which import nothing. ``docs/write_constants.py`` writes the table in
-``docs/internals.md``.
+Elsewhere are: limits that are an option's default, and those of `programs`, which
+import nothing. ``docs/write_constants.py`` writes the table in ``docs/internals.md``.
 """
 
 from __future__ import annotations
@@ -268,3 +267,68 @@ STORE_PROBE_TIMEOUT = 5.0
 # The store's host waits for the other nodes to leave. At its end, it exits, and other
 # nodes may print errors.
 HOST_EXIT_TIMEOUT = 5.0
+
+# --- The doctor -----------------------------------------------------------------------
+
+# The default of the doctor's --timeout, for other nodes and for progress. The
+# tasks of a step start almost together. At its end, absent nodes are reported.
+DOCTOR_TIMEOUT = 60.0
+# The shortest --timeout: nodes examine themselves before they meet. At its end, the
+# other nodes are reported as absent.
+LEAST_DOCTOR_TIMEOUT = 10
+# The wait for tasks to join, and for a silent task if the coordinator is on task 0:
+# task 0 limits each wait itself. At its end, the task counts as lost.
+EXAMINATION_TIMEOUT = 3600
+# The silence of a task or of a coordinator elsewhere, if --timeout is not longer. At
+# its end, the silent side counts as lost.
+DOCTOR_SILENCE_LIMIT = 15
+# The answers of file systems, name servers and drivers, which can hang. At its end, the
+# node's record lacks them.
+PROBES_TIMEOUT = 5.0
+# An answer of an absent node's network. At its end, the node counts as unreachable.
+ABSENT_NODE_TIMEOUT = 2.0
+# A pair that measures. One of its nodes can wait for the other. At its end, a node
+# without a reply counts as hung.
+PAIR_TIMEOUT = 20.0
+# A connection to the other node of a pair, and then its proof. At its end, the link
+# counts as blocked.
+LINK_OPEN_TIMEOUT = 2.0
+# The connection from the other node, which is asked at the same time. At its end, the
+# pair has no figures.
+PARTNER_TIMEOUT = 10.0
+# The next message or data of a pair. At its end, the pair has no figures.
+LINK_MESSAGE_TIMEOUT = 3.0
+# The first byte of many, which TCP has then sent four times. At its end, packets of the
+# MTU's size count as lost.
+FIRST_BYTE_TIMEOUT = 2.0
+# Small messages between a pair: enough for a percentile. At its end, the latency is
+# known.
+PING_TIME = 0.1
+# Data in one direction of a pair, much longer than TCP's slow start. At its end, the
+# bandwidth is known.
+SEND_TIME = 0.15
+# The import of torch and the start of the workers, in addition to the collectives. Both
+# are slow on a busy file system. At its end, the doctor stops the launcher.
+LAUNCH_START_TIMEOUT = 120.0
+# A stopped launcher must end its workers, or the kernel a killed launcher. At its end,
+# the launcher is killed, or left behind.
+LAUNCH_END_TIMEOUT = 15.0
+# The same if the doctor itself ends, because a user waits. At its end, the launcher is
+# killed, or left behind.
+LAUNCH_ABORT_TIMEOUT = 0.5
+# All tasks of a launch must reply. This is longer than the start and both ends, and is
+# added to the time for the collectives. At its end, nodes without a reply count as
+# hung.
+LAUNCH_MARGIN = 160.0
+# A failed launch ends on all nodes, and then after the doctor has stopped it. At its
+# end, the doctor stops it, or nodes without a reply count as hung.
+FAILED_LAUNCH_TIMEOUT = 20.0
+# The repetitions of an operation or a product: noise is short. At its end, the next one
+# begins.
+REPEAT_TIME = 0.1
+# One operation. Larger sizes would take still longer. At its end, they are left out.
+SLOW_OPERATION = 1.0
+# The threads of gloo release the last tensor a moment after its result is there. If the
+# group is destroyed by then, a worker can hang (up to torch 2.4) or abort (2.13). At
+# its end, the group is destroyed.
+GLOO_PAUSE = 0.2

@@ -84,6 +84,13 @@ DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 GLOO = "GLOO_SOCKET_IFNAME"
 # Interfaces of NCCL. The launcher sets it for several nodes, unless the user has.
 NCCL = "NCCL_SOCKET_IFNAME"
+# Level of NCCL's messages. The doctor sets this and the next two variables for its own
+# workers, unless the user has set the level or the file.
+NCCL_DEBUG = "NCCL_DEBUG"
+# Parts of NCCL that write messages.
+NCCL_DEBUG_SUBSYS = "NCCL_DEBUG_SUBSYS"
+# Path of the file for NCCL's messages.
+NCCL_DEBUG_FILE = "NCCL_DEBUG_FILE"
 # Options of the C library's resolver (resolv.conf(5)). The launcher sets a short
 # timeout if no name server can be reached.
 RESOLVER_OPTIONS = "RES_OPTIONS"
@@ -127,6 +134,8 @@ LEVEL_ZERO_VISIBLE = "ZE_AFFINITY_MASK"
 FAULT_HANDLER = "PYTHONFAULTHANDLER"
 # Folder of the user, with the site files and the key.
 HOME = "HOME"
+# Folder for temporary files, instead of /tmp.
+TMPDIR = "TMPDIR"
 # Folders in which --no-python searches the program.
 PATH = "PATH"
 # Folder for configuration, instead of ~/.config (XDG Base Directory Specification).
@@ -144,3 +153,9 @@ TOOLS = (
     *("ROCP_TOOL_LIBRARIES", "ROCP_TOOL_ATTACH", "HSA_TOOLS_LIB", "OMP_TOOL_LIBRARIES"),
     *("INTEL_LIBITTNOTIFY64", "KINETO_USE_DAEMON", "LD_AUDIT"),
 )
+
+# --- The doctor -----------------------------------------------------------------------
+
+# Path of the file for the results of the doctor's workers. The doctor sets it for its
+# launch.
+DOCTOR_RESULTS = "HPC_DOCTOR_RESULTS"

@@ -22,8 +22,7 @@ NO_VARIABLES = {
     "SC_CLK_TCK",  # a name of sysconf(3)
 }
 
-DOCTOR = "torchrun_hpc.doctor"  # the doctor's are in doctor/
-ELSEWHERE = (DOCTOR, "torchrun_hpc.programs")  # programs import nothing
+ELSEWHERE = "torchrun_hpc.programs"  # programs import nothing
 # This module is below PBS's. Its line for PBS jobs names PBS's variable.
 ALLOWED = {("torchrun_hpc.schedulers.openmpi", "PBS_JOBID")}
 
@@ -108,10 +107,16 @@ def test_what_counts_as_written(text, expected):
 
 # Numbers that are no limits of the launcher.
 NO_LIMITS = {
+    "doctor.operations._FACTORS",  # of numbers
+    "doctor.place._MOST_SECONDS",  # of a user's limit
+    "doctor.summary._LARGE",  # bytes
+    "doctor.summary._SLOWER",  # a factor
     "failures.failure._LATEST",  # a date
     "options.rdzv_conf._MOST_SECONDS",  # of a user's limit
     "stacks.sampling._WORKING",  # a share of the CPU time
 }
+# Pure functions that compare measured values: their numbers are shares and differences.
+JUDGES = ("torchrun_hpc.doctor.checks", "torchrun_hpc.doctor.judgement")
 SAYS_SECONDS = re.compile(r"\bseconds?\b", re.IGNORECASE)
 IS_LIMIT = re.compile("TIMEOUT|INTERVAL|PAUSE|DELAY|SECONDS|PATIENCE")
 
@@ -159,6 +164,6 @@ def is_number(value):
 
 
 def test_no_limit_is_declared_elsewhere():
-    places = (*ELSEWHERE, "torchrun_hpc.limits")
+    places = (ELSEWHERE, "torchrun_hpc.limits", *JUDGES)
     names = [name for name in MODULES if not name.startswith(places)]
     assert {limit for name in names for limit in seconds(name)} == NO_LIMITS

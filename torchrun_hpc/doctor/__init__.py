@@ -18,6 +18,7 @@ from torchrun_hpc.doctor.results import (
     DoctorReport,
     Finding,
     Folder,
+    GpuReport,
     InterfaceReport,
     Link,
     NodeReport,
@@ -29,7 +30,6 @@ from torchrun_hpc.doctor.results import (
     suspects,
 )
 from torchrun_hpc.errors import EmbeddedLaunchError, LaunchError
-from torchrun_hpc.host.nvml import GpuReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

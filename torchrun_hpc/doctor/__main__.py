@@ -9,19 +9,12 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from torchrun_hpc import files, wire
+from torchrun_hpc import files, limits, wire
 from torchrun_hpc.agent.abort import LaunchState, faults_reported
 from torchrun_hpc.doctor import summary
 from torchrun_hpc.doctor.examination import examine
 from torchrun_hpc.doctor.output import STDOUT, Output, finding_lines
-from torchrun_hpc.doctor.place import (
-    COMMAND,
-    SHORTEST,
-    TIMEOUT,
-    ExaminedLaunch,
-    Wishes,
-    find_place,
-)
+from torchrun_hpc.doctor.place import COMMAND, ExaminedLaunch, Wishes, find_place
 from torchrun_hpc.doctor.results import SCHEMA, DoctorReport, NotMetError, exit_code
 from torchrun_hpc.errors import INTERRUPTED, WRONG_USE, LaunchError, Message
 from torchrun_hpc.options import command_line
@@ -101,9 +94,10 @@ def _parser() -> argparse.ArgumentParser:
     size = "largest size of the collectives: a number, with K, M or G (default: 16M)"
     names = "--max-bytes", "--max_bytes"
     add(*names, type=_bytes, default="16M", metavar="SIZE", help=size)
-    limits = f"default: {TIMEOUT:.0f}; at least {SHORTEST}"
-    wait = f"how long to wait for nodes and for progress ({limits})"
-    add("--timeout", type=_seconds, default=TIMEOUT, metavar="SECONDS", help=wait)
+    default, least = limits.DOCTOR_TIMEOUT, limits.LEAST_DOCTOR_TIMEOUT
+    valid = f"default: {default:.0f}; at least {least}"
+    wait = f"how long to wait for nodes and for progress ({valid})"
+    add("--timeout", type=_seconds, default=default, metavar="SECONDS", help=wait)
     return parser
 
 

@@ -12,13 +12,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from os.path import commonprefix
-from statistics import median, median_low
+from statistics import median, median_low, mode
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchrun_hpc.doctor.results import EXCLUDE, Finding, WorkerReport, size, speed
 from torchrun_hpc.errors import count
-from torchrun_hpc.names import fold_ranks, listed, numbers_in, ranges, rank_list
+from torchrun_hpc.names import (
+    fold_ranks,
+    listed,
+    numbers_in,
+    ranges,
+    rank_list,
+    ranks_by,
+)
 from torchrun_hpc.planning.head_node import PORTS
+from torchrun_hpc.variables import (
+    CACHE_HOME,
+    CUDA_VISIBLE,
+    GLOO,
+    HOME,
+    NCCL_DEBUG,
+    TMPDIR,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,7 +101,8 @@ def torch_of(node: NodeReport) -> Torch | None:
 def _merged(texts: dict[str, list[int]]) -> dict[str, list[int]]:
     if len(texts) <= _MOST_ALIKE:
         return texts
-    return {f"{next(iter(texts))}, and others": sorted({*chain(*texts.values())})}
+    first, *_ = texts
+    return {f"{first}, and others": sorted({*chain(*texts.values())})}
 
 
 # --- single nodes -----------------------------------------------------------------
@@ -101,6 +117,7 @@ def _names(node: NodeReport, nodes: Nodes) -> Iterator[_Fault]:
     local = {address for i in node.interfaces for address in i.addresses}
     theirs = {n.fast_host: n.address for n in nodes if n.fast_host != node.fast_host}
     for name, addresses in node.names.items():
+        address = theirs.get(name)
         means = f"{name} resolves to {', '.join(addresses)}, but"
         # A loopback address is usual for the node's own name.
         strange = {a for a in addresses if not a.startswith(("127.", "::1"))} - local
@@ -109,7 +126,7 @@ def _names(node: NodeReport, nodes: Nodes) -> Iterator[_Fault]:
         elif name == node.fast_host and local and strange:
             text = f"{means} no interface has {listed(sorted(strange))}"
             yield _Fault(text, remedy)
-        elif (address := theirs.get(name, "")) not in ("", *addresses):
+        elif address and address not in addresses:
             yield _Fault(f"{means} its address is {address}", remedy)
         source = node.routes.get(name, node.address)
         if node.address and source != node.address:
@@ -119,7 +136,7 @@ def _names(node: NodeReport, nodes: Nodes) -> Iterator[_Fault]:
 
 
 def _folders(node: NodeReport, _nodes: object) -> Iterator[_Fault]:
-    remedy = "free some space, or export another TMPDIR (for HOME: XDG_CACHE_HOME)"
+    remedy = f"free some space, or export another {TMPDIR} (for {HOME}: {CACHE_HOME})"
     for folder in node.folders:
         path, problem = folder.path, folder.problem
         if problem:
@@ -177,7 +194,7 @@ def _gpus(node: NodeReport, _nodes: object) -> Iterator[_Fault]:
         yield _Fault(text, remedy, share)
     if visible < len(gpus):
         text = f"torch sees {visible} of {count(len(gpus), 'GPU')}"
-        remedy = "request all, unset CUDA_VISIBLE_DEVICES, or install torch for them"
+        remedy = f"request all, unset {CUDA_VISIBLE}, or install torch for them"
         yield _Fault(text, remedy, _NEVER)
 
 
@@ -225,7 +242,7 @@ _NEAR = 0.05  # sizes that differ by this share or less are equal
 # Variables that can differ on each node, and variables that must be equal.
 _OF_NODES = re.compile(r"\w+(VISIBLE_DEVICES|HOSTID|_FILE|_DIR)")
 _EQUAL = re.compile(
-    r"(NCCL|RCCL|FI|UCX)_(?!DEBUG|LOG|\w*(IFNAME|HCA|DEVICES))\w+|GLOO_SOCKET_IFNAME"
+    rf"(NCCL|RCCL|FI|UCX)_(?!DEBUG|LOG|\w*(IFNAME|HCA|DEVICES))\w+|{GLOO}"
 )
 
 _LOAD = "activate the same environment in the job script, from a shared folder"
@@ -242,11 +259,12 @@ def _differences(nodes: Nodes, hosts: Sequence[str]) -> Findings:
             groups = _by_value({r: t.get(trait, absent) for r, t in traits.items()})
             if len(groups) < 2:  # noqa: PLR2004 - all are equal
                 continue
-            values, ranks = map(list, zip(*groups, strict=True))
-            others, most = sorted(chain(*ranks[:-1])), len(ranks[-1])
-            names = [fold_ranks(each, hosts) for each in ranks]
-            if has_majority := most > len(others):
-                names[-1] = count(most, "other")
+            *minority, most = groups.values()
+            others = sorted(chain(*minority))
+            names = [fold_ranks(ranks, hosts) for ranks in groups.values()]
+            if has_majority := len(most) > len(others):
+                names[-1] = count(len(most), "other")
+            values = [*groups]
             if max(map(len, values)) > _LONGEST:  # folders: without the equal part
                 equal = len(commonprefix(values))  # noqa: RUF071 - in characters
                 dots = "..." if equal else ""
@@ -258,14 +276,14 @@ def _differences(nodes: Nodes, hosts: Sequence[str]) -> Findings:
             yield Finding("HPC181", text, remedy, tuple(blamed), is_suspect)
 
 
-def _by_value(values: Mapping[int, str | float]) -> list[tuple[str, list[int]]]:
-    """Return each value with its ranks, the most frequent one last."""
+def _by_value(values: Mapping[int, str | float]) -> dict[str, list[int]]:
+    """Return the ranks of each value, those of the most frequent one last."""
     present = {rank: value for rank, value in values.items() if value}
-    groups: dict[str, list[int]] = defaultdict(list)
-    for usual, _ in Counter(present.values()).most_common(1):
-        for rank, value in present.items():
-            groups[str(usual if _is_near(value, usual) else value)].append(rank)
-    return sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))
+    usual = mode(present.values()) if present else ""
+    groups = ranks_by(
+        {r: str(usual if _is_near(v, usual) else v) for r, v in present.items()}
+    )
+    return dict(sorted(groups.items(), key=lambda group: (len(group[1]), group[1])))
 
 
 def _is_near(value: str | float, usual: str | float) -> bool:
@@ -282,8 +300,7 @@ def _software(node: NodeReport) -> Traits:
 
 def _machine(node: NodeReport) -> Traits:
     models, torch = Counter(gpu.model for gpu in node.gpus), torch_of(node)
-    interface = node.job_interface
-    mtu, speed = (interface.mtu, interface.speed_mbit) if interface else (0, 0)
+    mtu, speed = node.job_interface.mtu, node.job_interface.speed_mbit
     return {
         "GPUs": ", ".join(f"{models[m]} x {m}" for m in sorted(models)) or "none",
         "number of GPUs that torch sees": str(torch.gpus) if torch else "",
@@ -310,7 +327,7 @@ def _system(node: NodeReport) -> Traits:
 
 def _variables(node: NodeReport, *, equal: bool) -> Traits:
     # Gloo's default is the job's interface.
-    usual = "GLOO_SOCKET_IFNAME", node.interface
+    usual = GLOO, node.interface
     return {
         name: value
         for name, value in node.variables.items()
@@ -336,7 +353,7 @@ _NORM = 1e-3  # share by which a norm can differ: devices round differently
 _LATE_S, _LATE = 0.05, 3.0  # seconds that a worker can be late; times the median
 
 _BUSY = "look for other programs and a high temperature there, or exclude the node"
-_NCCL = "unset NCCL_IB_DISABLE and NCCL_NET. NCCL_DEBUG=INFO shows what is missing"
+_NCCL = f"unset NCCL_IB_DISABLE and NCCL_NET. {NCCL_DEBUG}=INFO shows what is missing"
 
 
 class _WorkerFault(NamedTuple):
@@ -353,7 +370,8 @@ def of_workers(workers: Workers, nodes: NodesByRank, hosts: Sequence[str]) -> Fi
     for check, (code, remedy) in _WORKER_CHECKS.items():
         groups = defaultdict[tuple[int, ...], list[_WorkerFault]](list)
         for fault in check(workers, nodes):
-            groups[(fault.worker.node,) if fault.is_certain else ()].append(fault)
+            to_blame = (fault.worker.node,) if fault.is_certain else ()
+            groups[to_blame].append(fault)
         for blamed, faults in groups.items():
             ranks = rank_list([fault.worker.rank for fault in faults])
             names = fold_ranks(sorted({fault.worker.node for fault in faults}), hosts)
@@ -412,11 +430,12 @@ def _late(workers: Workers, _nodes: object) -> Iterator[_WorkerFault]:
 
 
 def _sockets(workers: Workers, nodes: NodesByRank) -> Iterator[_WorkerFault]:
+    if len({worker.node for worker in workers}) == 1:  # they need no network
+        return
     up = {rank: ", ".join(fabrics(node)) for rank, node in nodes.items()}
     on_sockets = [w for w in workers if w.transport == "Socket" and up.get(w.node)]
-    has_network = len({worker.node for worker in workers}) > 1
     is_certain = 2 * len(on_sockets) < len(workers)
-    for worker in on_sockets if has_network else ():
+    for worker in on_sockets:
         text = f"NCCL uses sockets instead of {up[worker.node]}, which is up"
         yield _WorkerFault(worker, text, is_certain=is_certain)
 

@@ -2,9 +2,9 @@
 
 It starts like a job, also with torchrun: ``python -m torchrun_hpc [OPTIONS] -m
 torchrun_hpc.doctor.collectives MAX_BYTES TIMEOUT``. All workers append their results to
-the file that the variable `RESULTS` names, or write them to stdout. Each result is a
-line of JSON, written at once, so that lines of workers do not mix. It has a field of
-`LaunchEnd`; lists are joined:
+the file that the variable `DOCTOR_RESULTS` names, or write them to stdout. Each result
+is a line of JSON, written at once, so that lines of workers do not mix. It has a field
+of `LaunchEnd`; lists are joined:
 
 - ``{"at": [[RANK, [NUMBER, TEXT]]]}`` from each worker before each step. The import of
   torch is the first. If all others wait, a missing worker has begun fewer steps.
@@ -30,6 +30,7 @@ from torchrun_hpc import wire
 from torchrun_hpc.doctor.results import Torch, writer
 from torchrun_hpc.reporting import streams
 from torchrun_hpc.schedulers.process import environment
+from torchrun_hpc.variables import LOCAL_RANK, RANK
 
 
 def main() -> None:
@@ -37,9 +38,9 @@ def main() -> None:
     environ, code = environment(), 0
     try:
         write = writer(environ)
-        write("at", [[int(environ["RANK"]), [-1, "the import of torch"]]])
+        write("at", [[int(environ[RANK]), [-1, "the import of torch"]]])
         imported = _import_torch()
-        if environ["LOCAL_RANK"] == "0":
+        if environ[LOCAL_RANK] == "0":
             write("imports", [wire.encode(imported)])
         from torchrun_hpc.doctor import operations  # noqa: PLC0415 - imports torch
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from torchrun_hpc import waiting, wire
+from torchrun_hpc import limits, waiting, wire
 from torchrun_hpc.doctor import judgement, summary
 from torchrun_hpc.doctor.launch import LaunchEnd, LaunchPart, cause_of
-from torchrun_hpc.doctor.link import MOST_BYTES, SENDING, Peer, merged
+from torchrun_hpc.doctor.link import MOST_BYTES, Peer, merged
 from torchrun_hpc.doctor.results import Link, NodeReport, size
 from torchrun_hpc.errors import Message, count
 from torchrun_hpc.rendezvous.errors import JobFailedError
@@ -29,19 +29,14 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# Seconds.
-_PAIR_TIMEOUT = 20.0  # one node can wait for the other
-_GRACE = 160.0  # for a launch to start and to end, in addition to the collectives
-_REST = 20.0  # for a failed launch to end on all nodes
-
 _LOOKS = 3  # measurements of a doubtful pair
 _TURNS_AGAIN = 4  # rounds with doubtful pairs: a bad node has many
-_LAUNCHES = 2  # the second excludes a node that ended the first
+_LAUNCHES = 2  # another one excludes a node that ended the first
 _USUAL_MTU = 1500
 
-# A worker repeats each operation for 0.1 s, at most 20 times after two others. Sums go
-# twice, the others once; and each size is a quarter of the next one.
-_OPERATIONS, _SIZES, _MOST, _LONG_ENOUGH = 6, 4, 20, 0.1
+# A worker repeats each operation for `limits.REPEAT_TIME`, at most 20 times after two
+# others. Sums go twice, the others once; and each size is a quarter of the next one.
+_OPERATIONS, _SIZES, _MOST = 6, 4, 20
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,7 @@ class Conductor:
 
             limit = max(self._place.wishes.timeout, least)
             waiting.until(lambda: are_all() or has_failed(), limit, report)
-            limit = _REST
+            limit = limits.FAILED_LAUNCH_TIMEOUT
             if has_failed() and not waiting.until(are_all, limit, report):
                 client.ask_all(STOP, lambda _: None)
                 waiting.until(are_all, limit, report)
@@ -174,16 +169,16 @@ class Conductor:
 
     def _measured(self, name: str, together: Sequence[Pair]) -> Iterator[Link]:
         """Let pairs measure; yield the links of pairs in which both replied."""
-        partners = {a: b for pair in together for a, b in (pair, pair[::-1])}
+        partners = dict(together) | {second: first for first, second in together}
         turn = wire.encode(Turn(name, partners))
         tasks = [self._first[node] for node in partners]
-        replies = self._ask(MEASURE, turn, tasks, _PAIR_TIMEOUT)
+        replies = self._ask(MEASURE, turn, tasks, limits.PAIR_TIMEOUT)
         halves = {self._node_of[task]: half for task, half in replies.items()}
         hung = partners.keys() - halves.keys()
         self._records.hung |= dict.fromkeys(sorted(hung), "during the measurements")
-        for one, other in together:
-            if hung.isdisjoint((one, other)):
-                yield merged(halves[one], halves[other])
+        for first, second in together:
+            if hung.isdisjoint((first, second)):
+                yield merged(halves[first], halves[second])
 
     # --- torch's collectives ------------------------------------------------------
 
@@ -220,7 +215,7 @@ class Conductor:
             moved = size(_expected_of_collectives(self._place.wishes.max_bytes, nodes))
             text += f", then torch's collectives with about {moved} in and out of each"
         self._progress(text)
-        limit = self._place.wishes.limit + _GRACE
+        limit = self._place.wishes.limit + limits.LAUNCH_MARGIN
         return self._ask(LAUNCH, wire.encode(part), tasks, limit)
 
 
@@ -230,20 +225,19 @@ def _best(looks: Mapping[Pair, Sequence[Link]]) -> list[Link]:
 
 def _speed(node: NodeReport) -> float:
     """Return the bytes per second of a node's interface; infinity if unknown."""
-    interface = node.job_interface
-    return (interface.speed_mbit if interface else 0) * 1e6 / 8 or math.inf
+    return node.job_interface.speed_mbit * 1e6 / 8 or math.inf
 
 
 def _expected(node: NodeReport) -> float:
-    return min(MOST_BYTES, _speed(node) * SENDING)
+    return min(MOST_BYTES, _speed(node) * limits.SEND_TIME)
 
 
 def _expected_of_collectives(max_bytes: int, nodes: Sequence[NodeReport]) -> float:
-    in_time = _LONG_ENOUGH * min(map(_speed, nodes))
+    in_time = limits.REPEAT_TIME * min(map(_speed, nodes))
     sizes = [max_bytes / 4**number for number in range(_SIZES)]
     return _OPERATIONS * sum((min(_MOST * n, in_time) + 2 * n for n in sizes), 0.0)
 
 
 def _peer(node: NodeReport) -> Peer:
-    mtu = node.job_interface.mtu if node.job_interface else 0
-    return Peer(node.rank, node.address, node.port, mtu or _USUAL_MTU)
+    mtu = node.job_interface.mtu or _USUAL_MTU
+    return Peer(node.rank, node.address, node.port, mtu)

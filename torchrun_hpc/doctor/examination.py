@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.doctor import node, summary
 from torchrun_hpc.doctor.conductor import (
     END,
@@ -39,16 +39,8 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.key import Key
     from torchrun_hpc.rendezvous.messages import News
 
-# Seconds. A coordinator on task 0 waits for silent nodes, because task 0 limits each
-# wait. A coordinator elsewhere gives up a node after `_SILENCE` seconds or more, and
-# each node gives up a silent coordinator.
-_LONGEST = 3600
-_SILENCE = 15
-
 # Bytes: so the tasks also meet if packets of the MTU's size are lost, and report it.
 _SEGMENT = 1000
-
-_AT_ONCE = 0.5  # seconds for a launcher whose user waits
 
 
 def examine(place: Place, tell: Tell) -> DoctorReport | None:
@@ -61,13 +53,14 @@ def examine(place: Place, tell: Tell) -> DoctorReport | None:
             tell(message)
 
     conductor = Conductor(place, tell)  # keeps the start time
-    has_limits = meeting.is_coordinator and place.is_first
-    silence_timeout = _LONGEST if has_limits else max(_SILENCE, int(timeout))
+    longest = silence_timeout = limits.EXAMINATION_TIMEOUT
+    if not (meeting.is_coordinator and place.is_first):
+        silence_timeout = max(limits.DOCTOR_SILENCE_LIMIT, int(timeout))
     settings = settings_of(meeting, "doctor", silence_timeout)
     connection = Connection(
         meeting,
-        replace(settings, join_timeout=_LONGEST),
-        place.environ,
+        replace(settings, join_timeout=longest),
+        place.facts.environ,
         Listener(hear),
         segment=_SEGMENT,
         replies=examinee.replies,
@@ -133,7 +126,7 @@ class Examinee:
     def close(self) -> None:
         """End what this task has started."""
         if self._launch is not None:
-            self._launch.end(_AT_ONCE)
+            self._launch.end(limits.LAUNCH_ABORT_TIMEOUT)
         if self._links is not None:
             self._links.stop()
 
@@ -166,11 +159,9 @@ class Examinee:
         part = wire.decode(LaunchPart, about)
         if self.place.task.rank not in part.tasks:
             return None
-        wishes = self.place.wishes
-        arguments = [str(wishes.max_bytes), f"{wishes.limit:g}"]
         try:
-            self._launch = LaunchProcess(self.place, part, arguments)
-            end = self._launch.run(wishes.limit)
+            self._launch = LaunchProcess(self.place, part)
+            end = self._launch.run(self.place.wishes.limit)
         except (OSError, ValueError) as error:  # no process, or a wrong line
             end = LaunchEnd(1, cause=f"{type(error).__name__}: {error}")
         return wire.encode(printable(end))

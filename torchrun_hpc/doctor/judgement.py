@@ -185,7 +185,8 @@ def findings(links: Sequence[Link], hosts: Sequence[str]) -> Iterator[Finding]:
         who = f"between {listed(names)}"
         if len(bad) > _SINGLE:
             who = f"{len(bad)} of {count(len(tried), 'pair')}"
-        what = text([*bad.values()], hosts, max(max(bad)), than)
+        _, node = max(bad)
+        what = text([*bad.values()], hosts, node, than)
         # Among many nodes, one or two slow pairs need no action.
         is_suspect = not is_noisy or 2 * len(bad) >= len(tried)
         to_do = _OF_PAIRS if is_noisy else remedy
@@ -234,14 +235,15 @@ def _bad(links: Sequence[Link], _hosts: object, _node: object, than: Usual) -> s
 
 
 def _blocked(links: Sequence[Link], hosts: Sequence[str], *_: object) -> str:
-    closed = [
-        f"{host(rank, hosts)} cannot connect to {host(other, hosts)}"
-        for link in links
-        for rank, other in (link.pair, link.pair[::-1])
-        if rank in link.blocked
-    ]
-    reasons = dict.fromkeys(link.problem for link in links)
-    return ": ".join(filter(None, map(listed, (closed, [*reasons]))))
+    closed = []
+    for link in links:
+        first, second = host(link.first, hosts), host(link.second, hosts)
+        if link.first in link.blocked:
+            closed.append(f"{first} cannot connect to {second}")
+        if link.second in link.blocked:
+            closed.append(f"{second} cannot connect to {first}")
+    reasons = listed([*dict.fromkeys(link.problem for link in links)])
+    return f"{listed(closed)}: {reasons}" if closed else reasons
 
 
 def _clock(links: Sequence[Link], hosts: Sequence[str], node: int, *_: object) -> str:
@@ -287,11 +289,15 @@ def rounds(nodes: Sequence[int]) -> list[list[Pair]]:
 
     This is the circle method: one node stays, and the others move by one place.
     """
-    places = sorted(nodes) + [-1] * (len(nodes) % 2)  # -1: a round off
-    fixed, circle = places[:1], places[1:]
+    if len(nodes) == 1:
+        return []
+    places = sorted(nodes)
+    if len(places) % 2:
+        places.append(-1)  # its partner has a round off
     turns = []
-    for turn in range(min(len(circle), MOST_ROUNDS) if len(nodes) > 1 else 0):
-        order = fixed + circle[turn:] + circle[:turn]
+    for turn in range(min(len(places) - 1, MOST_ROUNDS)):
+        fixed, *circle = places
+        order = [fixed, *circle[turn:], *circle[:turn]]
         facing = zip(order, reversed(order), strict=True)  # each pair in both orders
         turns.append(sorted((a, b) for a, b in facing if 0 <= a < b))
     return turns

@@ -17,13 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import FileIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torchrun_hpc import limits, waiting, wire
 from torchrun_hpc import main as launcher
-from torchrun_hpc import waiting, wire
 from torchrun_hpc.doctor import collectives
 from torchrun_hpc.doctor.results import (
-    RESULTS,
     Collective,
     Finding,
     Torch,
@@ -44,6 +43,7 @@ from torchrun_hpc.preload.worker import end_with_parent
 from torchrun_hpc.reporting import console
 from torchrun_hpc.schedulers import process
 from torchrun_hpc.schedulers.job import Job, Task
+from torchrun_hpc.variables import DOCTOR_RESULTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,9 +57,6 @@ if TYPE_CHECKING:
 
 SCRIPT = "torchrun_hpc.doctor.collectives"
 
-# Seconds to import torch and to start; for the launcher to end its workers.
-_START_TIMEOUT = 120.0
-_END_TIMEOUT = 15.0
 _LONGEST, _LONGEST_LINE = 2**12, 2**16  # characters of a message, bytes of its line
 
 
@@ -107,16 +104,14 @@ class LaunchEnd:
 
 
 class LaunchProcess:
-    """A launcher's process; ``arguments`` are the script's."""
+    """A launcher's process, which runs `SCRIPT` as the user wishes."""
 
-    def __init__(
-        self, place: Place, part: LaunchPart, arguments: Sequence[str]
-    ) -> None:
+    def __init__(self, place: Place, part: LaunchPart) -> None:
         self._place, self._part, self._is_stopped = place, part, False
         job = _job_of(place, part)
         given = {
             "parent": os.getpid(),
-            "job": job and wire.encode(job),
+            "job": wire.encode(job) if job else None,
             # With an explicit option, only the launch itself imports torch.
             "imports_torch": not (place.mode.is_direct or "hpc_preload" in place.asked),
         }
@@ -126,17 +121,18 @@ class LaunchProcess:
         stdin, results, errors = self._files
         os.pwrite(stdin.fileno(), wire.to_line(given), 0)
         path = f"/proc/{os.getpid()}/fd/{results.fileno()}"
+        arguments = str(place.wishes.max_bytes), f"{place.wishes.limit:g}"
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", __name__, *_words(place, part), *arguments],
             stdin=stdin,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env={**process.environment(), RESULTS: path},
+            env={**process.environment(), DOCTOR_RESULTS: path},
         )
 
     def run(self, limit: float) -> LaunchEnd:
         """Wait for its end. End it if it takes longer than its start and ``limit``."""
-        limit, cause = limit + _START_TIMEOUT, ""
+        limit, cause = limit + limits.LAUNCH_START_TIMEOUT, ""
         _, results, errors = self._files
         try:
             if not waiting.until(lambda: self._process.poll() is not None, limit):
@@ -154,7 +150,7 @@ class LaunchProcess:
                 file.close()
         return self._with_ranks(wire.decode(LaunchEnd, end))
 
-    def end(self, timeout: float = _END_TIMEOUT) -> None:
+    def end(self, timeout: float = limits.LAUNCH_END_TIMEOUT) -> None:
         """End it, and give the launcher ``timeout`` seconds to end its workers."""
         if self._process.poll() is None:
             self._is_stopped = True
@@ -188,7 +184,9 @@ def _words(place: Place, part: LaunchPart) -> list[str]:
         words += [f"--{name}={value}" for name, value in _changed(place, part)]
     if asked.run_path:  # torch then takes a path instead of a module
         return [*words, collectives.__file__]
-    return [*words, *([sys.executable] if asked.no_python else []), "-m", SCRIPT]
+    if asked.no_python:
+        words.append(sys.executable)
+    return [*words, "-m", SCRIPT]
 
 
 def _changed(place: Place, part: LaunchPart) -> Iterator[tuple[str, object]]:
@@ -205,13 +203,15 @@ def _changed(place: Place, part: LaunchPart) -> Iterator[tuple[str, object]]:
     elif "master_addr" in asked:
         yield "master_addr", part.address
         yield "master_port", port
-    if place.job is None or "node_rank" in asked:
+    if place.facts.job is None or "node_rank" in asked:
         yield "node_rank", part.nodes.index(place.node_rank)
 
 
 def _job_of(place: Place, part: LaunchPart) -> Job | None:
-    job = place.job and replace(place.job, pmi_is_open=False)
-    if job is None or len(part.tasks) == job.task.size:
+    if place.facts.job is None:
+        return None
+    job = replace(place.facts.job, pmi_is_open=False)
+    if len(part.tasks) == job.task.size:
         return job
     tasks, rank = sorted(part.tasks), place.task.rank
     local = [task for task in tasks if part.tasks[task] == place.node_rank]
@@ -238,32 +238,45 @@ def cause_of(ends: Ends, nodes: Mapping[int, int], hosts: Sequence[str]) -> Caus
     refused = {nodes[task] for task, end in ends.items() if end.is_refusal}
     if refused:
         is_of_some = refused < {*nodes.values()}
-        return "", tuple(sorted(refused)) if is_of_some else ()
+        to_blame = tuple(sorted(refused)) if is_of_some else ()
+        return "", to_blame
     failures = [*_failures(ends, nodes, hosts)]
     if not failures:
         return "", ()
-    is_of_others, _, text, blamed = min(failures, key=lambda each: each[:2])
-    if is_of_others:
-        return _who_did_not_come(ends, nodes, hosts) or (text, ())
-    return text, blamed
+    first = min(failures, key=lambda each: (each.is_of_others, each.order))
+    if first.is_of_others:
+        return _who_did_not_come(ends, nodes, hosts) or (first.text, ())
+    return first.text, first.nodes
+
+
+class _TaskFailure(NamedTuple):
+    """A possible cause of the launch's end, from one task."""
+
+    is_of_others: bool  # whether others may have caused it
+    order: int  # the lower ones are more likely to be the cause
+    text: str
+    nodes: tuple[int, ...] = ()
 
 
 def _failures(
     ends: Ends, nodes: Mapping[int, int], hosts: Sequence[str]
-) -> Iterator[tuple[bool, int, str, tuple[int, ...]]]:
-    """Yield failures: whether others caused it, rank of the cause, text, and nodes."""
+) -> Iterator[_TaskFailure]:
     for task, end in ends.items():
         node, name, text = nodes[task], host(nodes[task], hosts), end.cause
         # Step -1 of a worker is the import of torch.
         if not (text or end.imports or any(n >= 0 for n, _ in end.at.values())):
             text = "the import of torch did not finish"
         if end.failure is not None and not end.is_stopped:
-            yield _is_of_others(end.failure), 1, end.reason, end.failure.nodes
+            is_of_others = _is_of_others(end.failure)
+            yield _TaskFailure(is_of_others, 1, end.reason, end.failure.nodes)
         elif end.is_stopped or (end.code > 0 and not text):
-            yield True, 3, f"{name}: {text or ending(end.code)}", ()
+            how = f"{name}: {text or ending(end.code)}"
+            yield _TaskFailure(is_of_others=True, order=3, text=how)
         elif end.code:
-            how = f"{name}: the task {ending(end.code)}" + (text and f": {text}")
-            yield is_consequence(text), 0 if end.code < 0 else 2, how, (node,)
+            how = f"{name}: the task {ending(end.code)}"
+            how += f": {text}" if text else ""
+            order = 0 if end.code < 0 else 2
+            yield _TaskFailure(is_consequence(text), order, how, (node,))
 
 
 def _is_of_others(failure: Failure) -> bool:
@@ -277,20 +290,20 @@ def _who_did_not_come(
     ends: Ends, nodes: Mapping[int, int], hosts: Sequence[str]
 ) -> Cause | None:
     """Return the workers behind all others; nothing if most workers are behind."""
-    steps: list[tuple[int, str, int, int]] = []  # number, name, rank of node and worker
+    steps = dict[tuple[int, int], tuple[int, str]]()  # by task and rank
     for task, end in ends.items():
         # Its launcher did not start a worker, or did not even import torch.
         begun = -2 if end.imports else -3, "the meeting of the agents"
-        at = end.at or {-1: begun}
-        steps += [(*step, nodes[task], rank) for rank, step in at.items()]
-    last, name = max(((n, step) for n, step, *_ in steps), default=(0, ""))
-    behind = [each for each in steps if each[0] < last]
+        for rank, step in (end.at or {-1: begun}).items():
+            steps[task, rank] = step
+    last, name = max(steps.values(), default=(0, ""))
+    behind = [worker for worker, (number, _) in steps.items() if number < last]
     if not 0 < len(behind) <= len(steps) // 2:
         return None
-    blamed = tuple(sorted({node for _, _, node, _ in behind}))
+    blamed = tuple(sorted({nodes[task] for task, _ in behind}))
     who = ", ".join(host(node, hosts) for node in blamed)
-    if ranks := [rank for *_, rank in behind if rank >= 0]:
-        who = f"rank {ranges(sorted(ranks))} ({who})"
+    if ranks := [rank for _, rank in behind if rank >= 0]:
+        who = f"rank {ranges(ranks)} ({who})"
     return f"{who} did not reach {name}", blamed
 
 
@@ -309,7 +322,7 @@ def main() -> None:
             imports.import_torch()
             torch = Torch(import_s=time.perf_counter() - start)
             write("imports", [wire.encode(torch)])
-    launcher.main(job=given["job"] and wire.decode(Job, given["job"]))
+    launcher.main(job=wire.decode(Job, given["job"]) if given["job"] else None)
 
 
 def _pass_on(write: Write, message: Message, kind: str) -> None:

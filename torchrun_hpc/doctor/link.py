@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.doctor.results import Link
 from torchrun_hpc.rendezvous.key import UnprovedError
 from torchrun_hpc.rendezvous.loop import Loop
@@ -40,22 +40,14 @@ if TYPE_CHECKING:
 
 # The problem of a node whose system runs, but not its doctor.
 SILENT = "a connection is accepted, but the doctor there does not answer"
-_NOBODY_CAME = "the other node did not connect"
 
 # Bytes per direction at most: this bounds the traffic on a fast network.
 MOST_BYTES = 64 * 2**20
 
-# Seconds.
-_OPEN_TIMEOUT = 2.0  # to connect and get a reply
-_PARTNER_TIMEOUT = 10.0  # for the other node, asked at the same time, to connect
-_MESSAGE_TIMEOUT = 3.0
-_FIRST_TIMEOUT = 2.0  # for the first byte of many, which TCP has then sent four times
-SENDING = 0.15
-
 _ERRORS = (OSError, ValueError, OverflowError)
 
 _ACCEPTED = b"+"
-_PINGS, _PINGING = 200, 0.1  # at most; seconds
+_PINGS = 200  # at most
 _PING = struct.Struct("!d24x")
 _CHUNK = 2**18
 _WINDOWS = 6  # of time, for the bandwidth
@@ -140,7 +132,8 @@ class Links(Server):
             return replace(half, problem=_reason(error))
 
     def _open(self, this: Peer, other: Peer, turn: str) -> socket.socket:
-        opened = socket.create_connection((other.address, other.port), _OPEN_TIMEOUT)
+        address = other.address, other.port
+        opened = socket.create_connection(address, limits.LINK_OPEN_TIMEOUT)
         try:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             request = wire.encode(_LinkRequest(this.rank, turn))
@@ -153,7 +146,7 @@ class Links(Server):
             if isinstance(error, TimeoutError):
                 raise ConnectionError(SILENT) from None
             raise
-        opened.settimeout(_MESSAGE_TIMEOUT)
+        opened.settimeout(limits.LINK_MESSAGE_TIMEOUT)
         return opened
 
     def proved(self, caller: Caller, request: Mapping[str, Any]) -> None:
@@ -168,7 +161,7 @@ class Links(Server):
         caller.transport.abort()
         try:
             kept.send(_ACCEPTED)
-            kept.settimeout(_MESSAGE_TIMEOUT)  # asyncio has set TCP_NODELAY
+            kept.settimeout(limits.LINK_MESSAGE_TIMEOUT)  # asyncio has set TCP_NODELAY
         except OSError:  # it is already closed
             kept.close()
             return
@@ -182,11 +175,12 @@ class Links(Server):
         """Return a node's connection, or raise `ConnectionError` after some seconds."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._arrived.get(rank, ("",))[0] == turn, _PARTNER_TIMEOUT
+                lambda: self._arrived.get(rank, ("",))[0] == turn,
+                limits.PARTNER_TIMEOUT,
             )
             name, connection = self._arrived.pop(rank, ("", None))
         if connection is None or name != turn:
-            raise ConnectionError(_NOBODY_CAME)
+            raise ConnectionError("the other node did not connect")
         return connection
 
 
@@ -199,10 +193,12 @@ def _reason(error: Exception) -> str:
 
 
 def _answer(connection: socket.socket) -> Mapping[str, Any]:
-    lines, end = wire.Lines(JOIN_REQUEST_LIMIT), time.monotonic() + _OPEN_TIMEOUT
+    lines = wire.Lines(JOIN_REQUEST_LIMIT)
+    end = time.monotonic() + limits.LINK_OPEN_TIMEOUT
     while True:
         connection.settimeout(max(end - time.monotonic(), 1e-3))
-        for message in lines.feed(_exactly(connection, 1)):
+        message = next(lines.feed(_exactly(connection, 1)), None)
+        if message is not None:
             return message
 
 
@@ -232,7 +228,7 @@ def _as_second(half: Link, mine: socket.socket, theirs: socket.socket) -> Link:
 
 def _ping(connection: socket.socket) -> tuple[float, float]:
     """Exchange small messages; return latency and the other clock's lead in seconds."""
-    looks, end = list[tuple[float, float]](), time.monotonic() + _PINGING
+    looks, end = list[tuple[float, float]](), time.monotonic() + limits.PING_TIME
     while len(looks) < 2 or (len(looks) < _PINGS and time.monotonic() < end):  # noqa: PLR2004
         sent, start = time.time(), time.perf_counter()
         connection.sendall(_PING.pack(1.0))
@@ -254,8 +250,8 @@ def _pong(connection: socket.socket) -> None:
 
 
 def _send(connection: socket.socket) -> float:
-    """Send for `SENDING` seconds; return the share of segments that TCP sent again."""
-    chunk, sent, end = memoryview(bytes(_CHUNK)), 0, time.monotonic() + SENDING
+    """Send for some time; return the share of segments that TCP sent again."""
+    chunk, sent, end = memoryview(bytes(_CHUNK)), 0, time.monotonic() + limits.SEND_TIME
     while not sent or (sent < MOST_BYTES and time.monotonic() < end):
         sent += connection.send(chunk)
     connection.shutdown(socket.SHUT_WR)
@@ -273,12 +269,12 @@ def _receive(connection: socket.socket) -> float:
     It is the median of some windows of time. The first window is TCP's slow start. In
     any other, a busy machine can pause.
     """
-    connection.settimeout(_FIRST_TIMEOUT)
+    connection.settimeout(limits.FIRST_BYTE_TIMEOUT)
     try:
         connection.recv(1, socket.MSG_PEEK)
     except TimeoutError:
         raise _NothingComesError from None
-    connection.settimeout(_MESSAGE_TIMEOUT)
+    connection.settimeout(limits.LINK_MESSAGE_TIMEOUT)
     buffer, total, start = bytearray(_CHUNK), 0, time.monotonic()
     marks = list[tuple[float, int]]()
     while size := connection.recv_into(buffer):

@@ -14,15 +14,24 @@ import os
 import platform
 import re
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.doctor.results import Collective, WorkerReport
 from torchrun_hpc.environment import with_variables
 from torchrun_hpc.host import procfs
-from torchrun_hpc.variables import AGENT_STORE
+from torchrun_hpc.variables import (
+    AGENT_STORE,
+    GROUP_RANK,
+    LOCAL_RANK,
+    LOCAL_WORLD_SIZE,
+    NCCL_DEBUG,
+    NCCL_DEBUG_FILE,
+    NCCL_DEBUG_SUBSYS,
+    RANK,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,19 +43,14 @@ if TYPE_CHECKING:
 
 distributed: Any = torch.distributed  # does not export all that it documents
 
-# Gloo's threads release the last tensor a moment after its result is there. If the
-# group is destroyed by then, a worker can hang (up to torch 2.4) or abort (2.13).
-_GLOO_REST = 0.2  # seconds
-
 # NCCL's src/init.cc writes this, from 2.14 to 2.28. A plugin's name may have spaces.
 _NETWORK = re.compile(r"NCCL INFO Using network (.*\S)")
 _LONGEST = 80  # characters of such a name
-_DEBUG, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_FILE"
 
 
 def run(environ: Environ, max_bytes: int, timeout: timedelta, write: Write) -> None:
     """Run all steps, and write their results."""
-    rank, numbers = int(environ["RANK"]), itertools.count()
+    rank, numbers = int(environ[RANK]), itertools.count()
 
     def announce(step: str) -> None:
         write("at", [[rank, [next(numbers), step]]])
@@ -61,9 +65,9 @@ def run(environ: Environ, max_bytes: int, timeout: timedelta, write: Write) -> N
 
     announce("the first meeting")
     store, backend, everyone = _meet(environ, timeout, write)
-    waits, late_s = list[float](), 0.0
-    device, variables = everyone.device, for_nccl(environ) if backend == "nccl" else {}
-    tests = [compute()]
+    waits, late_s, device = list[float](), 0.0, everyone.device
+    variables = for_nccl(environ) if backend == "nccl" else {}
+    first = compute()
     for world in worlds(environ, store, backend, everyone):
         announce(f"the start of {backend} {world.scope}".rstrip())
         with with_variables(variables):
@@ -77,13 +81,20 @@ def run(environ: Environ, max_bytes: int, timeout: timedelta, write: Write) -> N
         if not world.scope:
             late_s = lateness(world, waits)
         if backend == "gloo":
-            time.sleep(_GLOO_REST)
+            time.sleep(limits.GLOO_PAUSE)
         distributed.destroy_process_group()
-    tests.append(compute())
-    flops, digests, norms, wrong = zip(*tests, strict=True)
-    network = transport(procfs.read(variables.get(_FILE, "")) or "")
+    second, (model, dtype) = compute(), kind(device)
     worker = WorkerReport(
-        rank, -1, *kind(device), flops, digests, norms[0], sum(wrong), late_s, network
+        rank=rank,
+        node=-1,
+        device=model,
+        dtype=dtype,
+        flops=(first.flops, second.flops),
+        digests=(first.digest, second.digest),
+        norm=first.norm,
+        wrong=first.wrong + second.wrong,
+        late_s=late_s,
+        transport=transport(procfs.read(variables.get(NCCL_DEBUG_FILE, "")) or ""),
     )
     write("workers", [wire.encode(worker)])
     _count(store, "ended", everyone.size)
@@ -101,7 +112,7 @@ def _meet(environ: Environ, timeout: timedelta, write: Write) -> tuple[Any, str,
     backend, device = "gloo", torch.device("cpu")
     if store.add("GPUs", 0) >= size:
         backend = "nccl"
-        device = torch.device("cuda", int(environ["LOCAL_RANK"]) % gpus)
+        device = torch.device("cuda", int(environ[LOCAL_RANK]) % gpus)
         torch.cuda.set_device(device)
     if rank == 0:
         write("backend", backend)
@@ -120,15 +131,15 @@ def has_gpu(environ: Environ, gpus: int) -> bool:
     Without an agent, the scheduler can have bound one GPU to each worker.
     """
     is_task = AGENT_STORE not in environ
-    return gpus >= int(environ["LOCAL_WORLD_SIZE"]) or (is_task and gpus == 1)
+    return gpus >= int(environ[LOCAL_WORLD_SIZE]) or (is_task and gpus == 1)
 
 
 def worlds(environ: Environ, store: Any, backend: str, everyone: World) -> list[World]:
     """Return the groups for the operations: all workers; on GPUs, also this node's."""
     groups = [everyone] if everyone.size > 1 else []
-    size = int(environ["LOCAL_WORLD_SIZE"])
+    size = int(environ[LOCAL_WORLD_SIZE])
     if backend == "nccl" and everyone.size > size > 1:  # a node has its own links
-        scope = f"node {environ['GROUP_RANK']}"
+        scope = f"node {environ[GROUP_RANK]}"
         rank = store.add(scope, 1) - 1  # LOCAL_RANK can be 0 in all of them
         groups.append(World(scope, rank, size, everyone.device))
     return groups
@@ -136,12 +147,12 @@ def worlds(environ: Environ, store: Any, backend: str, everyone: World) -> list[
 
 def for_nccl(environ: Environ) -> dict[str, str]:
     """Return variables that let NCCL write a log, unless the user has set them."""
-    if environ.get(_DEBUG) or environ.get(_FILE):
+    if environ.get(NCCL_DEBUG) or environ.get(NCCL_DEBUG_FILE):
         return {}
     log = os.memfd_create("NCCL")
     os.dup2(log, 1)  # NCCL before 2.24 also writes its version to stdout
     file = f"/proc/self/fd/{log}"
-    return {_DEBUG: "INFO", f"{_DEBUG}_SUBSYS": "INIT,NET", _FILE: file}
+    return {NCCL_DEBUG: "INFO", NCCL_DEBUG_SUBSYS: "INIT,NET", NCCL_DEBUG_FILE: file}
 
 
 def transport(log: str) -> str:
@@ -159,8 +170,7 @@ _POSITIONS, _RANKS = 31, 251
 
 _ELEMENT = 4  # bytes
 _SMALLEST, _STEP = 8, 4  # bytes of a message; factor to the next size
-_LONG_ENOUGH, _MOST = 0.1, 20  # seconds to repeat an operation; repetitions
-_SLOW = 1.0  # seconds of one operation, above which larger sizes are skipped
+_MOST = 20  # repetitions of an operation
 
 # Of gloo: ``ProcessGroupGloo does not support reduce_scatter``, ``no support for
 # _allgather_base in Gloo process group``.
@@ -240,10 +250,11 @@ def measure(
                 if not _MISSING.search(str(error)):
                     raise
                 size, wrong, time_s = 0, -1, 0.0
-            number, rate = size // _ELEMENT, size / time_s if time_s else 0.0
-            rates = rate, rate * bus(world.size)
-            yield Collective(name, world.scope, size, number, time_s, *rates, wrong)
-            if wrong < 0 or time_s > _SLOW:
+            algbw = size / time_s if time_s else 0.0
+            busbw, number = algbw * bus(world.size), size // _ELEMENT
+            figures = time_s, algbw, busbw, wrong
+            yield Collective(name, world.scope, size, number, *figures)
+            if wrong < 0 or time_s > limits.SLOW_OPERATION:
                 break
 
 
@@ -252,7 +263,7 @@ def _measure(world: World, trial: Trial) -> tuple[int, float]:
     wrong = int((trial.result != trial.expected).sum())
     all_wrong = _of_all(world, wrong, distributed.ReduceOp.SUM)
     time_s = _slowest(world, trial, 1)
-    if repetitions := min(int(_LONG_ENOUGH / time_s), _MOST):
+    if repetitions := min(int(limits.REPEAT_TIME / time_s), _MOST):
         time_s = _slowest(world, trial, repetitions)
     return int(all_wrong), time_s
 
@@ -296,15 +307,21 @@ def _of_all(world: World, value: float, reduction: Any) -> float:
 
 # --- the compute test: the product of two matrices, equal on all devices ----------
 
-# As in `WorkerReport`: flops, digest, norm, and wrong.
-Product: TypeAlias = tuple[float, str, float, int]
-
 # Rows of a matrix, enough to keep the device busy; type of its elements.
 _MATRICES = {"cpu": (512, torch.float32), "cuda": (4096, torch.bfloat16)}
 _FACTORS = 0.6180339887498949, 0.4142135623730951  # no simple fractions
 _LEAST = 5  # repetitions
 # For x86, POWER, and ARM, whose kernel writes numbers.
 _MODEL = re.compile(r"(?m)^(?:model name|cpu|CPU implementer|CPU part)\s*: (.+)")
+
+
+class Product(NamedTuple):
+    """The result of one compute test, as in `WorkerReport`."""
+
+    flops: float
+    digest: str
+    norm: float
+    wrong: int
 
 
 def kind(device: torch.device) -> tuple[str, str]:
@@ -333,7 +350,7 @@ def multiply(device: torch.device) -> Product:
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     seconds: list[float] = []
     product = torch.matmul(*pair)  # also loads libraries
-    while len(seconds) < _LEAST or sum(seconds) < _LONG_ENOUGH:
+    while len(seconds) < _LEAST or sum(seconds) < limits.REPEAT_TIME:
         synchronize(device)
         start = clock()
         product = torch.matmul(*pair)
@@ -345,7 +362,7 @@ def multiply(device: torch.device) -> Product:
     data = product.cpu()
     content = ctypes.string_at(data.data_ptr(), data.numel() * data.element_size())
     digest = hashlib.sha256(content).hexdigest()[:16]
-    return 2 * size**3 / min(seconds), digest, norm, wrong
+    return Product(2 * size**3 / min(seconds), digest, norm, wrong)
 
 
 def synchronize(device: torch.device) -> None:

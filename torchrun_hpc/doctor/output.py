@@ -10,7 +10,6 @@ import json
 import re
 import sys
 import textwrap
-import threading
 from collections import defaultdict
 from html import escape
 from importlib import resources
@@ -18,6 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from statistics import median_high, median_low
 from string import Template
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchrun_hpc import files, wire
@@ -74,7 +74,7 @@ class Output(NamedTuple):
 
     def start_check(self, tell: Tell) -> None:
         """Start `check` in a daemon thread, because a file system can hang."""
-        threading.Thread(target=self.check, args=[tell], daemon=True).start()
+        Thread(target=self.check, args=[tell], daemon=True).start()
 
     def check(self, tell: Tell) -> None:
         """Report files that cannot be written, before the examination takes minutes."""
@@ -93,8 +93,7 @@ class Output(NamedTuple):
         try:
             console.output(_as_json(report) if is_data else text)
         except LaunchError as fault:
-            # The other nodes have ended, so they are not told.
-            console.write(Message(fault.code, str(fault)), "error")
+            console.refuse(fault)  # the other nodes have ended, so they are not told
             is_done = False
         for file, content in self._files().items():
             try:
@@ -124,9 +123,11 @@ def _unwritable(file: str, error: OSError, more: str = "") -> Message:
 def render(report: DoctorReport, *, is_quiet: bool = False) -> str:
     """Write a report for a terminal of 100 columns, or only its verdict."""
     nodes = [line[:_COLUMNS] for line in cells(node_rows(report))]
-    option = exclude(report)
+    first = [verdict(report)]
+    if option := exclude(report):
+        first.append(f"    {option}")
     blocks = [
-        [verdict(report), *([f"    {option}"] if option else [])],
+        first,
         [title(report)],
         finding_lines(report.findings[:_ROWS])
         + _more(len(report.findings), "findings"),
@@ -142,8 +143,8 @@ def title(report: DoctorReport) -> str:
     """Write what was examined."""
     joined, every = len(report.nodes), len(report.hosts)
     some = f"{joined} of " if joined < every else ""
-    site = report.site and f", site {report.site}"
-    launch = report.launch_id and f", launch {report.launch_id}"
+    site = f", site {report.site}" if report.site else ""
+    launch = f", launch {report.launch_id}" if report.launch_id else ""
     examined = f"{some}{count(every, 'node')} examined"
     return f"{examined} in {report.seconds:.1f} s{site}{launch}"
 
@@ -169,9 +170,13 @@ def verdict(report: DoctorReport) -> str:
 def pair_lines(report: DoctorReport) -> list[str]:
     """Summarize the pairs."""
     hosts, than, measured = report.hosts, usual(report.links), ways(report.links)
+    if len(hosts) == 1:
+        return []
     pairs = count(len(hosts) * (len(hosts) - 1) // 2, "pair")
-    lines = [f"{len(measured) // 2} of {pairs} measured"] if len(hosts) > 1 else []
-    for what, (write, worst, _) in _FIGURES.items() if measured else ():
+    lines = [f"{len(measured) // 2} of {pairs} measured"]
+    if not measured:
+        return lines
+    for what, (write, worst, _) in _FIGURES.items():
         way = worst(measured, key=attrgetter(what))
         typical, bad = write(getattr(than, what)), write(getattr(way, what))
         nodes = f"from {host(way.sender, hosts)} to {host(way.receiver, hosts)}"
@@ -254,7 +259,8 @@ def collective_rows(rows: Sequence[Collective]) -> list[Row]:
 def cells(rows: Sequence[Row]) -> list[list[str]]:
     """Return the titles of all columns, and the lines below them."""
     titles = dict.fromkeys(title for row in rows for title in row)
-    return [[*titles], *([row.get(title) or "-" for title in titles] for row in rows)]
+    lines = [[row.get(title) or "-" for title in titles] for row in rows]
+    return [[*titles], *lines]
 
 
 def is_numeric(column: Sequence[str]) -> bool:

@@ -7,13 +7,14 @@ import shlex
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import environment
+from torchrun_hpc import environment, limits
 from torchrun_hpc.agent import abort
 from torchrun_hpc.agent.inputs import inputs_of, workers_here
 from torchrun_hpc.agent.start import check_port
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import network
 from torchrun_hpc.main import Launch, Stage
+from torchrun_hpc.names import placed
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.command_line import (
     OURS,
@@ -32,20 +33,17 @@ from torchrun_hpc.schedulers import pmi
 from torchrun_hpc.schedulers.job import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torchrun_hpc.options.command_line import CommandLine
     from torchrun_hpc.options.options import Options
     from torchrun_hpc.planning.inputs import Inputs
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.preflight import Preflight
-    from torchrun_hpc.schedulers.job import Job
 
 COMMAND = "python -m torchrun_hpc.doctor"
 
-# Seconds. The nodes must examine themselves before they meet.
-SHORTEST, DAY = 10, 86400
-TIMEOUT = 60.0  # seconds, unless the user passes another limit
+_MOST_SECONDS = 86400  # of --timeout
 
 
 @dataclass(frozen=True)
@@ -53,38 +51,37 @@ class Wishes:
     """The user's choices: the largest size of the collectives, and a time limit."""
 
     max_bytes: int = 16 * 2**20
-    timeout: float = TIMEOUT
+    timeout: float = limits.DOCTOR_TIMEOUT
 
     def __post_init__(self) -> None:
         size, seconds = self.max_bytes, self.timeout
+        least, most = limits.LEAST_DOCTOR_TIMEOUT, _MOST_SECONDS
         if not isinstance(size, int) or size < 8:  # noqa: PLR2004 - two elements
             valid = "Pass 8 or more. The command also takes 512K, 16M, 1G"
             raise wrong_line(f"--max-bytes={size} is not a valid size. {valid}")
-        if not isinstance(seconds, int | float) or not SHORTEST <= seconds <= DAY:
-            valid = f"Pass {SHORTEST} to {DAY} seconds"
+        if not isinstance(seconds, int | float) or not least <= seconds <= most:
+            valid = f"Pass {least} to {most} seconds"
             raise wrong_line(f"--timeout={seconds} is not a valid time. {valid}")
 
     @property
     def limit(self) -> float:
         """Seconds for the collectives."""
-        return max(TIMEOUT, self.timeout)
+        return max(limits.DOCTOR_TIMEOUT, self.timeout)
 
 
 @dataclass(frozen=True)
 class Place:
     """The place of this task, and the user's wishes."""
 
-    job: Job | None  # ``None`` without one
+    facts: Preflight  # of this process, without stale variables
     mode: Mode
     meeting: Meeting
     tasks_meeting: Meeting  # the meeting of the doctor's tasks, as if each were a node
     task: Task  # this task among all of them; with an agent on each node, the node
     node_rank: int
-    hostname: str
     options: tuple[str, ...]  # the words before the script in the job's launch line
     asked: Options  # the same options, parsed, with the site's
     workers: int = 1  # number of workers that it would start
-    environ: Mapping[str, str] = field(default_factory=dict)  # without stale variables
     wishes: Wishes = field(default_factory=Wishes)
 
     @property
@@ -103,18 +100,20 @@ class Place:
     def host(self) -> str:
         """Name of this node in the job."""
         hosts = self.meeting.hosts
-        return (hosts and hosts[self.node_rank]) or self.hostname
+        name = hosts[self.node_rank] if hosts else ""
+        return name or self.facts.hostname
 
     @property
     def fast_host(self) -> str:
         """Its name on the job's network."""
         hosts = self.meeting.fast_hosts
-        return (hosts and hosts[self.node_rank]) or self.host
+        name = hosts[self.node_rank] if hosts else ""
+        return name or self.host
 
     @property
     def names(self) -> tuple[str, ...]:
         """Node names to resolve: this node, the head node, and the next node."""
-        fast = self.meeting.fast_hosts or (self.hostname,)
+        fast = self.meeting.fast_hosts or (self.facts.hostname,)
         following = fast[(self.node_rank + 1) % len(fast)]
         return tuple(dict.fromkeys(filter(None, (self.fast_host, fast[0], following))))
 
@@ -174,24 +173,25 @@ def find_place(launch: ExaminedLaunch, wishes: Wishes) -> Place:
             raise
         launch.meeting, options = meeting, launch.options
     facts, mode, meeting = launch.facts, launch.mode, launch.meeting
-    words = launch.argv[: len(launch.argv) + 1 - len(launch.options.words)]
+    # `ExaminedLaunch.parse` has added a script.
+    words = [*launch.argv[: len(launch.argv) + 1 - len(launch.options.words)]]
+    if words and words[-1] == "--":
+        words.pop()
     task = Task(meeting.node_rank, meeting.nodes)
     if mode.is_direct and facts.job is not None:
         task = facts.job.task
     elif mode is Mode.MANUAL:
         task = Task(_explicit_rank(meeting, options), meeting.nodes)
     place = Place(
-        job=facts.job,
+        facts=facts,
         mode=mode,
         meeting=meeting,
         tasks_meeting=_tasks_meeting(mode, meeting, task, facts.hostname),
         task=task,
         node_rank=meeting.node_rank if mode.is_direct else task.rank,
-        hostname=facts.hostname,
-        options=tuple(words[:-1] if words[-1:] == ["--"] else words),
+        options=tuple(words),
         asked=options,
         workers=workers,
-        environ=facts.environ,
         wishes=wishes,
     )
     launch.meeting = place.tasks_meeting
@@ -233,11 +233,11 @@ def _explicit_rank(meeting: Meeting, options: Options) -> int:
             f"--rdzv_backend={meeting.backend}: the doctor's nodes meet without etcd. "
             "Pass --rdzv_backend=c10d, and a node as the endpoint"
         )
-    if "node_rank" in options and options.node_rank not in range(nodes):
+    if "node_rank" in options:
+        if options.node_rank in range(nodes):
+            return options.node_rank
         text = f"{options['node_rank']} is not a node. Pass a number from 0 to "
         raise wrong_line(f"{text}{nodes - 1}")
-    if "node_rank" in options:
-        return options.node_rank
     if meeting.report_rank == 0 or nodes == 2:  # noqa: PLR2004
         return int(meeting.report_rank > 0)
     raise LaunchError(
@@ -251,8 +251,7 @@ def _tasks_meeting(mode: Mode, meeting: Meeting, task: Task, hostname: str) -> M
     """Return the meeting of the tasks. The launch needs the job's own ports."""
     hosts, is_host = meeting.hosts, task.rank == 0
     if len(hosts) != task.size:
-        ranks = range(task.size)
-        hosts = tuple(hostname if rank == task.rank else "" for rank in ranks)
+        hosts = placed(("",) * task.size, {task.rank: hostname})
     if mode is Mode.SEVERAL_NODES and not meeting.backend.startswith("etcd"):
         is_host = meeting.is_coordinator
     launch = f"{meeting.launch_id or meeting.endpoint} doctor"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchrun_hpc import wire
-from torchrun_hpc.host.nvml import GpuReport  # noqa: TC001 - wire.py reads the hints
+from torchrun_hpc.variables import DOCTOR_RESULTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     Write = Callable[[str, Any], object]  # gets a field of `LaunchEnd`, as plain data
 
 SCHEMA = "torchrun_hpc.doctor/2"
-
-# Variable with the path of the file for the workers' results.
-RESULTS = "HPC_DOCTOR_RESULTS"
 
 # The remedy for a defect of a single node.
 EXCLUDE = "exclude the node, and report it to the administrator"
@@ -92,6 +89,25 @@ class Folder:
     free: int
     size: int
     problem: str
+
+
+@dataclass(frozen=True)
+class GpuReport:
+    """A GPU that NVML lists.
+
+    Attributes:
+        model: The GPU's model, or ``unknown``.
+        ecc_errors: Uncorrected errors since the driver was loaded; -1 if unknown.
+        processes: Pids of the processes that compute on this GPU.
+        memory_used: Bytes of the GPU's memory that are in use; 0 if unknown.
+        memory: Size of the GPU's memory in bytes; 0 if unknown.
+    """
+
+    model: str
+    ecc_errors: int = -1
+    processes: tuple[int, ...] = ()
+    memory_used: int = 0
+    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,9 +192,10 @@ class NodeReport:
     torch: Torch | None = None
 
     @property
-    def job_interface(self) -> InterfaceReport | None:
-        """The interface with the node's address."""
-        return {each.name: each for each in self.interfaces}.get(self.interface)
+    def job_interface(self) -> InterfaceReport:
+        """The interface with the node's address; an empty one if there is none."""
+        none = InterfaceReport("", (), is_up=False, mtu=0, speed_mbit=0)
+        return {each.name: each for each in self.interfaces}.get(self.interface, none)
 
 
 @dataclass(frozen=True)
@@ -349,7 +366,7 @@ class NotMetError(Exception):
 
 def writer(environ: Mapping[str, str]) -> Write:
     """Return a function by which a process of a launch writes a result as a line."""
-    path = environ.get(RESULTS)
+    path = environ.get(DOCTOR_RESULTS)
     output = os.open(path, os.O_WRONLY | os.O_APPEND) if path else os.dup(1)
     return lambda name, value: os.write(output, wire.to_line({name: value}))
 
@@ -415,9 +432,11 @@ def duration(seconds: float) -> str:
 
 def size(number: float) -> str:
     """Write a number of bytes: ``512 B``, ``16 MiB``, ``1.5 GiB``."""
-    units = "B", "KiB", "MiB", "GiB"
-    power = min(max(int(number).bit_length() - 1, 0) // 10, len(units) - 1)
-    return f"{number / 2 ** (10 * power):.4g} {units[power]}"
+    for unit in ("B", "KiB", "MiB"):
+        if number < 2**10:
+            return f"{number:.4g} {unit}"
+        number /= 2**10
+    return f"{number:.4g} GiB"
 
 
 def speed(flops: float) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import TYPE_CHECKING
 
-from torchrun_hpc import __version__
+from torchrun_hpc import __version__, limits
 from torchrun_hpc.doctor import checks, judgement
 from torchrun_hpc.doctor.results import (
     SCHEMA,
@@ -22,7 +22,7 @@ from torchrun_hpc.doctor.results import (
 )
 from torchrun_hpc.errors import count, on_one_line
 from torchrun_hpc.host import network
-from torchrun_hpc.names import fold_ranks, host, ranges
+from torchrun_hpc.names import fold_ranks, host, placed, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     Rows = list[tuple[Collective, Collective]]  # now, and in the earlier report
 
 _PROBED = 10  # absent nodes
-_PROBE_TIMEOUT = 2.0  # seconds
 _UNHEARD = "look at its output. If it has none, the launcher did not start the doctor"
 _NO_TORCH = "HPC018"
 
@@ -82,22 +81,21 @@ class Records:
             if end.is_refusal or not message.is_suspect:
                 self.messages.setdefault(message, set()).add(rank)
 
-    def hosts(self, meeting: Meeting) -> list[str]:
+    def hosts(self, meeting: Meeting) -> tuple[str, ...]:
         """Return the names of all nodes, by rank; empty if unknown."""
-        hosts = [*meeting.hosts] or [""] * meeting.nodes
-        for node in self.nodes.values():
-            hosts[node.rank] = node.host or hosts[node.rank]
-        return hosts
+        guesses = meeting.hosts or ("",) * meeting.nodes
+        return placed(guesses, {rank: node.host for rank, node in self.nodes.items()})
 
 
 def report(records: Records, place: Place) -> DoctorReport:
     """Return the report."""
-    meeting, hung = place.meeting, records.hung.keys()
+    meeting, job, hung = place.meeting, place.facts.job, records.hung.keys()
     nodes = [records.nodes[rank] for rank in sorted(records.nodes)]
     hosts = records.hosts(meeting)
     links = [link for link in records.links if hung.isdisjoint(link.pair)]
     findings = [
         *_absent(records, place, hosts),
+        *_hung(records, hosts),
         *judgement.findings(links, hosts),
         *checks.of_workers(records.workers, records.nodes, hosts),
         *checks.findings(nodes, hosts),
@@ -110,12 +108,12 @@ def report(records: Records, place: Place) -> DoctorReport:
             schema=SCHEMA,
             launch_id=meeting.launch_id,
             site=str(meeting.site.value) if meeting.site else "",
-            scheduler=place.job.scheduler if place.job else "",
+            scheduler=job.scheduler if job else "",
             started=started.isoformat(),
             seconds=time.time() - records.started,
             torchrun_hpc=__version__,
             backend=records.backend,
-            hosts=tuple(hosts),
+            hosts=hosts,
             nodes=tuple(nodes),
             links=tuple(records.links),
             workers=tuple(sorted(records.workers, key=lambda worker: worker.rank)),
@@ -126,6 +124,8 @@ def report(records: Records, place: Place) -> DoctorReport:
 
 
 def _absent(records: Records, place: Place, hosts: Sequence[str]) -> Iterator[Finding]:
+    if not records.missing:
+        return
     absent = [rank for rank in range(len(hosts)) if rank not in records.nodes]
     who = [(f"{host(rank, hosts)} did not join", [rank]) for rank in absent]
     hint = closed = ""
@@ -136,11 +136,14 @@ def _absent(records: Records, place: Place, hosts: Sequence[str]) -> Iterator[Fi
         who = [("no other node joined", [])]
     if place.mode.is_direct:
         who.append((f"some tasks ({ranges(records.missing)}) did not join", []))
-    for number, (what, nodes) in enumerate(who if records.missing else ()):
+    for number, (what, nodes) in enumerate(who):
         is_probed = nodes and number < _PROBED
         state = _state_of(nodes[0], place) if is_probed else closed
         text = f"{what} within {place.wishes.timeout:.0f} s{state}"
         yield Finding("HPC178", text, on_one_line(hint) or _UNHEARD, tuple(nodes))
+
+
+def _hung(records: Records, hosts: Sequence[str]) -> Iterator[Finding]:
     for rank, when in records.hung.items():
         text = f"{host(rank, hosts)} stopped responding {when}"
         remedy = "log in, and look at its processes and at the system log"
@@ -155,8 +158,9 @@ def _state_of(rank: int, place: Place) -> str:
     texts, this_node = [], network.this_node()
     for name in dict.fromkeys((meeting.fast_hosts[rank], meeting.hosts[rank])):
         if addresses := this_node.addresses_of(name):
-            _, state = network.reach(str(addresses[0]), ports[0], _PROBE_TIMEOUT)
-            texts.append(f"{name} ({addresses[0]}) {state}")
+            address, limit = str(addresses[0]), limits.ABSENT_NODE_TIMEOUT
+            state = network.state_of(address, ports[0], limit)
+            texts.append(f"{name} ({address}) {state}")
         else:
             texts.append(f"{name} does not resolve")
     return f". Node 0 sees: {', '.join(texts)}"

@@ -236,20 +236,20 @@ def bound_socket(address: str, port: int, backlog: int | None = None) -> socket.
     return opened
 
 
-def reach(address: str, port: int, timeout: float) -> tuple[bool, str]:
-    """Return whether a node can be reached, and a description of the attempt.
+def state_of(address: str, port: int, timeout: float) -> str:
+    """Return what an attempt to connect shows of a node, as the end of a sentence.
 
     A refused connection shows that the node is reached.
     """
     try:
         socket.create_connection((address, port), timeout).close()
     except ConnectionRefusedError:
-        return True, "is reached, and nobody listens there"
+        return "is reached, and nobody listens there"
     except TimeoutError:
-        return False, "does not answer"
+        return "does not answer"
     except OSError as error:
-        return False, f"is not reached: {error.strerror or error}"
-    return True, "is reached, and somebody listens there"
+        return f"is not reached: {error.strerror or error}"
+    return "is reached, and somebody listens there"
 
 
 def free_port(address: str) -> int:

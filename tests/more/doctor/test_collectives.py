@@ -17,10 +17,11 @@ from ports import own_port
 from programs import ROOT
 from waiting import PATIENCE
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.doctor import collectives, operations
 from torchrun_hpc.doctor.operations import World
-from torchrun_hpc.doctor.results import RESULTS, Collective, Torch, WorkerReport
+from torchrun_hpc.doctor.results import Collective, Torch, WorkerReport
+from torchrun_hpc.variables import DOCTOR_RESULTS
 
 PROGRAM = (sys.executable, "-m", "torchrun_hpc.doctor.collectives", "64", "60")
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -46,7 +47,7 @@ def run_alone(folder, rank=0, results=None):
     """Run a worker, in front of whose modules there is a folder."""
     own = {**environ_of(rank, 1, 2), "PYTHONPATH": f"{folder}:{ROOT}"}
     if results:
-        own[RESULTS] = str(results)
+        own[DOCTOR_RESULTS] = str(results)
     return subprocess.run(
         PROGRAM,
         stdin=subprocess.DEVNULL,
@@ -209,9 +210,9 @@ def run_forks(monkeypatch, tmp_path):
 
     Each test and operation is run once or twice only.
     """
-    monkeypatch.setattr(operations, "_LONG_ENOUGH", 0)
+    monkeypatch.setattr(limits, "REPEAT_TIME", 0)
     monkeypatch.setattr(operations, "_LEAST", 1)
-    monkeypatch.setattr(operations, "_LONG_ENOUGH", 0)
+    monkeypatch.setattr(limits, "REPEAT_TIME", 0)
     results, out, err = (tmp_path / name for name in ("results", "out", "err"))
     for file in (results, out, err):
         file.touch()
@@ -235,7 +236,7 @@ def run_forks(monkeypatch, tmp_path):
         pids = []
         for rank in range(nodes * local_size):
             environ = environ_of(rank, nodes, local_size, port)
-            environ[RESULTS] = str(results)
+            environ[DOCTOR_RESULTS] = str(results)
             pids.append(fork(environ, max_bytes, prepare))
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         assert out.read_text() == ""
@@ -340,7 +341,7 @@ def test_two_nodes_with_nccl(run_forks, monkeypatch):
         init("gloo", **options)
 
     def end_as_gloo():
-        time.sleep(operations._GLOO_REST)
+        time.sleep(limits.GLOO_PAUSE)
         end()
 
     def prepare(rank):

@@ -38,11 +38,11 @@ def start(tmp_path, monkeypatch):
         if script:
             (tmp_path / "of_the_test.py").write_text(script)
             monkeypatch.setattr(launch, "SCRIPT", "of_the_test")
-        place = find_place(ExaminedLaunch(options), Wishes())
+        place = find_place(ExaminedLaunch(options), Wishes(16, PATIENCE))
         part = LaunchPart(0, {0: 0}, (place.host,), place.address)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        return LaunchProcess(place, part, ["16", str(PATIENCE)])
+        return LaunchProcess(place, part)
 
     return start
 
@@ -157,7 +157,7 @@ from torchrun_hpc.doctor.place import ExaminedLaunch, Wishes, find_place
 launch.SCRIPT = "of_the_test"
 place = find_place(ExaminedLaunch(sys.argv[1:]), Wishes())
 part = launch.LaunchPart(0, {0: 0}, (place.host,), place.address)
-launch.LaunchProcess(place, part, []).run(900)
+launch.LaunchProcess(place, part).run(900)
 """
 
 

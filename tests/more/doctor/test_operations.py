@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.doctor import operations
 from torchrun_hpc.doctor.operations import (
     OPERATIONS,
@@ -109,7 +109,7 @@ def test_a_slow_operation_is_not_run_at_larger_sizes(measured, monkeypatch):
     seconds = []
     clock = SimpleNamespace(perf_counter=lambda: sum(seconds))
     monkeypatch.setattr(operations, "time", clock)
-    monkeypatch.setattr(operations, "_SLOW", 0.3)
+    monkeypatch.setattr(limits, "SLOW_OPERATION", 0.3)
     rows = measured(
         max_bytes=32,
         slow=lambda: seconds.append(0.35),
@@ -226,7 +226,7 @@ def test_what_comes_out(by_hand):
 
 
 def test_one_wrong_bit(monkeypatch):
-    monkeypatch.setattr(operations, "_LONG_ENOUGH", 0)
+    monkeypatch.setattr(limits, "REPEAT_TIME", 0)
     digest = operations.multiply(CPU)[1]
     matmul = torch.matmul
 
@@ -240,7 +240,7 @@ def test_one_wrong_bit(monkeypatch):
 
 
 def test_what_is_not_finite(monkeypatch):
-    monkeypatch.setattr(operations, "_LONG_ENOUGH", 0)
+    monkeypatch.setattr(limits, "REPEAT_TIME", 0)
 
     def multiply(first, _):
         found = first.clone()
@@ -288,7 +288,7 @@ def test_the_model(monkeypatch, text, expected):
 
 def test_one_thread_multiplies(by_hand, monkeypatch):
     """Then there are as many as before."""
-    monkeypatch.setattr(operations, "_LONG_ENOUGH", 0)
+    monkeypatch.setattr(limits, "REPEAT_TIME", 0)
     before, seen = torch.get_num_threads(), set()
     by_hand(lambda _: seen.add(torch.get_num_threads()) or 1.0)
     operations.multiply(CPU)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from doctor.reports import make_interface, make_node
 
-from torchrun_hpc import wire
-from torchrun_hpc.doctor import conductor, link
+from torchrun_hpc import limits, wire
+from torchrun_hpc.doctor import conductor
 from torchrun_hpc.doctor.conductor import LAUNCH
 from torchrun_hpc.doctor.launch import LaunchEnd
 from torchrun_hpc.doctor.link import MOST_BYTES, Peer
@@ -25,23 +25,20 @@ def client_with(ask_all):
 
 def test_a_node_has_time_to_wait_for_the_other_one(monkeypatch):
     """Or it would be taken for one that hangs, with a short limit of the user's."""
-    limits = []
-    monkeypatch.setattr(
-        conductor.waiting, "until", lambda *args: limits.append(args[1])
-    )
+    waits = []
+    monkeypatch.setattr(conductor.waiting, "until", lambda *args: waits.append(args[1]))
     place = SimpleNamespace(task=Task(0, 2), wishes=Wishes(timeout=10))
     zero = conductor.Conductor(place, print)
     zero._first = {0: 0, 1: 1}
     zero._client = client_with(lambda _, wait, __: wait(dict) or {})
     assert [*zero._measured("0/0", [(0, 1)])] == []
-    assert (
-        limits[0] > link._PARTNER_TIMEOUT + link._OPEN_TIMEOUT + link._MESSAGE_TIMEOUT
-    )
+    wait_for_partner = limits.LINK_OPEN_TIMEOUT + limits.PARTNER_TIMEOUT
+    assert waits[0] > wait_for_partner + limits.LINK_MESSAGE_TIMEOUT
     assert zero._records.hung == dict.fromkeys((0, 1), "during the measurements")
 
 
 @pytest.mark.parametrize(
-    ("code", "asked", "limits"),
+    ("code", "asked", "waits"),
     [
         (1, ["launch", "stop"], [220, 20, 20]),
         (0, ["launch"], [220]),
@@ -49,7 +46,7 @@ def test_a_node_has_time_to_wait_for_the_other_one(monkeypatch):
     ],
 )
 def test_a_launch_that_fails_on_a_task_is_ended_elsewhere(
-    monkeypatch, code, asked, limits
+    monkeypatch, code, asked, waits
 ):
     """Here the other task replies nothing, as if its doctor had been killed."""
     seen, waited, found = [], [], {} if code is None else {0: LaunchEnd(code)}
@@ -69,7 +66,7 @@ def test_a_launch_that_fails_on_a_task_is_ended_elsewhere(
     zero = conductor.Conductor(place, print)
     zero._client = client_with(ask_all)
     assert zero._ask(LAUNCH, None, [0, 1], 220) == found
-    assert (seen, waited) == (asked, limits)
+    assert (seen, waited) == (asked, waits)
 
 
 # --- what task 0 knows of a node ------------------------------------------------------

@@ -34,6 +34,7 @@ from torchrun_hpc.options.options import read
 from torchrun_hpc.planning.head_node import port_of
 from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.preflight import Preflight
 from torchrun_hpc.schedulers.job import Job, Task
 
 DIRECT = next(mode for mode in Mode if mode.is_direct)
@@ -49,7 +50,8 @@ PORT = port_of("10.20.0.1:29500 1")
 def place_of(mode=Mode.SEVERAL_NODES, job=None, rank=2, asked=None, **changes):
     """Return where the last of three nodes is."""
     task, options = Task(rank, 3), ("--nproc_per_node=2",)
-    here = Place(job, mode, AT, AT, task, rank, "here", options, read(asked or {}))
+    facts = Preflight(job, None, {}, "here", "COMMAND")
+    here = Place(facts, mode, AT, AT, task, rank, options, read(asked or {}))
     return replace(here, **changes)
 
 

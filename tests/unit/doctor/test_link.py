@@ -17,7 +17,7 @@ import pytest
 from loopback import OTHER_PROGRAMS, Raw, key_of, other_program, together
 from waiting import NEVER_S, PATIENCE, until
 
-from torchrun_hpc import wire
+from torchrun_hpc import limits, wire
 from torchrun_hpc.doctor import link
 from torchrun_hpc.doctor.link import SILENT, Links, Peer, merged
 from torchrun_hpc.doctor.results import Link
@@ -27,18 +27,19 @@ from torchrun_hpc.rendezvous.server import UNKNOWN_PEERS
 MTU = 65536
 KEY = key_of(b"ours")
 SOON = 0.05  # seconds
-OPEN, PARTNER, MESSAGE, FIRST = LIMITS = [
-    f"_{name}_TIMEOUT" for name in ("OPEN", "PARTNER", "MESSAGE", "FIRST")
-]
+OPEN, PARTNER, MESSAGE, FIRST = LIMITS = (
+    *("LINK_OPEN_TIMEOUT", "PARTNER_TIMEOUT"),
+    *("LINK_MESSAGE_TIMEOUT", "FIRST_BYTE_TIMEOUT"),
+)
 
 
 @pytest.fixture(autouse=True)
 def limit(monkeypatch):
     """Send little, and let nothing end by a limit but those that a test sets."""
-    values = dict.fromkeys(LIMITS, PATIENCE) | {"SENDING": 0.01, "_PINGING": 0.01}
+    values = dict.fromkeys(LIMITS, PATIENCE) | {"SEND_TIME": 0.01, "PING_TIME": 0.01}
     for name, value in values.items():
-        monkeypatch.setattr(link, name, value)
-    return partial(monkeypatch.setattr, link)
+        monkeypatch.setattr(limits, name, value)
+    return partial(monkeypatch.setattr, limits)
 
 
 @contextlib.contextmanager
@@ -114,7 +115,7 @@ def test_more_files_than_select_takes(nodes):
 
 
 @pytest.mark.parametrize("silent", [1, 2])
-def test_large_packets_that_are_lost(nodes, silent, limit):
+def test_large_packets_that_are_lost(nodes, silent, limit, monkeypatch):
     """Small messages arrive, and then no byte of one of the two."""
     send, calls = link._send, itertools.count(1)
 
@@ -124,7 +125,7 @@ def test_large_packets_that_are_lost(nodes, silent, limit):
         return send(connection)
 
     limit(FIRST, SOON)
-    limit("_send", lose)
+    monkeypatch.setattr(link, "_send", lose)
     assert measure(nodes) == Link(0, 1, lost_mtu=MTU)
 
 

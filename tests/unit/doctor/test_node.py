@@ -14,7 +14,7 @@ import pytest
 from nodes import make_network
 from waiting import NEVER_S, PATIENCE
 
-from torchrun_hpc import __version__, wire
+from torchrun_hpc import __version__, limits, wire
 from torchrun_hpc.doctor import node
 from torchrun_hpc.doctor.results import (
     GpuReport,
@@ -40,7 +40,7 @@ NETWORK = make_network(
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     """Let no time be over."""
-    monkeypatch.setattr(node, "_LIMIT", float(PATIENCE))
+    monkeypatch.setattr(limits, "PROBES_TIMEOUT", float(PATIENCE))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def examined(names=(), network=NETWORK, environ=None, address="10.20.0.1"):
         workers=4,
         task=Task(),
         names=names,
-        environ=environ or {},
+        facts=SimpleNamespace(environ=environ or {}),
     )
     found = node.examine(place, 40000, network)
     told = json.loads(json.dumps(wire.encode(printable(found))))  # by the task
@@ -144,7 +144,7 @@ def test_names():
         "n1i": ("10.10.0.2", "10.20.0.2"),
         "n2i": (),
     }
-    assert 0 < found.resolver_s < node._LIMIT
+    assert 0 < found.resolver_s < limits.PROBES_TIMEOUT
 
 
 def test_a_name_server_that_hangs(only_first):

@@ -41,7 +41,7 @@ def report_of(mode=Mode.SEVERAL_NODES, **found):
         mode=mode,
         meeting=where,
         tasks_meeting=where,
-        job=SimpleNamespace(scheduler="Slurm"),
+        facts=SimpleNamespace(job=SimpleNamespace(scheduler="Slurm")),
         wishes=Wishes(),
     )
     nodes = found.pop("nodes", make_nodes(3))
