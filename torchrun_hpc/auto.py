@@ -105,9 +105,12 @@ class _Embedded(Launch):
 
     def choose_mode(self, facts: Preflight, line: CommandLine) -> Mode:
         """Return a mode with an agent: the program has called it."""
-        mode = choose_mode(facts, line, has_agent=True)
+        return choose_mode(facts, line, has_agent=True)
+
+    def collect(self, facts: Preflight, mode: Mode) -> Inputs:
+        """Return what is known of this node."""
         self.prepare_agent(facts)
-        return mode
+        return super().collect(facts, mode)
 
     def make_starter(self, inputs: Inputs) -> Starter:
         """Return the starter of torch's agent."""

@@ -2,8 +2,8 @@
 
 The form is: a comment, then ``NAME = number``. The comment says what the limit is for,
 and why it is so long. Its last sentence begins with "At its end,", and says what then
-happens. A heading names the room. Modules use a limit through this module, so that a
-test can change it here for all of them.
+happens. A heading names the room. Modules read a limit through this module, so that a
+test can change it here, unless it is the default of a parameter.
 
 Elsewhere are: limits that are an option's default, and those of `programs`, which
 import nothing. ``docs/write_constants.py`` writes the table in ``docs/internals.md``.

@@ -55,7 +55,6 @@ _READ_FIRST = ("torch._C", "numpy._core.umath", "torchrun_hpc.agent.elastic")
 class Stage(Enum):
     """What a user of a launch needs of it."""
 
-    PREFLIGHT = "the job"
     PARSE = "the options"
     MEET = "where the nodes meet"
     PLAN = "the whole plan"
@@ -85,9 +84,7 @@ class Launch(LaunchState):
 
     def run(self, *, upto: Stage = Stage.START) -> None:
         """Go through the stages, up to one of them."""
-        facts = self.facts = self.look()
-        if upto is Stage.PREFLIGHT:
-            return
+        facts = self.facts = self.preflight()
         line = self.parse(facts)
         self.options = line.options
         if upto is Stage.PARSE:
@@ -104,7 +101,7 @@ class Launch(LaunchState):
             return
         start(self.plan, self.starter)
 
-    def look(self) -> Preflight:
+    def preflight(self) -> Preflight:
         """Return the facts of this process."""
         return preflight(self._command, console.write if self._asks_tasks else None)
 
@@ -136,7 +133,7 @@ class Launch(LaunchState):
             from torchrun_hpc.agent import output  # noqa: PLC0415 - rarely needed
 
             node_rank = facts.job.node_rank if facts.job else None
-            output.debug(facts.hostname, node_rank)
+            output.switch_on_debug(facts.hostname, node_rank)
 
 
 class CommandLaunch(Launch):
@@ -159,9 +156,9 @@ class CommandLaunch(Launch):
         self._argv, self._job = argv, job
         self._may_split_off, self._is_launch = may_split_off, is_launch
 
-    def look(self) -> Preflight:
+    def preflight(self) -> Preflight:
         """Return the facts of this process, with the job that its caller knows."""
-        facts = super().look()
+        facts = super().preflight()
         return replace(facts, job=self._job, problem=None) if self._job else facts
 
     def parse(self, facts: Preflight) -> CommandLine:
@@ -198,13 +195,12 @@ class CommandLaunch(Launch):
 
     def choose_mode(self, facts: Preflight, line: CommandLine) -> Mode:
         """Return how the workers are started, which the whole step decides."""
-        mode = choose_mode(facts, line, _count_workers)
-        if self._is_launch and not mode.is_direct:
-            self.prepare_agent(facts)
-        return mode
+        return choose_mode(facts, line, _count_workers)
 
     def collect(self, facts: Preflight, mode: Mode) -> Inputs:
         """Return what is known of this node, and read the coming imports ahead."""
+        if self._is_launch and not mode.is_direct:
+            self.prepare_agent(facts)
         may_preload = self._may_split_off and not mode.is_direct
         inputs = inputs_of(mode, facts, self.options, may_preload=may_preload)
         if inputs.options.hpc_read_ahead == NONE or mode.is_direct:
@@ -236,7 +232,6 @@ class CommandLaunch(Launch):
         args = torchrun_parser.parse(self._argv, inputs.environ)
         if self._is_launch:
             streams.forgive_at_exit(sys.stdout)  # --help has already exited
-        read_ahead.end()  # everything is imported
         return AgentStarter(
             inputs, args, preloaded=preloaded, resolver=check, is_command=True
         )
@@ -267,9 +262,9 @@ def _count_workers(options: Options) -> int:
 class WorkerLaunch(Launch):
     """The launch of a script that becomes a worker by `setup_environment`."""
 
-    def look(self) -> Preflight:
+    def preflight(self) -> Preflight:
         """Return the facts of this process, which is alone without a launcher."""
-        facts = super().look()
+        facts = super().preflight()
         check_started_right(facts)
         return replace(facts, job=facts.job or direct.local_job(facts.hostname))
 
@@ -313,6 +308,7 @@ def _launch(launch: Launch) -> None:
             signals.install()  # a scheduler may send one at any time
             environment.drop_empty_options()
             launch.run(upto=Stage.PLAN)
+            read_ahead.end()  # everything is imported
         start(launch.plan, launch.starter)
 
 

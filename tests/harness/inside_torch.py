@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.launcher import api as launcher_api
 from waiting import PATIENCE
 
-from torchrun_hpc.agent.patches import registry
+from torchrun_hpc.agent.patches import Hooks, registry
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.planning.workers import Binding, Preload, Share
@@ -107,9 +107,13 @@ def expected_state(patch: registry.Patch) -> registry.PatchState:
     return registry.PatchState.APPLIED if needed else registry.PatchState.NOT_NEEDED
 
 
+_NOTHING: Any = None
+NO_HOOKS = Hooks(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+
+
 def patch_all(**values: Any) -> None:
     """Apply all patches that this torch needs, and see that none is left out."""
-    outcomes = registry.apply_patches(make_plan(**values))
+    outcomes = registry.apply_patches(make_plan(**values), NO_HOOKS)
     for outcome in outcomes:
         assert outcome.state is expected_state(outcome.patch), outcome.patch.NAME
 

@@ -28,7 +28,7 @@ from torchrun_hpc.reporting.console import is_reporter
 from torchrun_hpc.schedulers.job import LaunchContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torchrun_hpc.planning.meeting import Meeting
     from torchrun_hpc.preflight import Preflight
@@ -82,14 +82,14 @@ def give_up(
     One node reports a fault that all nodes find. A node reports its own fault itself,
     with its name, unless another node has already failed in the same way.
     """
-    facts = getattr(launch, "facts", None) or preflight("")
-    is_first = is_reporter(facts.task_rank or 0)
-    report = _Report(fault, facts, is_first=is_first, is_written=is_silent)
+    facts = getattr(launch, "facts", None)
+    job = facts.job if facts else None
+    report = _Report(fault, facts or preflight(""), job, is_silent=is_silent)
     meeting = None if fault.others_know else meeting_place(launch)
     if meeting is None:
-        report.write_alone(is_first=is_first)
+        report.write_alone()
         return
-    if is_first or meeting.is_coordinator:
+    if report.is_first or meeting.is_coordinator:
         report.write()
     limit = limits.SHARED_FAULT_TIMEOUT if fault.everywhere else limits.FAULT_TIMEOUT
     if tell(meeting, str(Message(fault.code, str(fault))), limit, report.wait):
@@ -97,32 +97,35 @@ def give_up(
 
 
 class _Report:
-    """The message about a fault, which this node writes at most once."""
+    """The message about a fault, which this node writes at most once.
+
+    ``is_first`` is set on the node that reports for all.
+    """
 
     def __init__(
-        self, fault: LaunchError, facts: Preflight, *, is_first: bool, is_written: bool
+        self, fault: LaunchError, facts: Preflight, job: Job | None, *, is_silent: bool
     ) -> None:
-        self._fault, self._facts = fault, facts
-        self._is_written = is_written
-        self._host = "" if fault.everywhere and is_first else _host(fault, facts)
+        self._fault, self._facts, self._job = fault, facts, job
+        self._is_over = is_silent
+        self.is_first = is_reporter(facts.task_rank or 0)
 
-    def write(self, *details: str) -> None:
-        """Write the message, with details, if nobody has written it."""
-        if not self._is_written:
-            self._is_written, fault = True, self._fault
+    def write(self, details: Sequence[str] = ()) -> None:
+        """Write the message, unless it is written."""
+        if not self._is_over:
+            self._is_over, fault = True, self._fault
             message = Message(fault.code, str(fault))
             console.write(message, "error", details, self._host)
 
     def wait(self, seconds: int) -> None:
         """Write the message if the search for the coordinator takes long."""
         if seconds >= limits.FAULT_REPORT:
-            self.write(*_advice(self._fault, self._facts.job))
+            self.write(self._advice)
 
-    def write_alone(self, *, is_first: bool) -> None:
+    def write_alone(self) -> None:
         """Write the message if nobody can be told, or all know."""
-        fault, facts = self._fault, self._facts
+        fault, facts, is_first = self._fault, self._facts, self.is_first
         if not fault.everywhere:
-            self.write(*_advice(fault, facts.job))
+            self.write(self._advice)
             return
         if fault is facts.problem:
             number = schedulers.job_number(facts.environ)
@@ -132,6 +135,29 @@ class _Report:
         else:
             with contextlib.suppress(KeyboardInterrupt):
                 time.sleep(limits.TASK_HEAD_START)
+
+    @property
+    def _host(self) -> str:
+        """The node, if the fault is not that of all nodes."""
+        fault, job = self._fault, self._job
+        if fault.everywhere and self.is_first:
+            return ""
+        if fault is self._facts.problem and not fault.everywhere:
+            return self._facts.hostname  # the job is unclear here
+        if job is None or len(job.nodes) == 1 or job.node_rank is None:
+            return ""
+        return job.own_name or socket.gethostname()
+
+    @property
+    def _advice(self) -> Sequence[str]:
+        """Advice about tasks that may wait for this one, unless they know."""
+        job = self._job
+        if self._fault.others_know or job is None or job.task.size == 1:
+            return ()
+        option = messages.fail_together(job.launcher)
+        if job.context is not LaunchContext.STEP or not option:
+            return ()
+        return (f"{console.DETAIL}other tasks may wait: {option}",)
 
 
 def _is_said(text: str) -> bool:
@@ -144,23 +170,6 @@ def _is_said(text: str) -> bool:
         threading.Timer(limits.TASK_HEAD_START, sockets.hold(text).close).start()
         return False
     return True
-
-
-def _host(fault: LaunchError, facts: Preflight) -> str:
-    job = facts.job
-    if fault is facts.problem and not fault.everywhere:  # the job is unclear here
-        return facts.hostname
-    if job is None or len(job.nodes) == 1 or job.node_rank is None:
-        return ""
-    return job.own_name or socket.gethostname()
-
-
-def _advice(fault: LaunchError, job: Job | None) -> Iterator[str]:
-    """Yield advice about tasks that may wait for this one, unless they know."""
-    if job is None or job.context is not LaunchContext.STEP or job.task.size == 1:
-        return
-    if option := not fault.others_know and messages.fail_together(job.launcher):
-        yield f"{console.DETAIL}other tasks may wait: {option}"
 
 
 def meeting_place(launch: LaunchState) -> Meeting | None:

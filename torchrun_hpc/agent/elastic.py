@@ -221,12 +221,11 @@ class AgentStarter(Starter):
 
     def findings(self, plan: LaunchPlan) -> tuple[list[Message], list[Message]]:
         """Return what this torch cannot do: on this node, and on all nodes."""
-        where = plan.meeting
-        opens_store = where.listen is not None and not where.is_ours
-        is_shared = where.nodes > 1 or where.may_grow
-        own = []
+        meeting, of_node = plan.meeting, []
+        opens_store = meeting.listen is not None and not meeting.is_ours
+        is_shared = meeting.nodes > 1 or meeting.may_grow
         if is_shared and opens_store and not capabilities.LISTENING_SOCKET.present:
-            own.append(capabilities.warning_of_all_interfaces())
+            of_node.append(capabilities.warning_of_all_interfaces())
         shared = registry.left_out(self._outcomes)
         if not self._preloaded.server:  # forks do not import torch
             shared += resources.of_imports(self.inputs, plan.workers, chosen_by_import)
@@ -235,8 +234,8 @@ class AgentStarter(Starter):
             # A site's option concerns each of its jobs: one node reports it.
             is_explicit = "hpc_preload" in plan.asked
             message = preload.not_used(preload.problem)
-            (own if is_explicit else shared).append(message)
-        return own, shared
+            (of_node if is_explicit else shared).append(message)
+        return of_node, shared
 
     def describe(self, plan: LaunchPlan) -> Description:
         """Describe what this node would do."""
@@ -246,8 +245,8 @@ class AgentStarter(Starter):
             file = plan.meeting.key
             key = Key(replace(file, may_make=False), plan.meeting.launch_id)
             key.attempt()
-            used = Setting(key.name, file.source or "default")
-            plan = replace(plan, options={**plan.options, "hpc_key_file": used})
+            setting = Setting(key.name, file.source or "default")
+            plan = replace(plan, options={**plan.options, "hpc_key_file": setting})
         outcomes = self._outcomes or registry.planned(plan)
         described = [registry.described(outcome) for outcome in outcomes]
         return description.description(
@@ -258,8 +257,8 @@ class AgentStarter(Starter):
         """Meet the other nodes, and return what all nodes would do."""
         from torchrun_hpc.agent import dry_run  # noqa: PLC0415 - rarely needed
 
-        run_id, own = str(self._args.rdzv_id), self.describe(plan)
-        return dry_run.meet(run_id, plan, own, self.inputs.environ)
+        run_id = str(self._args.rdzv_id)
+        return dry_run.meet(run_id, plan, self.describe(plan), self.inputs.environ)
 
     def run(self, plan: LaunchPlan) -> None:
         """Hand over to torch."""

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from enum import IntEnum
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,47 +94,46 @@ def together(
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if plan.meeting.is_ours:
-        whose = Whose.OURS
+        owner = Owner.LAUNCHER
     else:
-        whose = Whose.TORCHS if is_command else Whose.PROGRAMS
-    _exit(problem, world, whose)
+        owner = Owner.TORCH if is_command else Owner.PROGRAM
+    if (ending := _ending(problem, world, owner)) is not None:
+        raise ending
 
 
-class Whose(IntEnum):
-    """The world of a launch: by whose rendezvous, and whether a program launches."""
+class Owner(Enum):
+    """The owner of a launch's rendezvous, or the program that launches with torch's."""
 
-    OURS = 0
-    TORCHS = 1  # the command, with torch's rendezvous or on one node
-    PROGRAMS = 2  # the same, but `torchrun_hpc.auto` lets a program launch
+    LAUNCHER = "launcher"
+    TORCH = "torch"  # also on one node, where torch's rendezvous remains
+    PROGRAM = "program"
 
 
-# How this process ends, by kind of end and whose world: with an exit code, or with the
-# exception (``None``), of which torch or the program writes a traceback.
-_ENDS: dict[type[BaseException], Sequence[int | None]] = {
-    # The reporting node says it: HPC125.
-    JobFailedError: (FAILED, FAILED, FAILED),
-    # The coordinator knows it, and its node says it: HPC125.
-    SignalException: (FAILED, None, None),
-    # This node has said it: HPC127.
-    OSError: (FAILED, FAILED, None),
-    BaseException: (None, None, None),
+# The ends about which the launcher writes the last line, in the worlds of these owners.
+# The exit code is then `FAILED`. In all other cases, this process ends by the
+# exception, of which torch or the program writes a traceback.
+_ENDS: dict[type[BaseException], tuple[Owner, ...]] = {
+    JobFailedError: tuple(Owner),  # the reporting node says it: HPC125
+    SignalException: (Owner.LAUNCHER,),  # the same
+    OSError: (Owner.LAUNCHER, Owner.TORCH),  # this node has said it: HPC127
 }
 
 
-def _exit(problem: BaseException | None, world: World, whose: Whose) -> None:
-    """End this process, or a program's launch, by `_ENDS`; do nothing after success."""
+def _ending(
+    problem: BaseException | None, world: World, owner: Owner
+) -> BaseException | None:
+    """Return what ends this process, or a program's launch; ``None`` after success."""
     if isinstance(problem, _EarlySignal):
-        raise SystemExit(KILLED + problem.sigval)  # this also ends a program
+        return SystemExit(KILLED + problem.sigval)  # this also ends a program
     failure, cause = world.failure, problem
     if failure is not None and isinstance(problem, JobFailedError | None):
         problem = JobFailedError(failure)
         cause = RendezvousError(str(report.failed(failure, world.meeting)))
-    if problem is None:
-        return
-    code = next(_ENDS[kind] for kind in _ENDS if isinstance(problem, kind))[whose]
-    if code is None:
-        raise problem
-    raise SystemExit(code) from cause
+    if not any(isinstance(problem, k) and owner in _ENDS[k] for k in _ENDS):
+        return problem
+    ending = SystemExit(FAILED)
+    ending.__cause__ = cause
+    return ending
 
 
 def _handle(plan: LaunchPlan, handler: Handler) -> dict[int, Any]:
@@ -161,8 +160,8 @@ def _raise(number: int, _frame: Any) -> None:
 def _give_up(plan: LaunchPlan, world: World, problem: BaseException) -> None:
     failure, meeting = failure_of(problem), plan.meeting
     if isinstance(problem, OSError):
-        where = dict(enumerate(meeting.hosts)).get(meeting.node_rank)
-        host = where or socket.gethostname()
+        names = dict(enumerate(meeting.hosts))
+        host = names.get(meeting.node_rank) or socket.gethostname()
         console.write(Message("HPC127", failure.text), "error", host=host)
     if world.took_part:
         world.give_up(failure)
@@ -220,14 +219,14 @@ def failure_of(error: BaseException) -> Failure:
         rank, worker = error.get_first_failure()
         part, code = WorkerPart(rank), worker.exitcode
         return Failure(Kind.WORKER, code=code, time=time.time(), worker=part)
-    own = Failure(Kind.AGENT, time=time.time())
+    failure = Failure(Kind.AGENT, time=time.time())
     if isinstance(error, SignalException):
-        return replace(own, kind=Kind.SIGNAL, code=int(error.sigval))
+        return replace(failure, kind=Kind.SIGNAL, code=int(error.sigval))
     if isinstance(error, OSError):
         file = f": {error.filename}" if error.filename else ""
-        return replace(own, text=f"{error.strerror or error}{file}")
+        return replace(failure, text=f"{error.strerror or error}{file}")
     name = error.code if isinstance(error, LaunchError) else type(error).__name__
-    return replace(own, text=f"{name} {error}")
+    return replace(failure, text=f"{name} {error}")
 
 
 # --- the outcome, in a file -----------------------------------------------------------

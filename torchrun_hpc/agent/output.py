@@ -1,8 +1,4 @@
-"""Output beside messages: torch's log, with ``--hpc-debug``, and versions.
-
-Torch's C++ code writes to stderr until the process ends. So a separate process adds the
-prefix.
-"""
+"""Output beside messages: with ``--hpc-debug``, of torch's logs, and of versions."""
 
 from __future__ import annotations
 
@@ -34,8 +30,12 @@ _STDERR = 2
 _copier: subprocess.Popen[bytes] | None = None
 
 
-def debug(host: str, rank: int | None) -> None:
-    """Set the unset variables, and prefix each line of stderr with this node."""
+def switch_on_debug(host: str, rank: int | None) -> None:
+    """Set the unset variables, and prefix each line of stderr with this node.
+
+    Torch's C++ code writes to stderr until the process ends, so a separate process adds
+    the prefix.
+    """
     global _copier  # noqa: PLW0603 - a process has one stderr
     if _copier is not None:
         return
@@ -99,8 +99,8 @@ def show_version(options: Options) -> NoReturn:
 
 def _print(options: Options) -> None:
     """Print the versions; only the patches need the import of torch."""
-    found = imports.torch_version()
-    torch = f"torch {found}" if found else "no torch"
+    version = imports.torch_version()
+    torch = f"torch {version}" if version else "no torch"
     python = platform.python_version()
     console.output(f"torchrun_hpc {__version__}, {torch}, Python {python}\n")
     if options.hpc_debug:

@@ -129,9 +129,9 @@ class ExaminedLaunch(Launch):
         super().__init__(command, asks_tasks=True)
         self.argv = argv
 
-    def look(self) -> Preflight:
+    def preflight(self) -> Preflight:
         """Return the facts of this process."""
-        facts = super().look()
+        facts = super().preflight()
         if facts.job is not None and facts.job.pmi_is_open:
             pmi.finalize(facts.environ)  # the launcher cannot
         return facts

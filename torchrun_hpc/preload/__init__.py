@@ -2,9 +2,8 @@
 
 `plan` decides whether a node preloads. `starter` splits a `fork_server` off the agent,
 before the agent has threads. `requests` is the protocol between both. `imports` checks
-that forks are possible. `process`, `affinity`, `script` and `hidden` do in a fork what
-an exec would do. `recorder` answers the agent's questions. `read_ahead` makes the
-import itself faster.
+that forks are possible. `worker` and `hidden` do in a fork what an exec would do.
+`recorder` answers the agent's questions. `read_ahead` makes the import itself faster.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def _renew_identity() -> None:
     main._set_native_id()  # noqa: SLF001
 
 
-# --- CPUs, and the parent -------------------------------------------------------------
+# --- its CPUs -------------------------------------------------------------------------
 
 # The CPUs to which an import has bound a thread of this process.
 chosen_by_import: set[int] = set()
@@ -189,7 +189,7 @@ def bound(share: Share, worker: str) -> Iterator[None]:
         set_cpus(before)
 
 
-# --- the parent -----------------------------------------------------------------------
+# --- its parent -----------------------------------------------------------------------
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_PTRACER = 0x59616D61  # for a process and its children, under Yama's mode 1
@@ -214,7 +214,7 @@ def end_with_parent(parent: int, agent: int = 0) -> Callable[[], None]:
     return end_with_it
 
 
-# --- the script -----------------------------------------------------------------------
+# --- its script -----------------------------------------------------------------------
 
 _MODULE = "-m"
 _NO_SUCH_FILE = 2  # exit code
@@ -241,7 +241,7 @@ def _is_safe_path() -> bool:
 
 
 def prepare_script(words: Sequence[str]) -> None:
-    """Set ``sys.path`` and ``sys.argv`` for the imports and for `run`."""
+    """Set ``sys.path`` and ``sys.argv`` for the imports and for `run_script`."""
     sys.path[: 0 if _is_safe_path() else 1] = _search_path(words)
     sys.argv = list(words[1:] if words[0] == _MODULE else words)
 

@@ -9,8 +9,8 @@ PROGRAM = """
 import os, subprocess
 from torchrun_hpc.agent import output
 from torchrun_hpc.planning.network_env import DEBUG_VARIABLES
-output.debug("n1.net", {rank})
-output.debug("n2.net", 9)  # has been done
+output.switch_on_debug("n1.net", {rank})
+output.switch_on_debug("n2.net", 9)  # has been done
 expected = DEBUG_VARIABLES | {{"TORCH_CPP_LOG_LEVEL": "ERROR"}}
 assert {{name: os.environ[name] for name in expected}} == expected
 subprocess.run("echo one >&2; echo two >&2", shell=True)

@@ -31,8 +31,7 @@ from torchrun_hpc.agent.signals import FOREVER
 from torchrun_hpc.failures.worker import Worker, exit_code_of
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.planning.resources import threads_of
-from torchrun_hpc.preload import worker
-from torchrun_hpc.preload.worker import end_with_parent
+from torchrun_hpc.preload.worker import bound, end_with_parent
 from torchrun_hpc.rendezvous.errors import (
     JobFailedError,
     NotNeededError,
@@ -56,22 +55,33 @@ _AGENT = "LocalElasticAgent"
 # Where torch's classes and functions are, which parts name without their modules.
 _MODULES: tuple[Any, ...] = (api, server, local_elastic_agent, rendezvous, launcher)
 
-# Functions outside the agent, with their parameters, by the method of `Part` that
-# stands for each.
-_FUNCTIONS = {
+# Functions outside the agent, by the method of `Part` that stands for each; then their
+# parameters, if these matter.
+_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "find_rendezvous": ("get_rendezvous_handler", "params"),
-    "start_worker": ("SubprocessHandler._popen", "self args env"),
-    "close_context": ("PContext.close", "self death_sig timeout"),
-    "handle_signal": ("_terminate_process_handler", "signum frame"),
+    "start_worker": ("SubprocessHandler._popen", "self", "args", "env"),
+    "close_context": ("PContext.close",),
+    "handle_signal": ("_terminate_process_handler", "signum", "frame"),
 }
 
 
-class Part(Patch, LocalElasticAgent):
+class PartAgent(LocalElasticAgent):
+    """Torch's agent, as a part extends it.
+
+    A program's agent may be between this class and torch's. So all names besides
+    torch's begin with ``_hpc``.
+    """
+
+    _hpc: ClassVar[type[Part]]
+
+
+class Part(Patch):
     """A part of the agent.
 
-    Its methods have the names of torch's, and call the next part by ``super()``. Later
-    parts in this file are around earlier ones. The class methods below stand for
-    functions outside the agent; ``original`` is torch's.
+    The methods of its `Agent` have the names of torch's, and call the next part by
+    ``super()``. So do the class methods below, which stand for functions outside the
+    agent; ``original`` is torch's. In `registry.PATCHES`, later parts are around
+    earlier ones.
 
     Attributes:
         USES: Functions of torch on which this part relies, each with names that it
@@ -79,21 +89,20 @@ class Part(Patch, LocalElasticAgent):
     """
 
     USES: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    Agent: ClassVar[type[PartAgent]] = PartAgent
     plan: ClassVar[LaunchPlan]
     hooks: ClassVar[Hooks]
 
     @classmethod
     def fits(cls) -> bool:
         """Check what the part extends, with its parameters, and what it relies on."""
-        extended = {_FUNCTIONS[name] for name in _FUNCTIONS if name in vars(cls)}
-        for name, method in vars(cls).items():
-            if inspect.isfunction(method):
-                extended.add((f"{_AGENT}.{name}", _parameters(method)))
-        return (
-            is_extensible()
-            and all(_takes(_of_torch(name), wanted) for name, wanted in extended)
-            and all(capabilities.uses(_of_torch(f), *names) for f, *names in cls.USES)
-        )
+        if cls.Agent is not PartAgent and not _fits_agent(cls.Agent):
+            return False
+        functions = (_FUNCTIONS[name] for name in _FUNCTIONS if name in vars(cls))
+        return all(
+            takes(*_place(name), *parameters) if parameters else has(*_place(name))
+            for name, *parameters in functions
+        ) and all(capabilities.uses(_of_torch(name), *uses) for name, *uses in cls.USES)
 
     @classmethod
     def find_rendezvous(cls, original: Any, parameters: Any) -> Any:
@@ -131,13 +140,15 @@ def _of_torch(name: str) -> Any:
     return function
 
 
-def _parameters(function: Any) -> str:
-    return " ".join(inspect.signature(function).parameters)
-
-
-def _takes(function: Any, parameters: str) -> bool:
-    """Return whether a function takes these parameters; ``args`` stands for any."""
-    return "args options" in parameters or _parameters(function) == parameters
+def _fits_agent(agent: type[PartAgent]) -> bool:
+    """Return whether torch's agent has the methods that a part extends."""
+    for name, method in vars(agent).items():
+        if inspect.isfunction(method):
+            theirs = inspect.signature(_of_torch(f"{_AGENT}.{name}")).parameters
+            ours = inspect.signature(method).parameters
+            if "args" not in ours and [*ours] != [*theirs]:
+                return False
+    return is_extensible()
 
 
 def is_extensible() -> bool:
@@ -147,18 +158,17 @@ def is_extensible() -> bool:
     return is_class and capabilities.uses(launcher.launch_agent, _AGENT)
 
 
-def extend(
-    parts: Sequence[type[Part]], plan: LaunchPlan | None, hooks: Hooks | None
-) -> None:
+def extend(parts: Sequence[type[Part]], plan: LaunchPlan | None, hooks: Hooks) -> None:
     """Replace torch's agent by one with these parts."""
-    if not parts:
-        return
-    bases = *reversed(parts), getattr(launcher, _AGENT)
-    agent: Any = type(_AGENT, bases, {"plan": plan, "hooks": hooks})
-    replace(launcher, _AGENT, agent)
-    for method, (name, _) in _FUNCTIONS.items():
+    changes: Any = type("Changes", (*reversed(parts), Part), {})
+    changes.plan, changes.hooks = plan, hooks
+    bases = [part.Agent for part in reversed(parts) if part.Agent is not PartAgent]
+    if bases:
+        agent = type(_AGENT, (*bases, getattr(launcher, _AGENT)), {"_hpc": changes})
+        replace(launcher, _AGENT, agent)
+    for method, (name, *_) in _FUNCTIONS.items():
         if any(method in vars(part) for part in parts):
-            wrap(*_place(name), getattr(agent, method))
+            wrap(*_place(name), getattr(changes, method))
 
 
 # --- the job --------------------------------------------------------------------------
@@ -180,10 +190,15 @@ class ActTogether(Part):
     USES = (
         ("launch_agent", "get_rendezvous_handler"),
         ("SimpleElasticAgent.__init__", "_remaining_restarts"),
-        ("RunResult.__init__", "state", "return_values"),
     )
 
     is_found: ClassVar[bool] = False
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Also check the fields of a result."""
+        results = {*inspect.signature(server.RunResult).parameters}
+        return super().fits() and {"state", "return_values"} <= results
 
     @classmethod
     def find_rendezvous(cls, original: Any, parameters: Any) -> Any:
@@ -195,48 +210,52 @@ class ActTogether(Part):
         ours.run_id = parameters.run_id
         return ours
 
-    @property
-    def _ours(self) -> SchedulerRendezvous | None:
-        handler = self._worker_group.spec.rdzv_handler
-        return handler if isinstance(handler, SchedulerRendezvous) else None
+    class Agent(PartAgent):
+        """The agent with this part."""
 
-    def _rendezvous(self, worker_group: Any) -> None:
-        """Meet the others; each agent has as many restarts left as the job."""
-        while True:
-            with suppress(RoundOverError):  # an agent was lost before the workers began
-                super()._rendezvous(worker_group)
-                break
-        if self._ours is not None:
-            left = worker_group.spec.max_restarts - self._ours.restarts
-            self._remaining_restarts = max(left, 0)
+        @property
+        def _hpc_rendezvous(self) -> SchedulerRendezvous | None:
+            handler = self._worker_group.spec.rdzv_handler
+            return handler if isinstance(handler, SchedulerRendezvous) else None
 
-    def _invoke_run(self, *args: Any, **options: Any) -> Any:
-        """Run the workers; a spare may have had none when the job ends well."""
-        try:
-            return super()._invoke_run(*args, **options)
-        except NotNeededError:
-            workers = self._worker_group.workers
-            nothing = {worker.global_rank: None for worker in workers}
-            state = server.WorkerState.SUCCEEDED
-            return server.RunResult(state, return_values=nothing)
+        def _rendezvous(self, worker_group: Any) -> None:
+            """Meet the others; each agent has as many restarts left as the job."""
+            while True:
+                # An agent was lost before the workers began.
+                with suppress(RoundOverError):
+                    super()._rendezvous(worker_group)
+                    break
+            if self._hpc_rendezvous is not None:
+                left = worker_group.spec.max_restarts - self._hpc_rendezvous.restarts
+                self._remaining_restarts = max(left, 0)
 
-    def _monitor_workers(self, worker_group: Any) -> Any:
-        ours = self._ours
-        if ours and ours.has_spares and ours.num_nodes_waiting():
-            return server.RunResult(server.WorkerState.HEALTHY)
-        return super()._monitor_workers(worker_group)
+        def _invoke_run(self, *args: Any, **options: Any) -> Any:
+            """Run the workers; a spare may have had none when the job ends well."""
+            try:
+                return super()._invoke_run(*args, **options)
+            except NotNeededError:
+                workers = self._worker_group.workers
+                nothing = {worker.global_rank: None for worker in workers}
+                state = server.WorkerState.SUCCEEDED
+                return server.RunResult(state, return_values=nothing)
 
-    def _shutdown(self, *args: Any, **options: Any) -> None:
-        error = sys.exc_info()[1]
-        if self._ours is not None and isinstance(error, SignalException):
-            self._ours.give_up(failure_of(error))
-        super()._shutdown(*args, **options)
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            ours = self._hpc_rendezvous
+            if ours and ours.has_spares and ours.num_nodes_waiting():
+                return server.RunResult(server.WorkerState.HEALTHY)
+            return super()._monitor_workers(worker_group)
 
-    def _exit_barrier(self) -> None:
-        if self._ours is None:
-            super()._exit_barrier()  # type: ignore[no-untyped-call]
-        else:
-            self._ours.finish()
+        def _shutdown(self, *args: Any, **options: Any) -> None:
+            error = sys.exc_info()[1]
+            if self._hpc_rendezvous is not None and isinstance(error, SignalException):
+                self._hpc_rendezvous.give_up(failure_of(error))
+            super()._shutdown(*args, **options)
+
+        def _exit_barrier(self) -> None:
+            if self._hpc_rendezvous is None:
+                super()._exit_barrier()  # type: ignore[no-untyped-call]
+            else:
+                self._hpc_rendezvous.finish()
 
 
 class KeepOpenOnRestart(Part):
@@ -252,14 +271,17 @@ class KeepOpenOnRestart(Part):
     IS_FOR = capabilities.STOP_CLOSES_RENDEZVOUS
     USES = (("LocalElasticAgent.__init__", "_rdzv_handler"),)
 
-    def _stop_workers(self, *args: Any, **options: Any) -> None:
-        handler: Any = self._rdzv_handler
-        nothing: Any = None
-        self._rdzv_handler = nothing
-        try:
-            super()._stop_workers(*args, **options)
-        finally:
-            self._rdzv_handler = handler
+    class Agent(PartAgent):
+        """The agent with this part."""
+
+        def _stop_workers(self, *args: Any, **options: Any) -> None:
+            handler: Any = self._rdzv_handler
+            nothing: Any = None
+            self._rdzv_handler = nothing
+            try:
+                super()._stop_workers(*args, **options)
+            finally:
+                self._rdzv_handler = handler
 
 
 # --- the start of a worker ------------------------------------------------------------
@@ -367,7 +389,7 @@ class BindWorkers(Part):
         threads = threads_of(binding, share)
         cpus = {CPU_LIST: share.cpu_list} if env.get(CPU_LIST) else {}
         env = {**env, **threads, **cpus}
-        with worker.bound(share, f"the worker of local rank {rank}"):
+        with bound(share, f"the worker of local rank {rank}"):
             return super().start_worker(original, handler, args, env)
 
 
@@ -384,16 +406,22 @@ class ForwardSignals(Part):
     NAME = "forward_signals"
     TARGET = "LocalElasticAgent._monitor_workers"
     REASON = "SIGUSR1 ends the agent and does not reach the workers (pytorch#154849)"
-    USES = (
-        ("LocalElasticAgent.__init__", "_pcontext"),
-        ("MultiprocessContext.pids",),
-        ("SubprocessContext.pids",),
-    )
+    USES = (("LocalElasticAgent.__init__", "_pcontext"),)
 
-    def _monitor_workers(self, worker_group: Any) -> Any:
-        if self._pcontext is not None:
-            self.hooks.forward(self._pcontext.pids())
-        return super()._monitor_workers(worker_group)
+    @classmethod
+    def fits(cls) -> bool:
+        """Also check that the contexts have the workers' process numbers."""
+        contexts = _torch.MultiprocessContext, _torch.SubprocessContext
+        has_numbers = (takes(context, "pids", "self") for context in contexts)
+        return super().fits() and all(has_numbers)
+
+    class Agent(PartAgent):
+        """The agent with this part."""
+
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            if self._pcontext is not None:
+                self._hpc.hooks.forward(self._pcontext.pids())
+            return super()._monitor_workers(worker_group)
 
 
 class WatchWorkers(Part):
@@ -434,30 +462,33 @@ class WatchWorkers(Part):
 
         return cls.hooks.relay.start(start, is_shown=not is_hidden)
 
-    def _start_workers(self, worker_group: Any) -> dict[int, Any]:
-        pids: dict[int, Any] = super()._start_workers(worker_group)
-        workers = _workers(pids, worker_group, self._pcontext)
-        self.hooks.watch.begin(workers, self._remaining_restarts)
-        return pids
-
-    def _monitor_workers(self, worker_group: Any) -> Any:
-        self.hooks.watch.before_poll()
-        result = super()._monitor_workers(worker_group)
-        if not result.is_failed():
-            self.hooks.watch.poll_was_clean()
-        return result
-
     @classmethod
     def close_context(cls, original: Any, *args: Any, **options: Any) -> None:
         """Look for failures before torch ends the workers."""
         _examine(cls.hooks.watch)
         super().close_context(original, *args, **options)
 
-    def _shutdown(self, *args: Any, **options: Any) -> None:
-        is_signal = isinstance(sys.exc_info()[1], SignalException)
-        self.hooks.watch.stopping(look=not is_signal)
-        super()._shutdown(*args, **options)
-        self.hooks.watch.all_stopped()
+    class Agent(PartAgent):
+        """The agent with this part."""
+
+        def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+            workers = _workers(pids, worker_group, self._pcontext)
+            self._hpc.hooks.watch.begin(workers, self._remaining_restarts)
+            return pids
+
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            self._hpc.hooks.watch.before_poll()
+            result = super()._monitor_workers(worker_group)
+            if not result.is_failed():
+                self._hpc.hooks.watch.poll_was_clean()
+            return result
+
+        def _shutdown(self, *args: Any, **options: Any) -> None:
+            is_signal = isinstance(sys.exc_info()[1], SignalException)
+            self._hpc.hooks.watch.stopping(look=not is_signal)
+            super()._shutdown(*args, **options)
+            self._hpc.hooks.watch.all_stopped()
 
 
 def _examine(watch: Watch) -> None:
@@ -522,13 +553,15 @@ class DeferSignals(Part):
     USES = (("PContext.start", "_terminate_process_handler"),)
 
     @classmethod
+    def fits(cls) -> bool:
+        """Also check how workers are ended."""
+        close = "self", "death_sig", "timeout"
+        return super().fits() and takes(_torch.PContext, "close", *close)
+
+    @classmethod
     def handle_signal(cls, original: Any, number: int, frame: Any) -> None:
         """Handle the signal when no step holds it."""
         cls.hooks.death_signals.handler(original)(number, frame)
-
-    def _start_workers(self, worker_group: Any) -> Any:
-        with self.hooks.death_signals.held(limits.SIGNAL_TIMEOUT):
-            return super()._start_workers(worker_group)
 
     @classmethod
     def close_context(cls, original: Any, *args: Any, **options: Any) -> None:
@@ -536,7 +569,14 @@ class DeferSignals(Part):
         with cls.hooks.death_signals.held(FOREVER):
             super().close_context(original, *args, **options)
 
-    def _shutdown(self, *args: Any, **options: Any) -> None:
-        if isinstance(sys.exc_info()[1], (SignalException, JobFailedError)):
-            self.hooks.death_signals.end()
-        super()._shutdown(*args, **options)
+    class Agent(PartAgent):
+        """The agent with this part."""
+
+        def _start_workers(self, worker_group: Any) -> Any:
+            with self._hpc.hooks.death_signals.held(limits.SIGNAL_TIMEOUT):
+                return super()._start_workers(worker_group)
+
+        def _shutdown(self, *args: Any, **options: Any) -> None:
+            if isinstance(sys.exc_info()[1], (SignalException, JobFailedError)):
+                self._hpc.hooks.death_signals.end()
+            super()._shutdown(*args, **options)

@@ -100,7 +100,7 @@ def _open_or_connect(  # noqa: PLR0913, PLR0917 - as TCPStore
             text = f"{error}. Joining the program there as an agent of this job"
             console.write(Message("HPC156", text))
         else:
-            c10d.hosts(store)
+            c10d.record_hosted(store)
             return store
     _wait_for(host, port, timeout.total_seconds(), plan)
     return original(host, port, is_master=False, **options)

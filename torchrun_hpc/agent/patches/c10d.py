@@ -127,10 +127,10 @@ def _generate(node_rank: int, original: Any, local_addr: str | None = None) -> A
 # The handlers whose nodes meet in a store on one of them.
 _HANDLERS: tuple[Any, ...] = (_Handler, static_tcp_rendezvous.StaticTCPRendezvous)
 
-_MEETS = "next_rendezvous"
-_KEPT = ("_shared_tcp_store_server", "_bootstrap_store_info")
+_NEXT = "next_rendezvous"
+_STORE_FIELDS = ("_shared_tcp_store_server", "_bootstrap_store_info")
 
-_LEFT = "torchrun_hpc/left"  # key of the number of nodes that have left
+_KEY_OF_LEFT = "torchrun_hpc/left"  # key of the number of nodes that have left
 
 # Stores whose servers are in this process, recorded when torch makes them.
 _hosted: list[Any] = []
@@ -152,17 +152,17 @@ class FreshStore(Patch):
     @classmethod
     def fits(cls) -> bool:
         """Check that the store is in the known attributes."""
-        keeps = capabilities.uses(_Handler.__init__, *_KEPT)
-        return keeps and has(_Handler, _MEETS)
+        keeps = capabilities.uses(_Handler.__init__, *_STORE_FIELDS)
+        return keeps and has(_Handler, _NEXT)
 
     @classmethod
     def apply(cls, _plan: object, _hooks: object) -> None:
         """Forget the last attempt's store before each rendezvous."""
-        wrap(_Handler, _MEETS, cls._meet)
+        wrap(_Handler, _NEXT, cls._meet)
 
     @staticmethod
     def _meet(original: Any, handler: Any) -> Any:
-        for name in _KEPT:
+        for name in _STORE_FIELDS:
             setattr(handler, name, None)
         return original(handler)
 
@@ -186,7 +186,7 @@ class LocalAddr(Patch):
         """Check that the workers get the handler's answer."""
         code = unwrap(_Handler.next_rendezvous).__code__
         return (
-            has(_Handler, _MEETS)
+            has(_Handler, _NEXT)
             and "bootstrap_store_info" in code.co_varnames
             and capabilities.uses(_Handler.__init__, "_state_holder")
         )
@@ -194,7 +194,7 @@ class LocalAddr(Patch):
     @classmethod
     def apply(cls, _plan: object, _hooks: object) -> None:
         """Correct the answer; all nodes find the address among the participants."""
-        wrap(_Handler, _MEETS, cls._meet)
+        wrap(_Handler, _NEXT, cls._meet)
 
     @staticmethod
     def _meet(original: Any, handler: Any) -> Any:
@@ -216,14 +216,14 @@ class ReportMissingNodes(Patch):
     @classmethod
     def fits(cls) -> bool:
         """Check that the handlers still meet in this method."""
-        return all(has(handler, _MEETS) for handler in _HANDLERS)
+        return all(has(handler, _NEXT) for handler in _HANDLERS)
 
     @classmethod
     def apply(cls, plan: LaunchPlan, _hooks: object) -> None:
         """Report from node 0 of several, until the nodes have met."""
         if is_reporter(plan.meeting.report_rank) and plan.meeting.nodes > 1:
             for handler in _HANDLERS:
-                wrap(handler, _MEETS, functools.partial(cls._meet, plan))
+                wrap(handler, _NEXT, functools.partial(cls._meet, plan))
 
     @classmethod
     def _meet(cls, plan: LaunchPlan, original: Any, handler: Any) -> Any:
@@ -280,17 +280,18 @@ class HostExitsLast(Patch):
         closed = original(handler)
         store = handler._store
         with contextlib.suppress(Exception):  # without the store, nobody waits
-            store.add(_LEFT, 1)
+            store.add(_KEY_OF_LEFT, 1)
             if went_well and any(store is hosted for hosted in _hosted):
                 holder = getattr(handler, "_state_holder", None)
                 # An elastic range may have fewer nodes than planned.
                 nodes = len(holder.state.participants) if holder else plan.meeting.nodes
                 waiting.until(
-                    lambda: store.add(_LEFT, 0) >= nodes, limits.HOST_EXIT_TIMEOUT
+                    lambda: store.add(_KEY_OF_LEFT, 0) >= nodes,
+                    limits.HOST_EXIT_TIMEOUT,
                 )
         return closed
 
 
-def hosts(store: Any) -> None:
+def record_hosted(store: Any) -> None:
     """Record that the server of a store is in this process."""
     _hosted.append(store)

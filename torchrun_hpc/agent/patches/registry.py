@@ -51,9 +51,9 @@ ALWAYS: tuple[type[Patch], ...] = (StateAsJson, FreshStore)
 PATCHES: tuple[type[Patch], ...] = (
     *ALWAYS,
     *(NodeOrder, LocalAddr, BindStore, ReportMissingNodes, HostExitsLast),
-    *(HostName, MasterAddr, ParentDeathSignal),
-    *(ActTogether, KeepOpenOnRestart, ForkWorkers, BindWorkers),
-    *(ForwardSignals, WatchWorkers),
+    *(ActTogether, KeepOpenOnRestart, ForwardSignals),
+    *(ParentDeathSignal, HostName, MasterAddr),
+    *(ForkWorkers, BindWorkers, WatchWorkers),
     DeferSignals,  # around all that the others do when workers start or end
 )
 
@@ -104,7 +104,8 @@ def apply_patches(
     for patch in applied:
         if not issubclass(patch, Part):
             patch.apply(plan, hooks)
-    extend([patch for patch in applied if issubclass(patch, Part)], plan, hooks)
+    if hooks is not None:  # a dry run has none
+        extend([patch for patch in applied if issubclass(patch, Part)], plan, hooks)
     return outcomes
 
 

@@ -100,7 +100,7 @@ def _epoch(*, aware: bool) -> datetime:
 
 
 def _node(values: Any) -> Any:
-    # The patch `node_order` adds the rank.
+    # The patch `NodeOrder` adds the rank.
     kind: Any = _torch._NodeDesc
     if len(_of(list, values)) > len(dataclasses.fields(kind)):
         kind = RankedNode

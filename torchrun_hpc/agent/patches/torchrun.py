@@ -1,4 +1,4 @@
-"""Torch's command and agent ask for names, and warn of an option."""
+"""Changes of torch's command: the name of the host, and a needless warning."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class MasterAddr(Patch):
     def fits(cls) -> bool:
         """Check that the warning is written where the arguments are read."""
         code = inspect.unwrap(_run.config_from_args).__code__
-        is_here = "master_addr" in code.co_consts
-        return takes(_run, "config_from_args", "args") and is_here
+        reads_it = "master_addr" in code.co_consts
+        return takes(_run, "config_from_args", "args") and reads_it
 
     @classmethod
     def apply(cls, _plan: object, _hooks: object) -> None:

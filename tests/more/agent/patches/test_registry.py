@@ -88,13 +88,35 @@ def test_the_agent_has_all_extensions_and_torchs_name() -> None:
     patch_all()
     extended = launcher_api.LocalElasticAgent
     assert extended.__name__ == "LocalElasticAgent"
-    assert issubclass(extended, ActTogether)
-    names = {kind.__name__ for kind in extended.__mro__}
-    assert {"ForwardSignals", "WatchWorkers"} <= names
-    assert ("KeepOpenOnRestart" in names) is KeepOpenOnRestart.IS_FOR.present
+    for part in (ActTogether, ForwardSignals, WatchWorkers, DeferSignals):
+        assert issubclass(extended, part.Agent)
+    is_open = issubclass(extended, KeepOpenOnRestart.Agent)
+    assert is_open is KeepOpenOnRestart.IS_FOR.present
     changed = {k for k, v in vars(LocalElasticAgent).items() if v is not own.get(k)}
     assert changed <= {"_get_fq_hostname"}
     assert ActTogether.fits()  # a second launch in this process
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_a_programs_agent_keeps_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have an attribute ``hooks``, or a method ``start_worker``."""
+
+    class ProgramsAgent(LocalElasticAgent):
+        pass
+
+    monkeypatch.setattr(launcher_api, "LocalElasticAgent", ProgramsAgent)
+    patch_all()
+    kinds = launcher_api.LocalElasticAgent.__mro__
+    for kind in kinds[: kinds.index(ProgramsAgent)]:
+        new = {*vars(kind)} - {*dir(LocalElasticAgent)}
+        assert all(name.startswith(("_hpc", "__", "_abc")) for name in new), kind
+
+
+@pytest.mark.usefixtures("torch_again")
+def test_a_dry_run_leaves_the_agent_as_it_is() -> None:
+    """The program may use torch's own afterwards."""
+    registry.apply_patches(make_plan())
+    assert launcher_api.LocalElasticAgent is LocalElasticAgent
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -207,6 +229,10 @@ def _without_option(args: Any) -> Any:
     return args
 
 
+class HeirOfHandler(SubprocessHandler):
+    """Starts workers in a method that it inherits."""
+
+
 Local, Simple = LocalElasticAgent, agent_api.SimpleElasticAgent
 Static = static_tcp_rendezvous.StaticTCPRendezvous
 AGENT = [ActTogether, KeepOpenOnRestart, ForwardSignals, WatchWorkers]
@@ -252,6 +278,7 @@ CHANGES: list[tuple[Any, str, Any, list[Any]]] = [
     (Multiprocessing.PContext, "start", _other, [DeferSignals]),
     (Multiprocessing, "_terminate_process_handler", None, [DeferSignals]),
     (Multiprocessing, "SubprocessHandler", None, START_WORKERS),
+    (Multiprocessing, "SubprocessHandler", HeirOfHandler, START_WORKERS),
     (SubprocessHandler, "_popen", _other, START_WORKERS),
     (SubprocessHandler, "_popen", None, START_WORKERS),
     (SubprocessHandler, "_popen", _popen_with_preexec, [ParentDeathSignal]),
