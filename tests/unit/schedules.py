@@ -89,12 +89,12 @@ class Agent:
 
     @property
     def has_failed(self):
-        """Whether the job has, elsewhere: its agent reports its own workers."""
+        """Whether the job has failed elsewhere: its agent reports its own workers."""
         failure = self.client.state.failure
         is_own = failure and failure.rank >= 0 and failure.nodes == (self.number,)
         return failure is not None and not is_own
 
-    # --- its main thread, as torch's agent, `handler` and `exit_status` use it -----
+    # --- its main thread, which stands for torch's agent, `handler` and `end` -----
 
     def _main(self):
         meeting = self.job.meeting(self.number, address_of(self.process.host))

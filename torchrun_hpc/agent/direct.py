@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.planning.plan import LaunchPlan
     from torchrun_hpc.reporting.description import Description
 
-_NO_LAUNCHER = Launcher(name="", template="{command}", cpu_option="", block_option="")
+_NO_LAUNCHER = Launcher(name="", template="{command}")
 
 
 class WorkerStarter(Starter):

@@ -6,5 +6,5 @@
 
 `worker` describes how a worker failed, with the `last_words` in its stderr. In our
 rendezvous, the coordinator has the collection, and its node reports. Otherwise each
-agent reports its own workers (`local`).
+agent reports its own workers.
 """

@@ -119,7 +119,8 @@ class Failure:
         if part is None or part.size == 1 or self.absent:
             return False
         is_silent = part.unread and not self.text and self.code in _VAGUE
-        return bool(self.was_stopped or is_silent or is_consequence(self.text))
+        has_lost_peer = self.is_hang or _FOLLOWS.search(self.text)
+        return bool(self.was_stopped or is_silent or has_lost_peer)
 
     @property
     def is_hang(self) -> bool:

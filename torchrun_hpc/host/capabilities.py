@@ -187,7 +187,7 @@ def without_default(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def rendezvous_info(store: Any, rank: int, nodes: int, address: str, port: int) -> Any:
-    """Return the place where the workers meet, as torch expects ``next_rendezvous``.
+    """Return where the workers meet, as torch expects it from ``next_rendezvous``.
 
     Torch may ask the agents' `store` for ``MASTER_ADDR`` and ``MASTER_PORT``.
     """

@@ -1,4 +1,7 @@
-"""Processes, this machine and its mounts, from Linux's ``/proc``: see proc(5)."""
+"""Processes, this machine and its mounts, from Linux's ``/proc``.
+
+See proc(5) and proc_pid_mountinfo(5).
+"""
 
 from __future__ import annotations
 

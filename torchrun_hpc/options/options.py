@@ -49,9 +49,10 @@ class Options:
     is written as the user did: ``--nnodes=4``.
 
     The keys of ``given``, ``of_site`` and ``wrong`` are torchrun's names. ``given`` can
-    have options without a field. The field of a ``wrong`` option has its default.
-    ``endpoint`` and ``backend`` are read from several options. ``words`` are the script
-    and its arguments; empty if they are unknown.
+    have options without a field. The field of a ``wrong`` option has its default. A
+    wrong ``rdzv_endpoint`` keeps its text, but ``endpoint`` is ``None``. ``endpoint``
+    and ``backend`` are read from several options. ``words`` are the script and its
+    arguments; empty if they are unknown.
     """
 
     given: Mapping[str, Setting] = field(default_factory=dict)

@@ -33,6 +33,9 @@ STATIC_PORT = 29500
 C10D_PORT = 29400
 
 
+# Options that name the endpoint.
+ENDPOINT = ("rdzv_endpoint", "master_addr", "master_port")
+
 # Number of ports that a coordinator tries, and of ports to report that it cannot start.
 _TRIES = 8
 _NOTICES = 4
@@ -294,8 +297,7 @@ def _is_named(address: str, node: str) -> bool:
 
 def is_explicit(options: Options) -> bool:
     """Return whether the user has set the host, or the port."""
-    names = ("rdzv_endpoint", "master_addr", "master_port")
-    return any(name in options for name in names)
+    return any(name in options for name in ENDPOINT)
 
 
 def check_resolves(inputs: Inputs, head: HeadNode) -> None:

@@ -39,9 +39,11 @@ def interactive_note(inputs: Inputs) -> tuple[Message, ...]:
     if job is None or job.context is not LaunchContext.INTERACTIVE_STEP:
         return ()
     total = job.allocated_nodes
+    if total == 1:
+        return ()
     line = to_copy(job.once_per_node(inputs.command, nodes=total))
     text = f"this is 1 of {total} nodes of the job. To use all of them, run:{line}"
-    return (Message("HPC073", text),) if total > 1 else ()
+    return (Message("HPC073", text),)
 
 
 def unused(inputs: Inputs, reason: str, names: Iterable[str]) -> tuple[Message, ...]:

@@ -182,23 +182,25 @@ def notes(inputs: Inputs, address: Address | None) -> list[Message]:
 def warnings(inputs: Inputs) -> list[Message]:
     """Return warnings if the user or the site names interfaces that are not here."""
     problems = []
-    names, site = ", ".join(_up(inputs.network)), inputs.site
+    names, site = _up(inputs.network), inputs.site
     value = inputs.environ.get(NCCL, "")
     # Only the script knows whether it uses NCCL, so this is no error.
     if not _nccl_matches(value, inputs.network):
         wanted = value.lstrip("=").partition(",")[0]
         text = (
             f"{NCCL}={value} matches no interface that is up here, and NCCL will not "
-            f"start. {choices(wanted, _up(inputs.network))}. Names are prefixes. A "
-            "leading = means exact names, a leading ^ all other names"
+            f"start. {choices(wanted, names)}. Names are prefixes. A leading = means "
+            "exact names, a leading ^ all other names"
         )
         problems.append(Message("HPC058", text))
+    if site is None:
+        return problems
     for name, setting in _all_of_site(inputs):
-        is_used = inputs.environ.get(name) or _is_present(name, setting, inputs.network)
-        if site is not None and not is_used:
+        is_present = _is_present(name, setting, inputs.network)
+        if not (inputs.environ.get(name) or is_present):
             text = (
                 f"{setting.source} sets {name}={setting.value}, which is not up here. "
-                f"It is left out ({site.file}). There are: {names}"
+                f"It is left out ({site.file}). There are: {', '.join(names)}"
             )
             problems.append(Message("HPC076", text))
     return [*problems, *unread(inputs)]

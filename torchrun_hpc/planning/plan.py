@@ -105,9 +105,14 @@ def make_plan(inputs: Inputs, meeting: Meeting) -> LaunchPlan:
         if not (inputs.mode.is_direct or "tee" in asked or "redirects" in asked):
             # The workers' stderr, with the rank on each line.
             options["tee"] = Setting("2", "--hpc-debug")
-    of_plan = _messages(inputs, meeting, workers)
     return LaunchPlan(
-        inputs.mode, asked, meeting, workers, options, environment, of_plan
+        mode=inputs.mode,
+        asked=asked,
+        meeting=meeting,
+        workers=workers,
+        options=options,
+        environment=environment,
+        messages=_messages(inputs, meeting, workers),
     )
 
 
@@ -140,17 +145,17 @@ def _messages(inputs: Inputs, meeting: Meeting, workers: Workers) -> Messages:
 
 def _unused(inputs: Inputs, meeting: Meeting) -> Iterator[Message]:
     """Yield a note on each option that has no effect in this launch."""
-    is_direct = inputs.mode.is_direct
-    has_key = meeting.has_coordinator and meeting.key.path
-    is_unwatched = not is_direct and inputs.lacks("watch_workers")
-    without_preload = "in direct mode, and in programs that start the agent themselves"
-    for applies, reason, names in (
-        (not has_key, "because no node checks a key", ("hpc_key_file",)),
-        (inputs.preload is None, without_preload, ("hpc_preload",)),
-        (is_direct, messages.DIRECT_MODE, _OF_AGENT),
-        (is_unwatched, "on workers that are not watched", ("hpc_stall_report",)),
-    ):
-        yield from messages.unused(inputs, reason, names) if applies else ()
+    if not (meeting.has_coordinator and meeting.key.path):
+        reason = "because no node checks a key"
+        yield from messages.unused(inputs, reason, ["hpc_key_file"])
+    if inputs.preload is None:
+        reason = "in direct mode, and in programs that start the agent themselves"
+        yield from messages.unused(inputs, reason, ["hpc_preload"])
+    if inputs.mode.is_direct:
+        yield from messages.unused(inputs, messages.DIRECT_MODE, _OF_AGENT)
+    elif inputs.lacks("watch_workers"):
+        reason = "on workers that are not watched"
+        yield from messages.unused(inputs, reason, ["hpc_stall_report"])
 
 
 def _not_preloaded(inputs: Inputs) -> tuple[Message, ...]:

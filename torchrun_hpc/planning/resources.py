@@ -63,8 +63,9 @@ def worker_threads(inputs: Inputs, binding: Binding | None) -> dict[str, Setting
     wanted, node = inputs.options.hpc_omp_threads, inputs.node
     if chosen_threads(inputs):
         return {}
-    number: int | str = _share(node, binding)
+    number: int | str
     if wanted == "auto":
+        number = _share(node, binding)
         source = f"{count(node.cpus, 'CPU')} / {count(node.workers, 'worker')}"
         if binding is not None and binding.shares:
             source = f"the smallest part, by {binding.setting}"
@@ -74,6 +75,7 @@ def worker_threads(inputs: Inputs, binding: Binding | None) -> dict[str, Setting
     elif node.workers > 1:
         number, source = 1, "torchrun's default"
     elif inputs.environ.get(OMP) or _may_lack_threads(inputs):
+        number = _share(node, binding)
         source = f"this process's CPUs; {inputs.promise.threads.source}".rstrip("; ")
     else:
         return {}  # as with torchrun, a single worker can use all CPUs

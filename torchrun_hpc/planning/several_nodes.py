@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 _SHORT = 160  # characters of a command: its end has the script and its arguments
 
 
-# Options that name the endpoint. --rdzv-conf can name the host.
-OF_ENDPOINT = ("rdzv_endpoint", "master_addr", "master_port", "rdzv_conf")
+OF_ENDPOINT = (*head_node.ENDPOINT, "rdzv_conf")  # which can name the host
 
 
 def meet(inputs: Inputs, job: Job) -> Meeting:

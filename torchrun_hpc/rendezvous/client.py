@@ -238,7 +238,7 @@ class Client:
     def connect(self, find: Find, peers: Peers | None = None) -> None:
         """Find the coordinator, and wait until it accepts this agent.
 
-        Raise one of `errors` if one of both is impossible.
+        Raise one of `errors` if either is impossible.
         """
         if peers is not None:
             self._peers, self._lease = peers, Lease(self._silence.limit)
@@ -263,7 +263,7 @@ class Client:
 
     def _wait_for_go(self, open_store: Callable[[], Store]) -> tuple[Go, int, int]:
         while True:
-            self.until(self._can_go_on)
+            self.until(self._can_continue)
             state = self.state
             if state.has_finished:
                 raise NotNeededError
@@ -278,7 +278,7 @@ class Client:
                 self._change(partial(JobState.confirming, active=record.active))
             self.send(self.member.confirmation(record, open_store))
 
-    def _can_go_on(self) -> object:
+    def _can_continue(self) -> object:
         state = self.state
         return state.go or state.prepared or state.is_over or state.has_finished
 

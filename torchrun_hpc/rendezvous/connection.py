@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.messages import News
     from torchrun_hpc.rendezvous.protocol import Question
 
-_REPLIES = 4  # that are made at the same time
+_REPLIES = 4  # at most, at the same time
 
 # Identifies this process. A fork of it has another process id.
 _AGENT = secrets.token_hex(16)

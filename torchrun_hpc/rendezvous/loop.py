@@ -39,7 +39,14 @@ async def within(seconds: float, doing: Coroutine[Any, Any, _T]) -> _T:
             raise asyncio.TimeoutError
         return task.result()
     finally:
+        task.add_done_callback(_forget)
         task.cancel()
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Retrieve a late exception, for which nobody waits."""
+    if not task.cancelled():
+        task.exception()
 
 
 class Loop:
@@ -175,7 +182,7 @@ class Silence:
 
     @property
     def ended_after(self) -> int:
-        """The limit if it was reached, which has ended the connection; otherwise 0."""
+        """The limit in seconds if it has ended the connection; otherwise 0."""
         return self.limit if self._seconds >= self.limit else 0
 
     def tick(self, end: End) -> Iterator[CoordinatorSilent | CoordinatorAnswers]:
@@ -216,10 +223,10 @@ class Lease:
         return now() - self._since >= self.length
 
     def overslept(self) -> int:
-        """Return the seconds since the coordinator was heard, after a suspension, or 0.
+        """Return the seconds without a coordinator if this process was suspended, or 0.
 
-        A suspension is noticed because this was not called in time. It counts after the
-        end of the lease.
+        This is called at each tick, so a late call shows a suspension. A suspension
+        that ends before the lease does not count.
         """
         before, self._checked = self._checked, now()
         due = max(self._since + self.length, before + limits.TICK)

@@ -66,9 +66,9 @@ class Record:
         return self.round, self.term
 
     def is_newer(self, age: Age) -> bool:
-        """Return whether another coordinator needs it, whose record has this age.
+        """Return whether a coordinator needs this record, if its own has this age.
 
-        In a higher term, it may have a lower round, and still be the one that counts.
+        A record of a higher term counts even if its round is lower.
         """
         return self.age > age or self.term > age[1]
 

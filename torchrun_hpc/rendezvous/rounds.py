@@ -60,7 +60,6 @@ NEXT = {
 BETWEEN_ROUNDS = (Phase.SEEK, Phase.GATHER, Phase.CONFIRM)
 _ENDS = (Phase.FINISHED, Phase.FAILED)
 
-_AGAIN = 5  # until an unconfirmed round is sent again
 
 # Failures that can happen before all nodes have connected.
 WHILE_STARTING = (Kind.AGENT, Kind.LOST, Kind.REFUSED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from typing import TYPE_CHECKING
@@ -33,7 +34,8 @@ def write(
     ``host`` names the node if the message is about one node only.
     """
     for listener in listeners:
-        listener(message, kind)
+        with contextlib.suppress(OSError):  # nothing is raised, as by `write_text`
+            listener(message, kind)
     text = f"on {host}: {message.text}" if host else message.text
     write_text(f"{PREFIX}{kind}[{message.code}]: {text}", details)
 

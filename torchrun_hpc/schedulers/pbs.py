@@ -105,8 +105,8 @@ def detect(process: Process) -> Job:
     if is_task:
         return _task(pbs, process, job, lines)
     if pbs.first(ENVIRONMENT) == _INTERACTIVE and job.node_rank is not None:
-        context, here = LaunchContext.INTERACTIVE_STEP, job.nodes[job.node_rank]
-        return replace(job, context=context, nodes=(here,), node_rank=0)
+        context, node = LaunchContext.INTERACTIVE_STEP, job.nodes[job.node_rank]
+        return replace(job, context=context, nodes=(node,), node_rank=0)
     return job
 
 

@@ -104,7 +104,8 @@ def exchange(
                 _write_hosts(manager, hostname, max(nodes) + 1)
             manager.ask("cmd=barrier_in", wait)
             first_host, _, rest = manager.get(_KEY).partition("/")
-            instance, _, parts = rest.partition("/")
+            instance, _, rest = rest.partition("/")
+            parts = rest.partition("/")[0]
             if not parts:
                 return None  # rank 0 could not write
             keys = (_HOSTS.format(part) for part in range(int(parts)))

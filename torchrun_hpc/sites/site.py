@@ -82,7 +82,8 @@ class Site:
 
     def rewrite(self, host: str) -> str:
         """Return a node's name on the fast network; idempotent."""
-        # Without a rule, both texts are empty, and the name stays.
+        if not self.pattern:
+            return host
         return re.sub(self.pattern, self.replacement, host, count=1)
 
 

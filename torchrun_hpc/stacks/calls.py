@@ -128,6 +128,9 @@ def _call(entry: Mapping[str, Any]) -> Call:
 
 # --- the flight recorder's dump -------------------------------------------------------
 
+# An exec'd worker tells nothing else about its collectives. The names are those of
+# DebugInfoWriter in FlightRecorder.cpp, in torch 2.2 to 2.15.
+
 _NAME = "torch/comm_lib_trace_rank_"  # in the folder for caches
 
 _LARGEST = 2**24  # bytes; 2,000 entries with frames have some megabytes

@@ -46,6 +46,15 @@ def test_a_listener_gets_the_messages_instead(monkeypatch, capsys):
     assert (heard, capsys.readouterr().err) == ([(message, "error")], "")
 
 
+def test_a_listener_that_cannot_write_raises_nothing(monkeypatch, capsys):
+    def listener(_message, _kind):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(console, "listeners", [listener])
+    console.write(Message("HPC061", "text"))
+    assert not capsys.readouterr().err
+
+
 def test_the_line_to_copy_is_on_its_own(capsys):
     message = Message("HPC061", f"Start with srun:{to_copy('srun -N2 a b')}")
     console.write(message, "error")
