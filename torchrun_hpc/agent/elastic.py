@@ -285,7 +285,7 @@ def _backend_faults(backend: str, asked: Options) -> Iterator[None]:
     """Turn a missing package, or a wrong ``--rdzv-conf``, into one message."""
     try:
         yield
-    except ImportError as error:  # torch has a stub for one
+    except ImportError as error:  # the backend's package is missing
         text = f"needs a package that is not installed: {error.name or error}"
         raise LaunchError("HPC017", f"--rdzv_backend={backend} {text}") from None
     except (ValueError, OverflowError) as error:

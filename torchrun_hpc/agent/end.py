@@ -312,7 +312,10 @@ def write_outcome(outcome: dict[str, Any], plan: LaunchPlan) -> None:
 
 
 def _stands(file: Path, other: Mapping[str, Any]) -> bool:
-    """Return whether a file has this launch's final outcome, and keeps it."""
+    """Return whether a file has a final outcome that the other must not replace.
+
+    It may replace that of another launch, and one of lower weight.
+    """
     try:
         present = wire.from_json(files.read(file, _LARGEST, os.O_NOFOLLOW))
     except (OSError, WireError):

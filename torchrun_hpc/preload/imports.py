@@ -56,7 +56,7 @@ class _WatchedEnvironment(type(environment())):  # type: ignore[misc]
 
 
 def torch_version() -> str:
-    """Return the version of the installed torch, without its import; empty without."""
+    """Return torch's version without importing it; empty if torch is not installed."""
     from importlib import metadata  # noqa: PLC0415 - slow to import
 
     try:

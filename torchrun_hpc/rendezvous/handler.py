@@ -228,7 +228,7 @@ class SchedulerRendezvous(rendezvous.RendezvousHandler):
 
     @property
     def takeovers(self) -> int:
-        """How often another node had become the coordinator that ended the job."""
+        """How often another node took over as the coordinator, until the job ended."""
         return self._ending.takeovers
 
     @property

@@ -253,7 +253,7 @@ class Caller(End):
 class CoordinatorServer(Server):
     """Serves a coordinator. `unknown_peers` may be connected besides its agents."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the last two are of tests
+    def __init__(  # noqa: PLR0913, PLR0917 - the last two are for tests
         self,
         loop: Loop,
         listening: socket.socket | None,

@@ -64,7 +64,7 @@ class Profile:
 
 
 def of_site(site: Site | None) -> Profile:
-    """Read the profile that a site names, from this node; empty without a profile."""
+    """Read the profile that a site names, on this node; empty if it names none."""
     if site is None or not site.profile:
         return Profile()
     try:
