@@ -327,8 +327,10 @@ def _stands(file: Path, other: Mapping[str, Any]) -> bool:
 
 
 def _weight(outcome: Mapping[str, Any]) -> int:
+    if outcome.get("by"):
+        return -1
     takeovers = outcome.get("takeovers")
-    return -1 if outcome.get("by") else takeovers if type(takeovers) is int else 0
+    return takeovers if type(takeovers) is int else 0
 
 
 def forget_outcome(plan: LaunchPlan) -> None:
