@@ -45,7 +45,7 @@ def test_a_wait_raises_what_ended_it(seconds, doing, error):
         with pytest.raises(error):
             await within(seconds, doing())
         await asyncio.sleep(0)  # the cancelled task ends
-        gc.collect()
+        gc.collect(0)
 
     asyncio.run(main())
     assert not faults
