@@ -165,10 +165,10 @@ class AgentStarter(Starter):
     def _observing(self, plan: LaunchPlan) -> Iterator[Hooks | None]:
         """Prepare to observe the workers; a dry run has none."""
         args, meeting = self._args, plan.meeting
+        end.forget_outcome(plan)
         if plan.asked.hpc_dry_run:
             yield None
             return
-        end.forget_outcome(plan)
         begun, make_world = partial(self._begun, plan), partial(self._world, plan)
         observer = self._observer = Observer(plan, begun, make_world)
         world, ours = observer.world, None

@@ -334,13 +334,18 @@ def _weight(outcome: Mapping[str, Any]) -> int:
 
 
 def forget_outcome(plan: LaunchPlan) -> None:
-    """Remove an earlier launch's outcome. Raise `LaunchError` if there is no folder."""
+    """Remove an earlier launch's outcome, but not in a dry run.
+
+    Raise `LaunchError` if there is no folder.
+    """
     file = Path(plan.asked.hpc_outcome)
     if not plan.asked.hpc_outcome or not is_reporter(plan.meeting.report_rank):
         return
     if not os.path.isdir(file.parent):  # noqa: PTH112 - it raises nothing
         text = f"--hpc-outcome={file}: the folder {file.parent} does not exist"
         raise LaunchError("HPC234", f"{text}. Create it where all nodes see it")
+    if plan.asked.hpc_dry_run:
+        return
     with contextlib.suppress(OSError):
         if not files.is_of_system(file):
             file.unlink()

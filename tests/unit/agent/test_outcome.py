@@ -319,6 +319,12 @@ def test_the_outcome_of_an_earlier_launch_is_removed_once(node_rank, is_there, f
     assert file.exists() is is_there
 
 
+def test_a_dry_run_removes_nothing(file):
+    file.touch()
+    end.forget_outcome(plan(file, hpc_dry_run="text"))
+    assert file.exists()
+
+
 def test_there_is_no_earlier_launch(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for file in (tmp_path / "outcome.json", tmp_path, "outcome.json", ""):
