@@ -140,7 +140,7 @@ class CommandLaunch(Launch):
     """The launch of ``python -m torchrun_hpc``, with its arguments.
 
     Unless ``is_launch``, it changes nothing in this process. If it ``may_split_off``, a
-    fork server can be split off. A ``job`` that is known is not detected.
+    fork server can be split off. If the caller passes a ``job``, none is detected.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class CommandLaunch(Launch):
         self._may_split_off, self._is_launch = may_split_off, is_launch
 
     def preflight(self) -> Preflight:
-        """Return the facts of this process, with the job that its caller knows."""
+        """Return the facts of this process, with the job that the caller has passed."""
         facts = super().preflight()
         return replace(facts, job=self._job, problem=None) if self._job else facts
 
@@ -283,7 +283,7 @@ def main(argv: Sequence[str] | None = None, job: Job | None = None) -> None:
     """Run ``python -m torchrun_hpc``, by default with this process's arguments.
 
     It ends with torchrun's exit code, or 2 for a wrong environment or command line. If
-    ``job`` is not known, it is detected.
+    the caller passes no ``job``, it is detected.
     """
     try:
         # If a program passed the arguments, it would continue in each worker.

@@ -41,7 +41,7 @@ _OPERATIONS, _SIZES, _MOST = 6, 4, 20
 
 @dataclass(frozen=True)
 class Shown:
-    """The reply of a task: its node's rank; and the node, from its first task."""
+    """The reply of a task: its node's rank, and the report if it is the first task."""
 
     node_rank: int
     node: NodeReport | None = None

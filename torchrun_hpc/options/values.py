@@ -175,7 +175,7 @@ _NO_PORT = " is not a port. Use a number from 1 to 65535, or "
 master_port = reader(
     lambda port: _checked(port, 0 <= port < PORTS_END), f"{_NO_PORT}remove it"
 )
-port = reader(  # of a variable
+port = reader(  # in MASTER_PORT
     lambda text: _checked(text, 0 < _number(text, "[0-9]{1,5}") < PORTS_END),
     f"{_NO_PORT}unset it",
 )

@@ -73,7 +73,7 @@ def debugging(environ: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def of_resolver(inputs: Inputs) -> dict[str, Setting]:
-    """Return variables against waits for a resolver that does not answer.
+    """Return the variables that matter if no name server answers.
 
     Torch asks for the name of each address, and warns if it gets no answer. Without a
     reachable name server, a short timeout is set (resolv.conf(5)).

@@ -242,7 +242,7 @@ class Members:
             self.report(Answering(tuple(answering)))
 
     def came_unproved(self, address: str, key: str) -> None:
-        """Report the address of a caller without a proof: once, when that is possible.
+        """Report the address of a caller without a proof, once for each address.
 
         `key` names this node's key. A program on this node can use all of 127.0.0.0/8.
         """

@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     show = add("show", help="print everything about one site")
     show.add_argument("site", metavar="NAME|FILE")
     show.set_defaults(run=_show)
-    this = add("here", help="print this machine's site, and why it is recognised")
-    this.set_defaults(run=_here)
+    here = add("here", help="print this machine's site, and why it is recognised")
+    here.set_defaults(run=_here)
     check = add("check", help="check site files")
     check.add_argument("files", metavar="FILE", nargs="+")
     check.set_defaults(run=lambda args: max(map(_check, args.files)))
@@ -58,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _list(_: argparse.Namespace) -> int:
     environ, _host, _setting, this_site = _look()
-    this = (this_site.name, this_site.file) if this_site else ()
+    marked = (this_site.name, this_site.file) if this_site else ()
     console.output("Known sites; * marks the one of this machine:\n")
     for site in sites.load(environ):
-        mark = "*" if (site.name, site.file) == this else " "
+        mark = "*" if (site.name, site.file) == marked else " "
         _write(f"{mark} {site.name}", [f"{site.title}; {site.centre}", *_markers(site)])
         _write("", _lines("examples", site.examples)[:1])
         first, *more = _lines("variables", site.variables) or [""]

@@ -122,10 +122,10 @@ def _difference(
         unknown = [stack for stack in stacks if stack not in groups]
         parts.append(f"nothing is known of {who(unknown)}")
         missed = missed or unknown
-    this = f"{usual.operation} {number}"
-    parts.insert(0, f"{this} of group {name}{shape}: {who(came)}")
+    collective = f"{usual.operation} {number}"
+    parts.insert(0, f"{collective} of group {name}{shape}: {who(came)}")
     line = "; ".join(parts[:_PARTS])
-    return _Difference(line, this + shape if odd else this, missed)
+    return _Difference(line, collective + shape if odd else collective, missed)
 
 
 # --- the merged stacks of all ranks ---------------------------------------------------

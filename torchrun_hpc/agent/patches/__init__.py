@@ -88,10 +88,10 @@ def has(owner: Any, *names: str) -> bool:
 
     Abstract methods do not count: nobody would call the wrapped one.
     """
-    found = [vars(owner).get(name, _MISSING) for name in names]
+    values = [vars(owner).get(name, _MISSING) for name in names]
     return not any(
         value is _MISSING or getattr(value, "__isabstractmethod__", False)
-        for value in found
+        for value in values
     )
 
 

@@ -288,7 +288,7 @@ class KeepOpenOnRestart(Part):
 
 
 class ParentDeathSignal(Patch):
-    """A worker ends when its agent ends, even if that is killed.
+    """A worker ends when its agent ends, even if the agent is killed.
 
     Workers have their own sessions, so they outlive a killed agent. Slurm with cgroups
     cleans up. ssh, PBS and mpirun sometimes do not, and the next job finds the GPUs

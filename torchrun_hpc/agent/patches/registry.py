@@ -77,13 +77,13 @@ class Outcome:
 
 def check_names(options: Options) -> None:
     """Check the names of the patches that the user leaves out."""
-    known = [patch.NAME for patch in PATCHES]
+    names = [patch.NAME for patch in PATCHES]
     for name in options.hpc_without_patches:
-        if name not in known:
+        if name not in names:
             raise LaunchError(
                 "HPC088",
                 f"{options['hpc_without_patches']}: there is no patch {name!r}. "
-                f"{choices(name, known)}",
+                f"{choices(name, names)}",
                 everywhere=True,
             )
 
