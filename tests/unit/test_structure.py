@@ -121,8 +121,13 @@ def test_values_are_named_by_what_they_are():
 
 
 def test_no_two_classes_share_a_name():
+    """Each part of the agent has an `Extension`; no other class has this name."""
     names = [name for module in MODULES for name in classes(module)]
     assert sorted(names) == sorted({*names})
+    every = (node for tree in MODULES.values() for node in ast.walk(tree))
+    every_name = [node.name for node in every if isinstance(node, ast.ClassDef)]
+    repeated = {name for name in every_name if every_name.count(name) > 1}
+    assert repeated == {"Extension"}
 
 
 # What decides the mode, and where it may be asked: until the mode is chosen.

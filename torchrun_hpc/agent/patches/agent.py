@@ -78,7 +78,7 @@ class PartAgent(LocalElasticAgent):
 class Part(Patch):
     """A part of the agent.
 
-    The methods of its `Agent` have the names of torch's, and call the next part by
+    The methods of its `Extension` have the names of torch's, and call the next part by
     ``super()``. So do the class methods below, which stand for functions outside the
     agent; ``original`` is torch's. In `registry.PATCHES`, later parts are around
     earlier ones.
@@ -89,14 +89,14 @@ class Part(Patch):
     """
 
     USES: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    Agent: ClassVar[type[PartAgent]] = PartAgent
+    Extension: ClassVar[type[PartAgent]] = PartAgent
     plan: ClassVar[LaunchPlan]
     hooks: ClassVar[Hooks]
 
     @classmethod
     def fits(cls) -> bool:
         """Check what the part extends, with its parameters, and what it relies on."""
-        if cls.Agent is not PartAgent and not _fits_agent(cls.Agent):
+        if cls.Extension is not PartAgent and not _fits_agent(cls.Extension):
             return False
         functions = (_FUNCTIONS[name] for name in _FUNCTIONS if name in vars(cls))
         return all(
@@ -162,7 +162,9 @@ def extend(parts: Sequence[type[Part]], plan: LaunchPlan | None, hooks: Hooks) -
     """Replace torch's agent by one with these parts."""
     changes: Any = type("Changes", (*reversed(parts), Part), {})
     changes.plan, changes.hooks = plan, hooks
-    bases = [part.Agent for part in reversed(parts) if part.Agent is not PartAgent]
+    bases = [
+        part.Extension for part in reversed(parts) if part.Extension is not PartAgent
+    ]
     if bases:
         agent = type(_AGENT, (*bases, getattr(launcher, _AGENT)), {"_hpc": changes})
         replace(launcher, _AGENT, agent)
@@ -210,7 +212,7 @@ class ActTogether(Part):
         ours.run_id = parameters.run_id
         return ours
 
-    class Agent(PartAgent):
+    class Extension(PartAgent):
         """The agent with this part."""
 
         @property
@@ -271,7 +273,7 @@ class KeepOpenOnRestart(Part):
     IS_FOR = capabilities.STOP_CLOSES_RENDEZVOUS
     USES = (("LocalElasticAgent.__init__", "_rdzv_handler"),)
 
-    class Agent(PartAgent):
+    class Extension(PartAgent):
         """The agent with this part."""
 
         def _stop_workers(self, *args: Any, **options: Any) -> None:
@@ -415,7 +417,7 @@ class ForwardSignals(Part):
         has_numbers = (takes(context, "pids", "self") for context in contexts)
         return super().fits() and all(has_numbers)
 
-    class Agent(PartAgent):
+    class Extension(PartAgent):
         """The agent with this part."""
 
         def _monitor_workers(self, worker_group: Any) -> Any:
@@ -468,7 +470,7 @@ class WatchWorkers(Part):
         _examine(cls.hooks.watch)
         super().close_context(original, *args, **options)
 
-    class Agent(PartAgent):
+    class Extension(PartAgent):
         """The agent with this part."""
 
         def _start_workers(self, worker_group: Any) -> dict[int, Any]:
@@ -569,7 +571,7 @@ class DeferSignals(Part):
         with cls.hooks.death_signals.held(FOREVER):
             super().close_context(original, *args, **options)
 
-    class Agent(PartAgent):
+    class Extension(PartAgent):
         """The agent with this part."""
 
         def _start_workers(self, worker_group: Any) -> Any:

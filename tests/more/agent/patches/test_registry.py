@@ -89,8 +89,8 @@ def test_the_agent_has_all_extensions_and_torchs_name() -> None:
     extended = launcher_api.LocalElasticAgent
     assert extended.__name__ == "LocalElasticAgent"
     for part in (ActTogether, ForwardSignals, WatchWorkers, DeferSignals):
-        assert issubclass(extended, part.Agent)
-    is_open = issubclass(extended, KeepOpenOnRestart.Agent)
+        assert issubclass(extended, part.Extension)
+    is_open = issubclass(extended, KeepOpenOnRestart.Extension)
     assert is_open is KeepOpenOnRestart.IS_FOR.present
     changed = {k for k, v in vars(LocalElasticAgent).items() if v is not own.get(k)}
     assert changed <= {"_get_fq_hostname"}
