@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # Prints what a tier has cost, at its end.
-TIER = $(BIN)/python tests/harness/tier.py $@ $(BIN)/python -m pytest -n 3
+TIER = $(BIN)/python tests/support/tier.py $@ $(BIN)/python -m pytest -n 3
 
 .PHONY: demo test test-all lint unit core more docs cluster matrix patches-check
 .PHONY: benchmark cold scale endurance signals clean
@@ -34,14 +34,14 @@ unit: .venv/installed
 	$(TIER) --dist loadgroup --timeout=850 tests/unit
 
 core: .venv/installed
-	tests/harness/install.sh
+	tests/support/cluster/install.sh
 	$(TIER) --dist loadgroup --timeout=850 tests/core
 
 # The slowest rooms come first. Otherwise one of them would run alone at the end.
 FIRST := $(patsubst %,tests/more/%/,faults documentation frameworks launchers)
 MORE := $(FIRST) $(filter-out $(FIRST),$(wildcard tests/more/*/))
 more: docs .venv/frameworks
-	tests/harness/install.sh all
+	tests/support/cluster/install.sh all
 	tests/more/packaging/install.sh
 	$(TIER) --dist loadgroup --timeout=850 --no-loadscope-reorder $(RERUNS) $(MORE)
 
@@ -61,24 +61,24 @@ docs: .venv/docs
 
 # A shell on the login node of a Slurm cluster of three nodes, on this machine.
 cluster: .venv/installed
-	tests/harness/install.sh
-	$(BIN)/python tests/harness/shell.py
+	tests/support/cluster/install.sh
+	$(BIN)/python -m tests.support.cluster.shell
 
 # Releases of torch, all or those of TORCH="2.4 2.13", in throw-away environments: a few
 # minutes each.
 matrix: .venv/installed
-	tests/harness/install.sh
+	tests/support/cluster/install.sh
 	$(BIN)/python tests/releases/run.py $(TORCH)
 
 # The patches for torchrun itself, on all releases or those of TORCH.
 patches-check: .venv/installed
 	$(BIN)/python patches/check.py $(TORCH)
-	tests/harness/install.sh all
+	tests/support/cluster/install.sh all
 	$(BIN)/python -m pytest tests/more/patches/test_patches.py
 
 # Speed, as ratios: eleven minutes. The plots of the documentation are drawn anew.
 benchmark: .venv/installed
-	tests/harness/install.sh
+	tests/support/cluster/install.sh
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/launch.py --record
 	$(BIN)/python benchmarks/direct.py
@@ -89,22 +89,22 @@ benchmark: .venv/installed
 
 # The start on a slow file system with an empty cache, as ratios: twenty minutes.
 cold: .venv/installed
-	tests/harness/install.sh
+	tests/support/cluster/install.sh
 	$(BIN)/python benchmarks/cold.py
 
 # A job on 64 nodes: five minutes, and 16 GiB of memory.
 scale: .venv/installed
-	tests/harness/install.sh
+	tests/support/cluster/install.sh
 	$(BIN)/python benchmarks/scale.py
 
 # An hour with a restart every minute.
 endurance: .venv/installed
-	tests/harness/install.sh
+	tests/support/cluster/install.sh
 	$(BIN)/python benchmarks/endurance.py
 
 # 500 signals at random moments of a launch: half an hour.
 signals: .venv/installed
-	tests/harness/install.sh
+	tests/support/cluster/install.sh
 	$(BIN)/python benchmarks/signals.py
 
 clean:

@@ -2,7 +2,7 @@
 
     python benchmarks/cold.py [MILLISECONDS [ROUNDS]]
 
-On the test cluster (root, see tests/harness). On each host, Python, its packages and
+On the test cluster (root, see tests/support). On each host, Python, its packages and
 torchrun_hpc are on a file system of `slow_files.py`, with a cache of its own. Measures
 the time from srun to the first all-reduce, on one node of four workers and on three
 nodes of one: with an empty cache (cold), and once more (warm). Prints the medians, and
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 import launch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
-from testbed import Cluster, missing
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support.cluster.testbed import Cluster, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

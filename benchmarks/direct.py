@@ -2,7 +2,7 @@
 
     python benchmarks/direct.py [PAIRS]
 
-On the test cluster (root, see tests/harness): the time from srun to the first line of
+On the test cluster (root, see tests/support): the time from srun to the first line of
 the script on the last task. Two tasks on each node, on one node and on two; a machine
 with fewer cores than tasks counts their starts one after the other. The two take turns,
 and who goes first alternates. Fails if one node takes 0.1 s more than by hand.
@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "harness"))
+sys.path.insert(0, str(ROOT))
 
-from testbed import Cluster, missing  # noqa: E402
+from tests.support.cluster.testbed import Cluster, missing  # noqa: E402
 
 PAIRS = 20
 LIMIT = 0.1

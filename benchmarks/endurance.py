@@ -2,7 +2,7 @@
 
     python benchmarks/endurance.py [MINUTES]
 
-On the test cluster (root, see tests/harness): four nodes of one worker, each a fork.
+On the test cluster (root, see tests/support): four nodes of one worker, each a fork.
 After an all-reduce, the workers wait for the minute's end; then one of them fails, in
 turn. Prints every ten minutes what a node takes; the first row is that of minute 5.
 Fails if a node has more memory, open files or threads at the end than then, or if
@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "harness"))
+sys.path.insert(0, str(ROOT))
 
-from testbed import Cluster, missing  # noqa: E402
 from usage import agents, usage  # noqa: E402
+
+from tests.support.cluster.testbed import Cluster, missing  # noqa: E402
 
 if TYPE_CHECKING:
     from usage import Usage

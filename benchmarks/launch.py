@@ -2,7 +2,7 @@
 
     python benchmarks/launch.py [--record] [ROUNDS]
 
-On the test cluster (root, see tests/harness), with the management network closed:
+On the test cluster (root, see tests/support), with the management network closed:
 
 - the time from srun to the first all-reduce, on three nodes of one and of four workers,
   and on one of eight, of stock torchrun, of srun with one Python for each worker and
@@ -33,10 +33,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "harness"))
+sys.path.insert(0, str(ROOT))
 
 from measured import record  # noqa: E402
-from testbed import Cluster, missing  # noqa: E402
+
+from tests.support.cluster.testbed import Cluster, missing  # noqa: E402
 
 ROUNDS = 7
 STOCK, BY_HAND, OURS, EXEC = "torchrun", "srun by hand", "torchrun_hpc", "by exec"

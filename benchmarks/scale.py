@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py [NODES]
 
-On a test cluster of 64 nodes (root, see tests/harness), or of NODES. Each has one agent
+On a test cluster of 64 nodes (root, see tests/support), or of NODES. Each has one agent
 and one worker, a fork. A first job restarts once, stays at rest for 20 s, and ends
 well. A second one fails. Prints how long each step takes, and what the nodes have while
 the first job is at rest. On two cores it takes five minutes. A node needs 250 MiB.
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "harness"))
+sys.path.insert(0, str(ROOT))
 
-from testbed import Cluster, missing  # noqa: E402
 from usage import agents, usage  # noqa: E402
+
+from tests.support.cluster.testbed import Cluster, missing  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,7 +3,7 @@
     python benchmarks/signals.py [MOMENTS] [SEED]
 
 Two workers on each node; one node, or three of the test cluster (root, see
-tests/harness); by exec and preloaded; SIGTERM, SIGINT and SIGUSR1 to one agent. Half of
+tests/support); by exec and preloaded; SIGTERM, SIGINT and SIGUSR1 to one agent. Half of
 the signals aim at a start of workers, also of the restarted ones. The other half comes
 at any time from the start of Python on. Prints each wrong end: a wrong exit code, a
 traceback, a process that is left, or a signal without effect. Fails if there is one.
@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "harness"))
+sys.path.insert(0, str(ROOT))
 
-from moments import moments, strike, wrong  # noqa: E402
-from testbed import Cluster, missing  # noqa: E402
+from tests.support.cluster.moments import moments, strike, wrong  # noqa: E402
+from tests.support.cluster.testbed import Cluster, missing  # noqa: E402
 
 MOMENTS = 500
 SEED = 1

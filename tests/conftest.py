@@ -12,24 +12,25 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import launchers
 import pytest
-import testbed
-from commands import ENVIRON, FORMS, JUELICH, require
 from hypothesis import HealthCheck, settings
-from launchers import LAUNCHERS
-from testbed import Cluster
-from waiting import PATIENCE
+
+from tests.support.cluster import mpi as launchers
+from tests.support.cluster import testbed
+from tests.support.cluster.commands import ENVIRON, FORMS, JUELICH, require
+from tests.support.cluster.mpi import LAUNCHERS
+from tests.support.cluster.testbed import Cluster
+from tests.support.patience import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from launchers import Launcher
+    from tests.support.cluster.mpi import Launcher
 
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 # Of these, too, pytest shows what an assertion compares.
-pytest.register_assert_rewrite("compared", "parsers", "bound")
+pytest.register_assert_rewrite("tests.support.stock", "tests.support.plans")
 
 # A busy machine is no failure. Otherwise as before: CI has a profile of its own.
 settings.register_profile(

@@ -1,3 +1,3 @@
 """The launching process and the scripts of the tests beside stock torchrun."""
 
-from compared import folder, launcher  # noqa: F401
+from tests.support.stock.compared import folder, launcher  # noqa: F401

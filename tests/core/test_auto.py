@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from compared import is_kept, reports
-from side_by_side import clean_environ, run
+
+from tests.support.stock.compared import is_kept, reports
+from tests.support.stock.side_by_side import clean_environ, run
 
 pytestmark = pytest.mark.xdist_group("side by side")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from bound import ALL, assert_bound, needs_two_cpus
-from commands import WORLD
-from side_by_side import COMMANDS, OURS, clean_environ, run
+from tests.support.cluster.bound import ALL, assert_bound, needs_two_cpus
+from tests.support.cluster.commands import WORLD
+from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ, run
 
 
 @needs_two_cpus

@@ -5,7 +5,7 @@ The container is a stand-in: neither Apptainer nor pyxis is started.
 
 from __future__ import annotations
 
-from commands import (
+from tests.support.cluster.commands import (
     ALL_REDUCE,
     CONTAINER,
     JUELICH,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 
-from commands import ALL_REDUCE, FORMS, column, launch, lines, read_workers
+from tests.support.cluster.commands import (
+    ALL_REDUCE,
+    FORMS,
+    column,
+    launch,
+    lines,
+    read_workers,
+)
 
 NODE = re.compile(r"n(9|10) node (0|1): (rank ([0-3]): )?")
 # Of all agents, the Python and the C++ side.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from commands import (
+
+from tests.support.cluster.commands import (
     ENVIRON,
     HPC,
     SCRIPTS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from examinations import MBITS, SMALL, examined, typed
-from links import shaped
+from tests.support.cluster.examinations import MBITS, SMALL, examined, typed
+from tests.support.cluster.links import shaped
 
 
 def test_a_healthy_cluster(juelich, tmp_path):

@@ -6,7 +6,8 @@ import os
 import signal
 
 import pytest
-from compared import (
+
+from tests.support.stock.compared import (
     ADDRESS,
     C10D,
     RUN,
@@ -15,7 +16,7 @@ from compared import (
     assert_same,
     launch,
 )
-from side_by_side import STOCK, clean_environ
+from tests.support.stock.side_by_side import STOCK, clean_environ
 
 pytestmark = pytest.mark.xdist_group("side by side")
 
@@ -87,7 +88,7 @@ def test_it_fails_as_with_torchrun(name, launcher, folder, tmp_path):
 def test_every_option_in_every_spelling(monkeypatch, capsys):
     """Its value, or why it is refused; and that it is not just ignored."""
     # Here, so that not all workers of pytest import torch.
-    from parsers import (  # noqa: PLC0415
+    from tests.support.stock.parsers import (  # noqa: PLC0415
         FLAGS,
         SCRIPT,
         SPELLINGS,
@@ -129,8 +130,7 @@ def test_every_option_in_every_spelling(monkeypatch, capsys):
 
 def test_the_table_has_the_options_of_this_torch():
     """It stands for torch's parser when torch is not imported."""
-    from parsers import ACTIONS, FROM_ENVIRON  # noqa: PLC0415
-
+    from tests.support.stock.parsers import ACTIONS, FROM_ENVIRON  # noqa: PLC0415
     from torchrun_hpc.options import command_line as options  # noqa: PLC0415
 
     for action in ACTIONS:

@@ -7,9 +7,8 @@ import json
 import platform
 import re
 
-from commands import JUELICH, lines
-from pages import block
-
+from tests.support.cluster.commands import JUELICH, lines
+from tests.support.pages.blocks import block
 from torchrun_hpc.planning.head_node import port_of
 
 

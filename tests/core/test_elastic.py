@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from commands import ENVIRON, HPC, NODES, ONE_TASK, WORLD, column
-from waiting import PATIENCE
+
+from tests.support.cluster.commands import ENVIRON, HPC, NODES, ONE_TASK, WORLD, column
+from tests.support.patience import PATIENCE
 
 
 @pytest.mark.release

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import failures
-import faults_page
 import pytest
-from faults import FAULTS
-from jobs import Job
+
+from tests.support.cluster import failing_jobs as failures
+from tests.support.cluster.faults import FAULTS
+from tests.support.cluster.training_job import Job
+from tests.support.pages import faults_page
 
 
 def test_an_exception_in_one_worker(juelich, tmp_path):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hangs
 import pytest
-from pages import block, replaced
+
+from tests.support.cluster import hangs
+from tests.support.pages.blocks import block, replaced
 
 
 @pytest.mark.release

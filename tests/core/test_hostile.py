@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from commands import HPC, SCRIPTS
-from steps import Step
+
+from tests.support.cluster.commands import HPC, SCRIPTS
+from tests.support.cluster.steps import Step
 
 # What they may cost the agent of the head node: a gigabyte of garbage, three hundred
 # connections, and messages that are wrong.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import resource
 
-from nodes import changed, recorded
-from programs import run_python
+from tests.support.juelich import changed, recorded
+from tests.support.python_programs import run_python
 
 # CPU seconds. Torch alone takes more.
 MOST_CPU_S = 0.6

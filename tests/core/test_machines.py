@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from commands import ENVIRON, HPC, WORLD, column, own_lines
-from launchers import type_on_each
+
+from tests.support.cluster.commands import ENVIRON, HPC, WORLD, column, own_lines
+from tests.support.cluster.mpi import type_on_each
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from commands import HOSTS, HPC, LINE, PBS, WORLD, column, own_lines, read_workers
-from launchers import MPICH_4, OPENMPI_4, once, run, suggested_over_ssh
+
+from tests.support.cluster.commands import (
+    HOSTS,
+    HPC,
+    LINE,
+    PBS,
+    WORLD,
+    column,
+    own_lines,
+    read_workers,
+)
+from tests.support.cluster.mpi import MPICH_4, OPENMPI_4, once, run, suggested_over_ssh
 
 
 @pytest.mark.parametrize("mpi", [OPENMPI_4], indirect=True, ids=str)

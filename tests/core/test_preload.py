@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from commands import BIN
-from side_by_side import clean_environ, run
+from tests.support.cluster.commands import BIN
+from tests.support.stock.side_by_side import clean_environ, run
 
 SCRIPT = """
 import os, sys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commands import (
+from tests.support.cluster.commands import (
     AS_SUGGESTED,
     ENVIRON,
     LINE,
@@ -11,7 +11,7 @@ from commands import (
     refused,
     see_one_world,
 )
-from launchers import port_is_taken
+from tests.support.cluster.mpi import port_is_taken
 
 
 def test_what_is_told_to_type_in_a_batch_script_works(unpadded):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from restarts import all_meet
+
+from tests.support.cluster.restarts import all_meet
 
 
 @pytest.mark.release

@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 
 import pytest
-from commands import FORMS, HPC, SCRIPTS, column
-from steps import Step
-from waiting import until
+
+from tests.support.cluster.commands import FORMS, HPC, SCRIPTS, column
+from tests.support.cluster.steps import Step
+from tests.support.patience import until
 
 SCRIPT = str(SCRIPTS / "signals.py")
 WORKERS = 4  # on two nodes

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from commands import ENVIRON, column, launch, lines
-from sites_of_tests import OWN, VARIABLES
-from testbed import Cluster
+
+from tests.support.cluster.commands import ENVIRON, column, launch, lines
+from tests.support.cluster.testbed import Cluster
+from tests.support.own_site import OWN, VARIABLES
 
 pytestmark = pytest.mark.usefixtures("machine")
 

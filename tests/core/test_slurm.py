@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from commands import DDP, FORMS, JUELICH, launch, lines
-from trainings import alone, loss_of
+
+from tests.support.cluster.commands import DDP, FORMS, JUELICH, launch, lines
+from tests.support.stock.trainings import alone, loss_of
 
 SCRIPT = f"""
 import runpy, sys

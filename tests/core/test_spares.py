@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from faults import FAULTS
-from faults_page import check, do
-from jobs import Job
-from testbed import Cluster
+
+from tests.support.cluster.faults import FAULTS
+from tests.support.cluster.testbed import Cluster
+from tests.support.cluster.training_job import Job
+from tests.support.pages.faults_page import check, do
 
 
 @pytest.mark.usefixtures("machine")

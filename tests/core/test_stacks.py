@@ -6,10 +6,10 @@ import json
 import os
 import re
 
-from commands import ENVIRON, FORMS, HPC, SCRIPTS, lines
-from pages import block, replaced
-from steps import Step
-from waiting import until
+from tests.support.cluster.commands import ENVIRON, FORMS, HPC, SCRIPTS, lines
+from tests.support.cluster.steps import Step
+from tests.support.pages.blocks import block, replaced
+from tests.support.patience import until
 
 LIMIT_S = 5
 

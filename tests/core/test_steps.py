@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from commands import ENVIRON, HPC, LINE, ONE_TASK, WORLD, column, own_lines
+from tests.support.cluster.commands import (
+    ENVIRON,
+    HPC,
+    LINE,
+    ONE_TASK,
+    WORLD,
+    column,
+    own_lines,
+)
 
 
 def test_an_array(unpadded):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 
-from broken_streams import FAILS, SCRIPT, ran_in
-from side_by_side import COMMANDS, OURS, clean_environ, end_group
-from waiting import PATIENCE, START, until
+from tests.support.broken_streams import FAILS, SCRIPT, ran_in
+from tests.support.patience import PATIENCE, START, until
+from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ, end_group
 
 
 def test_the_reader_goes_while_it_runs(tmp_path):

@@ -6,7 +6,8 @@ import re
 import sys
 
 import pytest
-from commands import (
+
+from tests.support.cluster.commands import (
     DDP,
     ENVIRON,
     HPC,
@@ -18,7 +19,7 @@ from commands import (
     own_lines,
     read_workers,
 )
-from steps import LATE, Step
+from tests.support.cluster.steps import LATE, Step
 
 FAST = ENVIRON | {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
 

@@ -6,8 +6,10 @@ import ast
 import re
 
 import pytest
-from programs import ROOT, load
-from test_structure import MODULES, PACKAGE
+
+from tests.support import ROOT
+from tests.support.python_programs import load
+from tests.unit.test_structure import MODULES, PACKAGE
 
 CONSTANTS = load(ROOT / "docs" / "write_constants.py")
 VARIABLES, LIMITS = [*CONSTANTS.variables()], [*CONSTANTS.limits()]

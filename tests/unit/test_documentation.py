@@ -3,9 +3,16 @@
 import ast
 import re
 
-import documented
-from documented import BLOCKS, NOT_RUN, command_blocks, commands, found
-from pages import PAGES, ROOT, blocks, outside_of_blocks
+from tests.support import ROOT
+from tests.support.pages import documented
+from tests.support.pages.blocks import PAGES, blocks, outside_of_blocks
+from tests.support.pages.documented import (
+    BLOCKS,
+    NOT_RUN,
+    command_blocks,
+    commands,
+    found,
+)
 
 
 def test_each_command_is_run_or_says_that_it_is_not():

@@ -4,8 +4,10 @@ import ast
 import re
 
 import pytest
-from job_scripts import job_scripts, pbs_resources
-from pages import PAGES, ROOT, blocks
+
+from tests.support import ROOT
+from tests.support.pages.blocks import PAGES, blocks
+from tests.support.pages.job_scripts import job_scripts, pbs_resources
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = job_scripts()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from pathlib import Path
 
-from programs import load
+from tests.support import ROOT
+from tests.support.python_programs import load
 
-ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"\bHPC[0-9]{3}\b")
 WRITER = load(ROOT / "docs" / "write_messages.py")
 PARTS = WRITER.parts()

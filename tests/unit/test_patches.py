@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "patches"
+from tests.support import ROOT
+
+FOLDER = ROOT / "patches"
 PATCHES = sorted(FOLDER.glob("*.patch"))
 
 check = SimpleNamespace(**runpy.run_path(str(FOLDER / "check.py")))

@@ -9,7 +9,9 @@ import tokenize
 from typing import TYPE_CHECKING
 
 import pytest
-from pages import PAGES, ROOT
+
+from tests.support import ROOT
+from tests.support.pages.blocks import PAGES
 
 if TYPE_CHECKING:
     from pathlib import Path

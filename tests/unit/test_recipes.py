@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import requires
-from pathlib import Path
 
+from tests.support import ROOT
 from torchrun_hpc import __version__
 
-RECIPES = Path(__file__).parents[2] / "packaging"
+RECIPES = ROOT / "packaging"
 
 
 def test_each_recipe_is_of_this_version():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import yaml
 from packaging.version import Version
 
+from tests.support import ROOT
 from torchrun_hpc import __version__
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_changelog_and_citation_are_of_the_latest_release():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "torchrun_hpc"
+from tests.support import ROOT
+
+PACKAGE = ROOT / "torchrun_hpc"
 
 
 def modules():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from doctor.reports import hostile_report, make_report
-from pages import ROOT, block, blocks
-from programs import load
 
+from tests.support import ROOT
+from tests.support.doctor_reports import hostile_report, make_report
+from tests.support.pages.blocks import block, blocks
+from tests.support.python_programs import load
 from torchrun_hpc import wire
 
 DOCS = ROOT / "docs"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from programs import run_python
-from waiting import NEVER_S
+from tests.support.patience import NEVER_S
+from tests.support.python_programs import run_python
 
 # A thread that ends loads libgcc_s, which takes a file, unless it is there.
 WITHOUT_FILES = f"""

@@ -3,7 +3,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from programs import run_python
+
+from tests.support.python_programs import run_python
 
 PROGRAM = """
 import os, subprocess

@@ -7,8 +7,9 @@ import signal
 import sys
 
 import pytest
-from nodes import recorded
-from programs import run_python
+
+from tests.support.juelich import recorded
+from tests.support.python_programs import run_python
 
 TORCH_IS_IMPORTED = 77
 

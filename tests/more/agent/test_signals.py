@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import run_python
-from waiting import NEVER_S, until
 
+from tests.support.patience import NEVER_S, until
+from tests.support.python_programs import run_python
 from torchrun_hpc import limits
 from torchrun_hpc.agent import signals
 from torchrun_hpc.host import procfs

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from loopback import HERE
-from ports import own_port
-from programs import ROOT
-from waiting import PATIENCE
 
+from tests.support import ROOT
+from tests.support.loopback import HERE
+from tests.support.patience import PATIENCE
+from tests.support.ports import own_port
 from torchrun_hpc import limits, wire
 from torchrun_hpc.doctor import collectives, operations
 from torchrun_hpc.doctor.operations import World

@@ -8,11 +8,11 @@ import sys
 
 import psutil
 import pytest
-from bound import ALL, needs_two_cpus
-from jobs import ended
-from programs import ROOT
-from waiting import NEVER_S, PATIENCE, until
 
+from tests.support import ROOT
+from tests.support.cluster.bound import ALL, needs_two_cpus
+from tests.support.cluster.training_job import ended
+from tests.support.patience import NEVER_S, PATIENCE, until
 from torchrun_hpc.doctor import launch
 from torchrun_hpc.doctor.launch import LaunchPart, LaunchProcess
 from torchrun_hpc.doctor.place import ExaminedLaunch, Wishes, find_place

@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from programs import ROOT, run_python
-from waiting import PATIENCE
 
+from tests.support import ROOT
+from tests.support.patience import PATIENCE
+from tests.support.python_programs import run_python
 from torchrun_hpc.doctor.results import Folder
 
 

@@ -1,6 +1,6 @@
 """What the documentation tells to type is typed as it stands there, on a small cluster.
 
-How each block is run, and which other tests run blocks, is in harness/documented.py.
+`tests.support.pages.documented` says how each block is run, and by which test.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ import re
 import subprocess
 import sys
 
-import documented
-import launchers
 import pytest
-from commands import ENVIRON, JUELICH, WORLD, column, require
-from launchers import INTELMPI, MPICH_4, OPENMPI_4, type_on_each
-from pages import ROOT, blocks, replaced
-from waiting import PATIENCE, START
+
+from tests.support import ROOT
+from tests.support.cluster import mpi as launchers
+from tests.support.cluster.commands import ENVIRON, JUELICH, WORLD, column, require
+from tests.support.cluster.mpi import INTELMPI, MPICH_4, OPENMPI_4, type_on_each
+from tests.support.pages import documented
+from tests.support.pages.blocks import blocks, replaced
+from tests.support.patience import PATIENCE, START
 
 MPI = {"Open MPI 4": OPENMPI_4, "MPICH 4": MPICH_4, "Intel MPI": INTELMPI}
 RUNS = documented.runs()
@@ -88,7 +90,7 @@ def test_a_first_session():
     assert typed[0] == "make cluster\n"
     assert all(text.startswith("srun ") for text in typed[1:])
     done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "harness" / "shell.py"],
+        [sys.executable, "-m", "tests.support.cluster.shell"],
         # Without the null device, srun would read what is typed next.
         input="".join(f"{{ {text} }} < /dev/null\n" for text in typed[1:]),
         stdout=subprocess.PIPE,

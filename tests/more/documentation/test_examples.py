@@ -11,11 +11,13 @@ import re
 import sys
 
 import pytest
-from commands import FORMS, JUELICH, ONE_TASK, ROOT, require_package
-from job_scripts import job_script, pbs_resources
-from launchers import MPICH_4, OPENMPI_4, type_on_each
-from trainings import alone
-from waiting import until
+
+from tests.support import ROOT
+from tests.support.cluster.commands import FORMS, JUELICH, ONE_TASK, require_package
+from tests.support.cluster.mpi import MPICH_4, OPENMPI_4, type_on_each
+from tests.support.pages.job_scripts import job_script, pbs_resources
+from tests.support.patience import until
+from tests.support.stock.trainings import alone
 
 IMAGES = "--image-size 32 --log-every 1 --train-num-workers 0"
 # Steps of 8 images on all workers together: --batch-size is 8 / number of workers.

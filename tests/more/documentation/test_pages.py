@@ -7,10 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import documented
-from documented import BLOCKS, found
-from pages import PAGES, ROOT, block, blocks
-from waiting import PATIENCE
+from tests.support import ROOT
+from tests.support.pages import documented
+from tests.support.pages.blocks import PAGES, block, blocks
+from tests.support.pages.documented import BLOCKS, found
+from tests.support.patience import PATIENCE
 
 CHECK = 'for text in "$@"; do bash -n <<< "$text" || exit 1; done'
 

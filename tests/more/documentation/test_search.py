@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from commands import ROOT, require_package
+
+from tests.support import ROOT
+from tests.support.cluster.commands import require_package
 
 # What people search for, and the page that they need.
 SEARCHES = {

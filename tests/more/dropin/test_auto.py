@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from bound import ALL, needs_two_cpus
-from side_by_side import OURS, STOCK, clean_environ, run, words_of
+
+from tests.support.cluster.bound import ALL, needs_two_cpus
+from tests.support.stock.side_by_side import OURS, STOCK, clean_environ, run, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

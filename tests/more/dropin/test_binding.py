@@ -6,8 +6,15 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from bound import ALL, SCRIPT, assert_bound, launch, needs_two_cpus, seen
-from side_by_side import COMMANDS, OURS, run
+from tests.support.cluster.bound import (
+    ALL,
+    SCRIPT,
+    assert_bound,
+    launch,
+    needs_two_cpus,
+    seen,
+)
+from tests.support.stock.side_by_side import COMMANDS, OURS, run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from nodes import recorded
-from plans import make_launch_plan
-from side_by_side import clean_environ, run
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.rendezvous import (
@@ -25,6 +22,9 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api
 
 import torchrun_hpc
+from tests.support.juelich import recorded
+from tests.support.plans import make_launch_plan
+from tests.support.stock.side_by_side import clean_environ, run
 from torchrun_hpc import main
 from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.errors import Setting

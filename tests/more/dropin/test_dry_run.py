@@ -9,16 +9,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from programs import ROOT, load
-from side_by_side import OURS, STOCK, clean_environ, run
 
+from tests.support import ROOT
+from tests.support.python_programs import load
+from tests.support.stock.side_by_side import OURS, STOCK, clean_environ, run
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.reporting import description
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from side_by_side import Launcher, Result
+    from tests.support.stock.side_by_side import Launcher, Result
 
 SCRIPT = "train.py"
 TRACE = """

@@ -8,13 +8,15 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from commands import SCRIPTS
-from side_by_side import COMMANDS, OURS, ROOT, clean_environ, run
+
+from tests.support import ROOT
+from tests.support.cluster.commands import SCRIPTS
+from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ, run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from side_by_side import Result
+    from tests.support.stock.side_by_side import Result
 
 # The first cells of rows in docs/speed.md.
 ATEXIT = "`atexit`, `weakref.finalize`, `copyreg`, `linecache`"

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from side_by_side import COMMANDS, OURS, clean_environ, run
+from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ, run
 
 if TYPE_CHECKING:
     from pathlib import Path

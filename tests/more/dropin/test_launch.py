@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch.distributed as dist
-from commands import own_lines
-from compared import (
+
+from tests.support.cluster.commands import own_lines
+from tests.support.patience import PATIENCE, START
+from tests.support.ports import own_port
+from tests.support.stock.compared import (
     ADDRESS,
     BOX,
     FAILED,
@@ -29,16 +32,21 @@ from compared import (
     reports,
     typed,
 )
-from ports import own_port
-from side_by_side import COMMANDS, OURS, STOCK, bare, clean_environ, end_group, run
-from waiting import PATIENCE, START
-
+from tests.support.stock.side_by_side import (
+    COMMANDS,
+    OURS,
+    STOCK,
+    bare,
+    clean_environ,
+    end_group,
+    run,
+)
 from torchrun_hpc.host import capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from side_by_side import Launcher, Result
+    from tests.support.stock.side_by_side import Launcher, Result
 
 BOTH = (OURS, STOCK)
 

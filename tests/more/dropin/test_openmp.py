@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from bound import ALL, needs_two_cpus
-from commands import require
-from openmp import CASES, SCRIPT, is_installed, launch
+
+from tests.support.cluster.bound import ALL, needs_two_cpus
+from tests.support.cluster.commands import require
+from tests.support.cluster.openmp import CASES, SCRIPT, is_installed, launch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from openmp import Case
+    from tests.support.cluster.openmp import Case
 
 FORMS = {"exec": "none", "fork": "torch"}
 
@@ -32,7 +33,7 @@ def script(tmp_path: Path) -> str:
 
 def known(name: str) -> Case:
     is_missing = CASES[name].library and not is_installed()
-    require("tests/harness/install.sh all: LLVM's OpenMP" if is_missing else None)
+    require("install.sh all: LLVM's OpenMP" if is_missing else None)
     return CASES[name]
 
 

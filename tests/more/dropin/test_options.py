@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from parsers import (
+from torch.distributed import run as torch_run
+from torch.distributed.argparse_util import env
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+from tests.support.patience import START
+from tests.support.stock.parsers import (
     ACTIONS,
     FLAGS,
     FROM_ENVIRON,
@@ -29,12 +34,7 @@ from parsers import (
     parsed,
     sample,
 )
-from side_by_side import OURS, STOCK, bare, clean_environ, words_of
-from torch.distributed import run as torch_run
-from torch.distributed.argparse_util import env
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from waiting import START
-
+from tests.support.stock.side_by_side import OURS, STOCK, bare, clean_environ, words_of
 from torchrun_hpc import main
 from torchrun_hpc.agent import patches, signals
 from torchrun_hpc.errors import LaunchError, Setting
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from side_by_side import Launcher
+    from tests.support.stock.side_by_side import Launcher
 
 
 @pytest.fixture(autouse=True)

@@ -9,14 +9,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from side_by_side import COMMANDS, OURS, ROOT, clean_environ, run
+
+from tests.support import ROOT
+from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ, run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from side_by_side import Result
+    from tests.support.stock.side_by_side import Result
 
-USES_PROCESSES = str(ROOT / "tests" / "harness" / "uses_processes.py")
+USES_PROCESSES = str(ROOT / "tests" / "support" / "stock" / "uses_processes.py")
 PRELOAD = "--hpc-preload=torch"
 
 

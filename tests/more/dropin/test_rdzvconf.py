@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from side_by_side import COMMANDS, OURS, STOCK, clean_environ, run
 from torch import distributed
 from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
@@ -20,13 +19,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 
+from tests.support.stock.side_by_side import COMMANDS, OURS, STOCK, clean_environ, run
 from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.options import rdzv_conf
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from side_by_side import Result
+    from tests.support.stock.side_by_side import Result
 
 # Those that need no package beside torch.
 BACKENDS = ("c10d", "static")

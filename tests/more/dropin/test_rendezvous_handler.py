@@ -22,9 +22,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch.distributed as dist
-from loopback import failure_of, started, together, worker_failure
-from plans import make_launch_plan
-from ports import own_port
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
@@ -36,8 +33,11 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     registry,
 )
-from waiting import PATIENCE, until
 
+from tests.support.loopback import failure_of, started, together, worker_failure
+from tests.support.patience import PATIENCE, until
+from tests.support.plans import make_launch_plan
+from tests.support.ports import own_port
 from torchrun_hpc import limits, wire
 from torchrun_hpc.agent import end, patches
 from torchrun_hpc.agent.patches import Hooks

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from side_by_side import (
+from torch.distributed.run import get_args_parser
+
+from tests.support.patience import NEVER_S, PATIENCE, until
+from tests.support.stock.side_by_side import (
     COMMANDS,
     OURS,
     STOCK,
     bare,
     clean_environ,
 )
-from torch.distributed.run import get_args_parser
-from waiting import NEVER_S, PATIENCE, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,13 +7,14 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from broken_streams import FAILS, SCRIPT, ran_in
-from side_by_side import BROKEN, COMMANDS, OURS, clean_environ, run
+
+from tests.support.broken_streams import FAILS, SCRIPT, ran_in
+from tests.support.stock.side_by_side import BROKEN, COMMANDS, OURS, clean_environ, run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from side_by_side import Launcher
+    from tests.support.stock.side_by_side import Launcher
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ import re
 import sys
 
 import pytest
-from side_by_side import ROOT, clean_environ, run
 
+from tests.support import ROOT
+from tests.support.stock.side_by_side import clean_environ, run
 from torchrun_hpc import __version__
 
 LINE = rf"torchrun_hpc {re.escape(__version__)}, torch \S+, Python 3\.\S+\n"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from waiting import PATIENCE
-
+from tests.support.patience import PATIENCE
 from torchrun_hpc.failures.last_words import last_words
 
 CRASH = """

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import PATIENCE, until
+
+from tests.support.patience import PATIENCE, until
 
 RELAYING = str(Path(__file__).with_name("relaying.py"))
 

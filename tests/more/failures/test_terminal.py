@@ -8,9 +8,10 @@ import pty
 import subprocess
 
 import pytest
-from commands import FORMS
-from side_by_side import COMMANDS, OURS, clean_environ
-from waiting import PATIENCE
+
+from tests.support.cluster.commands import FORMS
+from tests.support.patience import PATIENCE
+from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ
 
 WHERE = "look for its stderr in the output: it is a terminal. Pass --tee=3"
 ABORT = "import ctypes\nabort = ctypes.CDLL('libstdc++.so.6')._ZSt9terminatev\n"

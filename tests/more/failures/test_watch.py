@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from waiting import NEVER_S, PATIENCE, until
 
+from tests.support.patience import NEVER_S, PATIENCE, until
 from torchrun_hpc import limits
 from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.watch import Watch

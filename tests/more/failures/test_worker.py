@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 
-from waiting import NEVER_S
-
+from tests.support.patience import NEVER_S
 from torchrun_hpc.failures.worker import exit_code_of
 
 

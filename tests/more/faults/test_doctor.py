@@ -6,16 +6,31 @@ import json
 import re
 import signal
 
-import links
 import pytest
 import torch
-from commands import ENVIRON, HOSTS, JUELICH, NODES, SCRIPTS, lines
-from doctor.reports import make_report
-from examinations import DOCTOR, MBITS, PRELOADED, SMALL, STEP, examined, typed
-from launchers import OPENMPI_4, once, run, type_on_each
-from steps import Step
-from waiting import NEVER_S
 
+from tests.support.cluster import links
+from tests.support.cluster.commands import (
+    ENVIRON,
+    HOSTS,
+    JUELICH,
+    NODES,
+    SCRIPTS,
+    lines,
+)
+from tests.support.cluster.examinations import (
+    DOCTOR,
+    MBITS,
+    PRELOADED,
+    SMALL,
+    STEP,
+    examined,
+    typed,
+)
+from tests.support.cluster.mpi import OPENMPI_4, once, run, type_on_each
+from tests.support.cluster.steps import Step
+from tests.support.doctor_reports import make_report
+from tests.support.patience import NEVER_S
 from torchrun_hpc import wire
 
 HALF = MBITS // 2

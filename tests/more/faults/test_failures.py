@@ -6,10 +6,11 @@ import json
 import re
 
 import pytest
-from commands import FORMS, HPC, JUELICH, SCRIPTS, launch
-from failures import EXAMPLES, check
-from steps import Step
-from waiting import NEVER_S
+
+from tests.support.cluster.commands import FORMS, HPC, JUELICH, SCRIPTS, launch
+from tests.support.cluster.failing_jobs import EXAMPLES, check
+from tests.support.cluster.steps import Step
+from tests.support.patience import NEVER_S
 
 
 # The core has the first one.

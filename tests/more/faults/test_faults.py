@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
-from faults import FAULTS, chains
-from faults_page import TITLES, WRITES, check, do, sections
-from jobs import Job
-from testbed import Cluster
+
+from tests.support.cluster.faults import FAULTS, chains
+from tests.support.cluster.testbed import Cluster
+from tests.support.cluster.training_job import Job
+from tests.support.pages.faults_page import TITLES, WRITES, check, do, sections
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.xdist_group("faults")]
 

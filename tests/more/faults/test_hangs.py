@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hangs
 import pytest
+
+from tests.support.cluster import hangs
 
 WITH_TWO_NODES = (
     *("skipped", "order", "group", "overflow"),

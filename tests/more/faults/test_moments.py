@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from moments import moments, strike, wrong
+
+from tests.support.cluster.moments import moments, strike, wrong
 
 
 @pytest.mark.parametrize(("nodes", "count"), [(1, 26), (3, 14)])

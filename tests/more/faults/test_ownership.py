@@ -6,9 +6,17 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import HOSTS, HPC, LINE, SCRIPTS, launch, read_workers, refused
-from steps import Step
 
+from tests.support.cluster.commands import (
+    HOSTS,
+    HPC,
+    LINE,
+    SCRIPTS,
+    launch,
+    read_workers,
+    refused,
+)
+from tests.support.cluster.steps import Step
 from torchrun_hpc.host.procfs import file_system
 
 STEADY = str(SCRIPTS / "steady.py")

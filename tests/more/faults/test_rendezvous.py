@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from commands import (
+
+from tests.support.cluster.commands import (
     ENVIRON,
     HPC,
     LINE,
@@ -15,8 +16,8 @@ from commands import (
     launch,
     own_lines,
 )
-from steps import LATE, Step
-from waiting import START
+from tests.support.cluster.steps import LATE, Step
+from tests.support.patience import START
 
 STEADY = str(SCRIPTS / "steady.py")
 

@@ -7,12 +7,14 @@ import re
 import sys
 
 import pytest
-from commands import FORMS, ROOT, require
-from jobs import Job
-from pages import block, replaced
-from testbed import Cluster, missing
-from trainings import alone, loss_of
-from waiting import NEVER_S, until
+
+from tests.support import ROOT
+from tests.support.cluster.commands import FORMS, require
+from tests.support.cluster.testbed import Cluster, missing
+from tests.support.cluster.training_job import Job
+from tests.support.pages.blocks import block, replaced
+from tests.support.patience import NEVER_S, until
+from tests.support.stock.trainings import alone, loss_of
 
 SCRIPT = "examples/requeue/checkpoint_ddp.py"
 STEPS = 50

@@ -6,10 +6,11 @@ import shlex
 import sys
 
 import pytest
-from commands import ENVIRON, FORMS, SCRIPTS, column
-from launchers import MPICH_4, OPENMPI, OPENMPI_4
-from pages import block, replaced
-from waiting import until
+
+from tests.support.cluster.commands import ENVIRON, FORMS, SCRIPTS, column
+from tests.support.cluster.mpi import MPICH_4, OPENMPI, OPENMPI_4
+from tests.support.pages.blocks import block, replaced
+from tests.support.patience import until
 
 SCRIPT = str(SCRIPTS / "signals.py")
 WORKERS = 4

@@ -12,9 +12,10 @@ import time
 from functools import partial
 
 import pytest
-from commands import require
-from jobs import NEVER, Job
-from testbed import Cluster, missing
+
+from tests.support.cluster.commands import require
+from tests.support.cluster.testbed import Cluster, missing
+from tests.support.cluster.training_job import NEVER, Job
 
 pytestmark = pytest.mark.xdist_group("spares")
 

@@ -10,8 +10,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from commands import ENVIRON, FORMS, JUELICH, ROOT, SCRIPTS, launch
-from waiting import PATIENCE, START
+
+from tests.support import ROOT
+from tests.support.cluster.commands import ENVIRON, FORMS, JUELICH, SCRIPTS, launch
+from tests.support.patience import PATIENCE, START
 
 COMMAND = ("python", "-m", "torchrun_hpc.stacks")
 STALLS = str(SCRIPTS / "stalls.py")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from testbed import Cluster
+
+from tests.support.cluster.testbed import Cluster
 
 
 @pytest.fixture(scope="session")

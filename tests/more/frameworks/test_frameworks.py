@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from commands import JUELICH, ONE_TASK, launch, require_package
-from pages import block, replaced
-from side_by_side import COMMANDS, OURS, clean_environ, run
+
+from tests.support.cluster.commands import JUELICH, ONE_TASK, launch, require_package
+from tests.support.pages.blocks import block, replaced
+from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ, run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 4

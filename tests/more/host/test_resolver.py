@@ -6,9 +6,9 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from nodes import make_network
-from waiting import NEVER_S, until
 
+from tests.support.juelich import make_network
+from tests.support.patience import NEVER_S, until
 from torchrun_hpc import programs
 from torchrun_hpc.host import resolver
 from torchrun_hpc.host.resolver import Resolver, ResolverCheck

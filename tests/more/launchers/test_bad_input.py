@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from commands import (
+
+from tests.support import ROOT
+from tests.support.cluster.commands import (
     ENVIRON,
     KILL,
     LINE,
-    ROOT,
     WORLD,
     column,
     errors,
@@ -16,9 +17,9 @@ from commands import (
     read_workers,
     refused,
 )
-from launchers import port_is_taken
-from steps import Step
-from waiting import NEVER_S
+from tests.support.cluster.mpi import port_is_taken
+from tests.support.cluster.steps import Step
+from tests.support.patience import NEVER_S
 
 
 def test_what_all_nodes_would_say_is_said_once(unpadded):

@@ -6,7 +6,8 @@ The container is a stand-in: neither Apptainer nor pyxis is started.
 from __future__ import annotations
 
 import pytest
-from commands import (
+
+from tests.support.cluster.commands import (
     ALL_REDUCE,
     CONTAINER,
     ENVIRON,

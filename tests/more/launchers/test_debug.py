@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from commands import column, launch, lines
+from tests.support.cluster.commands import column, launch, lines
 
 NODE = re.compile(r"n(9|10|11) node (0|1|2): (rank ([0-3]): )?")
 

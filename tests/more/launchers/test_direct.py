@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commands import (
+from tests.support.cluster.commands import (
     ENVIRON,
     HPC,
     JUELICH,

@@ -8,7 +8,8 @@ import shlex
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import (
+
+from tests.support.cluster.commands import (
     ENVIRON,
     HPC,
     JUELICH,
@@ -18,12 +19,12 @@ from commands import (
     own_lines,
     read_workers,
 )
-from waiting import NEVER_S, PATIENCE, until
+from tests.support.patience import NEVER_S, PATIENCE, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from testbed import Cluster
+    from tests.support.cluster.testbed import Cluster
 
 DRY = (*HPC, "--hpc-dry-run", "--nproc_per_node=2")
 JSON = (*HPC, "--hpc-dry-run=json", "--nproc_per_node=2")

@@ -10,8 +10,8 @@ import subprocess
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waiting import PATIENCE
 
+from tests.support.patience import PATIENCE
 from torchrun_hpc.schedulers.hostlist import HostlistError, expand_hostlist
 
 SUFFIXES_SINCE = (23, 2, 5)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from commands import (
+
+from tests.support.cluster.commands import (
     ENVIRON,
     HOSTS,
     HPC,
@@ -16,7 +17,7 @@ from commands import (
     own_lines,
     read_workers,
 )
-from launchers import (
+from tests.support.cluster.mpi import (
     HYDRA,
     INTELMPI,
     MPICH_4,
@@ -28,7 +29,7 @@ from launchers import (
     run,
     unless_it_hangs,
 )
-from waiting import PATIENCE
+from tests.support.patience import PATIENCE
 
 MPI = str(SCRIPTS / "mpi.py")
 # Open MPI 5 may hang where tasks end at once, whatever they are.

@@ -7,10 +7,11 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-from commands import ENVIRON, FORMS, HPC, own_lines, require
-from launchers import MPICH_4, OPENMPI_4, missing, once
-from testbed import MANAGEMENT, Cluster
-from waiting import PATIENCE, until
+
+from tests.support.cluster.commands import ENVIRON, FORMS, HPC, own_lines, require
+from tests.support.cluster.mpi import MPICH_4, OPENMPI_4, missing, once
+from tests.support.cluster.testbed import MANAGEMENT, Cluster
+from tests.support.patience import PATIENCE, until
 
 HOSTS = ("n9", "n10", "n11")
 

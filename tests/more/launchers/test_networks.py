@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from commands import (
+
+from tests.support.cluster.commands import (
     ALL_REDUCE,
     FORMS,
     HPC,
@@ -14,8 +15,8 @@ from commands import (
     own_lines,
     require,
 )
-from launchers import OPENMPI_4, missing, once, run
-from testbed import Cluster
+from tests.support.cluster.mpi import OPENMPI_4, missing, once, run
+from tests.support.cluster.testbed import Cluster
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from commands import HOSTS, SCRIPTS, errors, launch, refused
-from waiting import NEVER_S
+
+from tests.support.cluster.commands import HOSTS, SCRIPTS, errors, launch, refused
+from tests.support.patience import NEVER_S
 
 NO_TORCH = "export PYTHONPATH={folder}"
 NOT_IMPORTED = "torch cannot be imported by"

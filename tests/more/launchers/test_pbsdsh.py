@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from commands import ENVIRON, FORMS, HOSTS, HPC, WORLD, column
-from launchers import type_on_each
+
+from tests.support.cluster.commands import ENVIRON, FORMS, HOSTS, HPC, WORLD, column
+from tests.support.cluster.mpi import type_on_each
 
 LAUNCH = (*HPC, "--nproc_per_node=1")
 DOCTOR = "python -m torchrun_hpc.doctor --max-bytes=8 --nproc_per_node=1"

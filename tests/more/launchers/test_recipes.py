@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commands import JUELICH, ONE_TASK, WORLD, column
+from tests.support.cluster.commands import JUELICH, ONE_TASK, WORLD, column
 
 # All of Jülich's flags, as in its recipe, without the i.
 SCRIPT = f"""#!/bin/bash

@@ -6,7 +6,15 @@ import contextlib
 import sys
 
 import pytest
-from commands import ALL_REDUCE, FORMS, SCRIPTS, launch, lines, read_workers
+
+from tests.support.cluster.commands import (
+    ALL_REDUCE,
+    FORMS,
+    SCRIPTS,
+    launch,
+    lines,
+    read_workers,
+)
 
 NAMES = ("TORCH_CPP_LOG_LEVEL", "RES_OPTIONS")
 LOGIN = "10.10.0.254"

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from commands import (
+
+from tests.support.cluster.commands import (
     ENVIRON,
     HPC,
     ONE_TASK,
@@ -20,10 +21,9 @@ from commands import (
     together,
     warnings,
 )
-from launchers import MPICH_4, OPENMPI, OPENMPI_5, unless_it_hangs
-from testbed import Cluster
-from waiting import NEVER_S, PATIENCE, until
-
+from tests.support.cluster.mpi import MPICH_4, OPENMPI, OPENMPI_5, unless_it_hangs
+from tests.support.cluster.testbed import Cluster
+from tests.support.patience import NEVER_S, PATIENCE, until
 from torchrun_hpc.names import ranges
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -6,7 +6,8 @@ import json
 import re
 
 import pytest
-from commands import (
+
+from tests.support.cluster.commands import (
     ENVIRON,
     HPC,
     LINE,
@@ -19,8 +20,8 @@ from commands import (
     read_workers,
     together,
 )
-from pages import block, replaced
-from waiting import NEVER_S, PATIENCE, START
+from tests.support.pages.blocks import block, replaced
+from tests.support.patience import NEVER_S, PATIENCE, START
 
 
 def test_what_other_jobs_have_left(unpadded):

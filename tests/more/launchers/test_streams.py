@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from commands import launch, own_lines
-from waiting import START
+
+from tests.support.cluster.commands import launch, own_lines
+from tests.support.patience import START
 
 TRAIN = """
 import os, pathlib, sys, time

@@ -10,7 +10,8 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from commands import (
+
+from tests.support.cluster.commands import (
     AS_SUGGESTED,
     ENVIRON,
     HPC,
@@ -20,7 +21,13 @@ from commands import (
     WORLD,
     see_one_world,
 )
-from launchers import INTELMPI, MPICH_4, OPENMPI_4, OPENMPI_5, suggested_over_ssh
+from tests.support.cluster.mpi import (
+    INTELMPI,
+    MPICH_4,
+    OPENMPI_4,
+    OPENMPI_5,
+    suggested_over_ssh,
+)
 
 TWO_EACH = " ".join([*HPC, "--nproc_per_node=2", WORLD])
 RESTARTS = " ".join([*HPC, "--max_restarts=1", WORLD])

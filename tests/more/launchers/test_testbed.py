@@ -13,9 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-import testbed
-from testbed import Cluster, ClusterError
-from waiting import PATIENCE
+
+from tests.support.cluster import testbed
+from tests.support.cluster.testbed import Cluster, ClusterError
+from tests.support.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -43,7 +44,7 @@ connection.sendall(bytes(1_000_000))
 """
 START_AND_SLEEP = """
 import time
-from testbed import Cluster
+from tests.support.cluster.testbed import Cluster
 with Cluster(("a1", "a2")) as cluster:
     sleeper = cluster.popen(["srun", "-N2", "sh", "-c", "echo up; sleep 1000"])
     sleeper.stdout.readline()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
-from commands import ROOT
-from side_by_side import clean_environ, run
-from waiting import PATIENCE
+
+from tests.support import ROOT
+from tests.support.patience import PATIENCE
+from tests.support.stock.side_by_side import clean_environ, run
 
 # Nothing of the repository can be imported by what is started here.
 ENVIRON = {k: v for k, v in clean_environ().items() if k != "PYTHONPATH"}

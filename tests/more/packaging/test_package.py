@@ -11,13 +11,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from commands import require
 from packaging.metadata import Metadata
-from pages import block
-from side_by_side import ROOT, clean_environ, run
-from waiting import NEVER_S
 
 import torchrun_hpc
+from tests.support import ROOT
+from tests.support.cluster.commands import require
+from tests.support.pages.blocks import block
+from tests.support.patience import NEVER_S
+from tests.support.stock.side_by_side import clean_environ, run
 
 pytestmark = pytest.mark.xdist_group("package")
 

@@ -15,9 +15,10 @@ import venv
 from pathlib import Path
 
 import pytest
-from commands import ENVIRON, ROOT, require
-from waiting import PATIENCE
 
+from tests.support import ROOT
+from tests.support.cluster.commands import ENVIRON, require
+from tests.support.patience import PATIENCE
 from torchrun_hpc import __version__
 
 HERE = Path(__file__).parent

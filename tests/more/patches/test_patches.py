@@ -15,13 +15,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import (
+
+from tests.support import ROOT
+from tests.support.cluster.commands import (
     ALL_REDUCE,
     ENVIRON,
     HPC,
     KILL,
     ONE_TASK,
-    ROOT,
     STOCK,
     WORLD,
     column,
@@ -29,11 +30,11 @@ from commands import (
     read_workers,
     require,
 )
-from pages import block, replaced
-from waiting import PATIENCE
+from tests.support.pages.blocks import block, replaced
+from tests.support.patience import PATIENCE
 
 if TYPE_CHECKING:
-    from testbed import Cluster
+    from tests.support.cluster.testbed import Cluster
 
 check = SimpleNamespace(**runpy.run_path(str(ROOT / "patches" / "check.py")))
 RELEASE = ".".join(version("torch").split(".")[:2])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from commands import HPC, SCRIPTS
-from steps import Step
+from tests.support.cluster.commands import HPC, SCRIPTS
+from tests.support.cluster.steps import Step
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from testbed import Cluster
+    from tests.support.cluster.testbed import Cluster
 
 
 def test_agents_of_torchs_own_meet_in_its_rendezvous(

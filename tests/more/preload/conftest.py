@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import pytest
-from forks import Forks
-from programs import run_python
 
-BEGIN = f"""
-import sys
-sys.path.append({str(Path(__file__).parent)!r})
-from both_forms import main
-sys.path.pop()
-"""
+from tests.support.forks import Forks
+from tests.support.python_programs import run_python
+
+BEGIN = "from tests.support.both_forms import main\n"
 
 
 @pytest.fixture(scope="session")

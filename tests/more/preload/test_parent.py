@@ -7,8 +7,8 @@ import re
 import shutil
 
 import pytest
-from programs import run_python
 
+from tests.support.python_programs import run_python
 from torchrun_hpc.preload.worker import end_with_parent
 
 

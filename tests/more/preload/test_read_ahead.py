@@ -13,11 +13,12 @@ from compileall import compile_file
 from importlib.util import cache_from_source
 
 import pytest
-from commands import BIN, ROOT, require, require_package
-from programs import load
-from testbed import Cluster, missing
-from waiting import until, without_waits
 
+from tests.support import ROOT
+from tests.support.cluster.commands import BIN, require, require_package
+from tests.support.cluster.testbed import Cluster, missing
+from tests.support.patience import until, without_waits
+from tests.support.python_programs import load
 from torchrun_hpc import programs
 from torchrun_hpc.host import sockets
 from torchrun_hpc.preload import read_ahead

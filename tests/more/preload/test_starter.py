@@ -5,10 +5,11 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from bound import ALL, needs_two_cpus
-from forks import Forks
-from programs import run_python
-from waiting import NEVER_S
+
+from tests.support.cluster.bound import ALL, needs_two_cpus
+from tests.support.forks import Forks
+from tests.support.patience import NEVER_S
+from tests.support.python_programs import run_python
 
 BEGIN = """
 import os, re, signal, subprocess, sys, time

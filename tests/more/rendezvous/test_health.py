@@ -6,8 +6,8 @@ import os
 
 import psutil
 import pytest
-from waiting import NEVER_S, until
 
+from tests.support.patience import NEVER_S, until
 from torchrun_hpc.rendezvous.handler import check_health
 
 WITH_CODE = "its health check ended with exit code"

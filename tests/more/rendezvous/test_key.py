@@ -6,10 +6,9 @@ import multiprocessing
 import subprocess
 import sys
 
-import testbed
-from commands import require
-from waiting import PATIENCE
-
+from tests.support.cluster import testbed
+from tests.support.cluster.commands import require
+from tests.support.patience import PATIENCE
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous.key import Key
 

@@ -7,9 +7,9 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from loopback import STORE, Raw
-from waiting import NEVER_S, PATIENCE
 
+from tests.support.loopback import STORE, Raw
+from tests.support.patience import NEVER_S, PATIENCE
 from torchrun_hpc.rendezvous.errors import Refused
 from torchrun_hpc.rendezvous.protocol import (
     Confirm,

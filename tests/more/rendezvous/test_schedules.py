@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from schedules import LONG, at_work, kill, play, reject, slow_down
-from virtual import Network
+
+from tests.support.virtual_job import LONG, at_work, kill, play, reject, slow_down
+from tests.support.virtual_network import Network
 
 FIRST, LAST, PART = 50, 2000, 50
 

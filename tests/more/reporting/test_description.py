@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 
-from waiting import PATIENCE
-
+from tests.support.patience import PATIENCE
 from torchrun_hpc.reporting import description
 
 ODD = [

@@ -9,9 +9,9 @@ import sys
 
 import psutil
 import pytest
-from launches import launch
-from waiting import PATIENCE, until
 
+from tests.support.launch_examples import launch
+from tests.support.patience import PATIENCE, until
 from torchrun_hpc.schedulers.process import this_process
 
 

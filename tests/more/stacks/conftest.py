@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 
-import inspected
 import pytest
-from waiting import PATIENCE
+
+from tests.support import stack_samples as inspected
+from tests.support.patience import PATIENCE
 
 own_names, serve = inspected.own_names, inspected.serve
 

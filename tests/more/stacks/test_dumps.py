@@ -13,9 +13,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from inspected import entry, worker
-from waiting import PATIENCE
 
+from tests.support.patience import PATIENCE
+from tests.support.stack_samples import entry, worker
 from torchrun_hpc import wire
 from torchrun_hpc.stacks import calls
 from torchrun_hpc.stacks.calls import Call, Group

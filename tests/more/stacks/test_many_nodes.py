@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import pytest
-from loopback import Job, take_part, together
-from waiting import PATIENCE
 
+from tests.support.loopback import Job, take_part, together
+from tests.support.patience import PATIENCE
 from torchrun_hpc.agent.elastic import ask_for_stacks
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.rendezvous.client import Listener

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from inspected import problem_of, worker
-from waiting import NEVER_S, PATIENCE, until
 
+from tests.support.patience import NEVER_S, PATIENCE, until
+from tests.support.stack_samples import problem_of, worker
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.sampling import WorkerStack, sample
 

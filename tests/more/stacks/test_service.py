@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from waiting import PATIENCE
 
+from tests.support.patience import PATIENCE
 from torchrun_hpc.stacks import service
 from torchrun_hpc.stacks.service import Service, ask, launches
 

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from plans import make_launch_plan
-from waiting import NEVER_S, PATIENCE
 
+from tests.support.patience import NEVER_S, PATIENCE
+from tests.support.plans import make_launch_plan
 from torchrun_hpc import schedulers
 from torchrun_hpc.agent import abort
 from torchrun_hpc.agent.abort import LaunchState

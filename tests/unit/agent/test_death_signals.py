@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from programs import run_python
-from waiting import NEVER_S
+
+from tests.support.patience import NEVER_S
+from tests.support.python_programs import run_python
 
 BEGIN = f"""
 import contextlib, logging, os, signal, subprocess, time

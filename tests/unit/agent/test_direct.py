@@ -7,8 +7,9 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-from nodes import COMMAND, explicit, juelich, make_inputs, mode_of
-from plans import (
+
+from tests.support.juelich import COMMAND, explicit, juelich, make_inputs, mode_of
+from tests.support.plans import (
     BLOCK,
     job_at,
     make_direct_plan,
@@ -16,7 +17,6 @@ from plans import (
     planned_at,
     worker_environment,
 )
-
 from torchrun_hpc import main
 from torchrun_hpc.agent import direct, start
 from torchrun_hpc.errors import LaunchError

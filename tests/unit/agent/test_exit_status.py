@@ -6,8 +6,8 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from plans import make_launch_plan
 
+from tests.support.plans import make_launch_plan
 from torchrun_hpc.agent import end
 from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.failures.failure import Failure, Kind

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from inspected import worker
-from plans import make_launch_plan
 
+from tests.support.plans import make_launch_plan
+from tests.support.stack_samples import worker
 from torchrun_hpc.agent.elastic import Observer
 from torchrun_hpc.failures.report import LocalWorld
 from torchrun_hpc.stacks import sampling

@@ -9,14 +9,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from loopback import worker_failure
-from plans import make_launch_plan
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
     ChildFailedError,
     ProcessFailure,
 )
 
+from tests.support.loopback import worker_failure
+from tests.support.plans import make_launch_plan
 from torchrun_hpc.agent import end
 from torchrun_hpc.agent.end import together
 from torchrun_hpc.agent.signals import DeathSignals

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 
 import pytest
-from nodes import COMMAND
-from plans import BLOCK, job_at, planned_at, worker_environment
 
+from tests.support.juelich import COMMAND
+from tests.support.plans import BLOCK, job_at, planned_at, worker_environment
 from torchrun_hpc import main
 from torchrun_hpc.agent import start
 from torchrun_hpc.errors import LaunchError

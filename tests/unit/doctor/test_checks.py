@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doctor.reports import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.doctor_reports import (
     HOSTS,
     SHM,
     make_folder,
@@ -17,9 +20,6 @@ from doctor.reports import (
     make_worker,
     node_with,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
 from torchrun_hpc.doctor.checks import findings, of_collectives, of_workers
 from torchrun_hpc.doctor.results import Collective
 

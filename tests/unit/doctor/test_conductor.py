@@ -6,8 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from doctor.reports import make_interface, make_node
 
+from tests.support.doctor_reports import make_interface, make_node
 from torchrun_hpc import limits, wire
 from torchrun_hpc.doctor import conductor
 from torchrun_hpc.doctor.conductor import LAUNCH

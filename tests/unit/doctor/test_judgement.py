@@ -7,10 +7,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from doctor.reports import make_link
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.doctor_reports import make_link
 from torchrun_hpc.doctor import judgement
 
 HOSTS = [f"n{rank}" for rank in range(40)]

@@ -7,15 +7,15 @@ import sys
 from dataclasses import replace
 
 import pytest
-from doctor.reports import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.doctor_reports import (
     make_collectives,
     make_torch,
     make_worker,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from nodes import THREE, explicit, step, tasks_at
-
+from tests.support.juelich import THREE, explicit, step, tasks_at
 from torchrun_hpc import wire
 from torchrun_hpc.doctor import collectives, launch
 from torchrun_hpc.doctor.launch import (

@@ -14,9 +14,9 @@ from functools import partial
 from unittest import mock
 
 import pytest
-from loopback import OTHER_PROGRAMS, Raw, key_of, other_program, together
-from waiting import NEVER_S, PATIENCE, until
 
+from tests.support.loopback import OTHER_PROGRAMS, Raw, key_of, other_program, together
+from tests.support.patience import NEVER_S, PATIENCE, until
 from torchrun_hpc import limits, wire
 from torchrun_hpc.doctor import link
 from torchrun_hpc.doctor.link import SILENT, Links, Peer, merged

@@ -8,8 +8,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from doctor.reports import make_report
 
+from tests.support.doctor_reports import make_report
 from torchrun_hpc import doctor, wire
 from torchrun_hpc.doctor import __main__ as command
 from torchrun_hpc.doctor.results import DoctorReport, NotMetError

@@ -11,9 +11,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from nodes import make_network
-from waiting import NEVER_S, PATIENCE
 
+from tests.support.juelich import make_network
+from tests.support.patience import NEVER_S, PATIENCE
 from torchrun_hpc import __version__, limits, wire
 from torchrun_hpc.doctor import node
 from torchrun_hpc.doctor.results import (

@@ -12,10 +12,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from doctor import reports
-from doctor.reports import changed, make_link, make_report
-from waiting import PATIENCE, until
 
+from tests.support import doctor_reports as reports
+from tests.support.doctor_reports import changed, make_link, make_report
+from tests.support.patience import PATIENCE, until
 from torchrun_hpc import wire
 from torchrun_hpc.doctor import output as outputs
 from torchrun_hpc.doctor.output import Output

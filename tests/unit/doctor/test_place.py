@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from nodes import THREE, explicit
-from plans import planned, planned_at, refused
 
+from tests.support.juelich import THREE, explicit
+from tests.support.plans import planned, planned_at, refused
 from torchrun_hpc.doctor import place
 from torchrun_hpc.options.options import read
 from torchrun_hpc.options.values import SCHEDULER

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doctor.reports import finding, make_gpu, make_node, make_report
 
+from tests.support.doctor_reports import finding, make_gpu, make_node, make_report
 from torchrun_hpc import wire
 from torchrun_hpc.doctor import results
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from doctor.reports import (
+
+from tests.support.doctor_reports import (
     OPERATIONS,
     changed,
     finding,
@@ -16,8 +17,7 @@ from doctor.reports import (
     make_report,
     make_worker,
 )
-from plans import make_launch_plan
-
+from tests.support.plans import make_launch_plan
 from torchrun_hpc.doctor import results, summary
 from torchrun_hpc.doctor.launch import LaunchEnd
 from torchrun_hpc.doctor.place import Wishes

@@ -6,8 +6,8 @@ import itertools
 import os
 
 import pytest
-from waiting import PATIENCE
 
+from tests.support.patience import PATIENCE
 from torchrun_hpc.failures.relay import Relay
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loopback import worker_failure
-from plans import planned
 
+from tests.support.loopback import worker_failure
+from tests.support.plans import planned
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Collection, ending
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from loopback import worker_failure
-from plans import planned
-from raised import CAUSE
-from waiting import NEVER_S, PATIENCE
 
+from tests.support.loopback import worker_failure
+from tests.support.patience import NEVER_S, PATIENCE
+from tests.support.plans import planned
+from tests.support.raised import CAUSE
 from torchrun_hpc import limits
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart

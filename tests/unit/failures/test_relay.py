@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from waiting import PATIENCE, until
 
+from tests.support.patience import PATIENCE, until
 from torchrun_hpc import limits
 from torchrun_hpc.failures.last_words import KEPT
 

@@ -7,10 +7,10 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loopback import worker_failure
-from plans import make_launch_plan, planned
-from raised import CAUSE
 
+from tests.support.loopback import worker_failure
+from tests.support.plans import make_launch_plan, planned
+from tests.support.raised import CAUSE
 from torchrun_hpc import wire
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind, Summary, WorkerPart

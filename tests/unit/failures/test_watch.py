@@ -8,9 +8,9 @@ import signal
 from dataclasses import replace
 
 import pytest
-from raised import CAUSE, RAISED
-from waiting import NEVER_S
 
+from tests.support.patience import NEVER_S
+from tests.support.raised import CAUSE, RAISED
 from torchrun_hpc import limits
 from torchrun_hpc.failures.watch import Attempt, Watch
 from torchrun_hpc.failures.worker import Worker

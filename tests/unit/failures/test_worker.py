@@ -7,8 +7,8 @@ import os
 import threading
 
 import pytest
-from raised import CAUSE, RAISED
 
+from tests.support.raised import CAUSE, RAISED
 from torchrun_hpc.failures.failure import Kind
 from torchrun_hpc.failures.worker import Worker, describe_failure
 

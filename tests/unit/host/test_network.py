@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from nodes import make_network
-from waiting import PATIENCE
 
+from tests.support.juelich import make_network
+from tests.support.patience import PATIENCE
 from torchrun_hpc.host import procfs
 from torchrun_hpc.host.network import (
     bound_socket,

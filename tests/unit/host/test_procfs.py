@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from waiting import until
 
+from tests.support.patience import until
 from torchrun_hpc.host import procfs
 from torchrun_hpc.host.procfs import read
 

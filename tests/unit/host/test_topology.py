@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 
 import pytest
-from trees import AMD, VIRTUAL, Machine, hiding, uuid, write
 
+from tests.support.trees import AMD, VIRTUAL, Machine, hiding, uuid, write
 from torchrun_hpc.host.topology import Core, Gpu, Topology, this_node
 
 # Two GPUs of each maker, the first one at the second NUMA node.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import ROOT
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.options import Options
 
@@ -200,7 +200,7 @@ def test_ours_are_not_set_by_default():
 
 
 def test_ours_are_in_the_documentation():
-    page = (Path(__file__).parents[3] / "docs" / "options.md").read_text("utf-8")
+    page = (ROOT / "docs" / "options.md").read_text("utf-8")
     parser = argparse.ArgumentParser(add_help=False)
     command_line.add_ours(parser, {})
     found = parser._actions

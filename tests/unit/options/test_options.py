@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import JSC, explicit, juelich, make_inputs, step
-from plans import make_plan
 
+from tests.support.juelich import JSC, explicit, juelich, make_inputs, step
+from tests.support.plans import make_plan
 from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.options import rdzv_conf, values
 from torchrun_hpc.options.command_line import OURS, TORCHRUN

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from nodes import explicit
 
+from tests.support.juelich import explicit
 from torchrun_hpc.options.options import READERS, read
 
 # What is typed, and what it means.

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import JSC, THREE, make_inputs, step
-from plans import make_plan, planned, visible
-from trees import (
+
+from tests.support.juelich import JSC, THREE, make_inputs, step
+from tests.support.plans import make_plan, planned, visible
+from tests.support.trees import (
     DGX_H100,
     FRONTIER,
     GB200,
@@ -22,7 +23,6 @@ from trees import (
     uuid,
     write,
 )
-
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.host.topology import Core, Gpu, Topology, this_node
 from torchrun_hpc.names import numbers_in

@@ -8,7 +8,8 @@ from functools import partial
 from itertools import product
 
 import pytest
-from nodes import (
+
+from tests.support.juelich import (
     JSC,
     THREE,
     changed,
@@ -18,7 +19,7 @@ from nodes import (
     recorded,
     step,
 )
-from plans import (
+from tests.support.plans import (
     ALIASES,
     BLOCK,
     CYCLIC,
@@ -34,7 +35,6 @@ from plans import (
     visible,
     worker_environment,
 )
-
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.planning import resources

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import THREE, juelich, make_network, step
-from plans import ALIASES, ENDPOINTS, PORT, conf_of, planned, refused
 
+from tests.support.juelich import THREE, juelich, make_network, step
+from tests.support.plans import ALIASES, ENDPOINTS, PORT, conf_of, planned, refused
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import head_node
 from torchrun_hpc.variables import FAULT_HANDLER

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from nodes import juelich
-from plans import planned, refused
 
+from tests.support.juelich import juelich
+from tests.support.plans import planned, refused
 from torchrun_hpc.reporting.console import is_reporter
 from torchrun_hpc.variables import FAULT_HANDLER
 

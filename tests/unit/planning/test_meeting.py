@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from nodes import INTERACTIVE
-from plans import BLOCK, ONE_NODE_JOBS, planned, planned_at
 
+from tests.support.juelich import INTERACTIVE
+from tests.support.plans import BLOCK, ONE_NODE_JOBS, planned, planned_at
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.planning.messages import DIRECT_MODE

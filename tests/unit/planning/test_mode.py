@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from nodes import (
+
+from tests.support.juelich import (
     BATCH,
     COMMAND,
     INTERACTIVE,
@@ -16,8 +17,7 @@ from nodes import (
     outside_a_step,
     step,
 )
-from plans import planned, refusal, refused
-
+from tests.support.plans import planned, refusal, refused
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.command_line import TORCHRUN, names_of
 from torchrun_hpc.planning.mode import Mode, direct_mode_problem

@@ -6,9 +6,16 @@ import ipaddress
 from dataclasses import replace
 
 import pytest
-from nodes import INTERACTIVE, changed, juelich, make_inputs, outside_a_step, step
-from plans import make_plan
 
+from tests.support.juelich import (
+    INTERACTIVE,
+    changed,
+    juelich,
+    make_inputs,
+    outside_a_step,
+    step,
+)
+from tests.support.plans import make_plan
 from torchrun_hpc.errors import Message, Setting
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.planning import network_env

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from nodes import COMMAND, INTERACTIVE, THREE, make_network, step
-from plans import ONE_NODE_JOBS, PORT, conf_of, planned, refused, values
 
+from tests.support.juelich import COMMAND, INTERACTIVE, THREE, make_network, step
+from tests.support.plans import ONE_NODE_JOBS, PORT, conf_of, planned, refused, values
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import head_node
 from torchrun_hpc.reporting.console import is_reporter

@@ -7,9 +7,26 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import BATCH, INTERACTIVE, JSC, RECORDED, SHELL, juelich, recorded, step
-from plans import BLOCK, ONE_NODE_JOBS, conf_of, planned, planned_at, refused, values
 
+from tests.support.juelich import (
+    BATCH,
+    INTERACTIVE,
+    JSC,
+    RECORDED,
+    SHELL,
+    juelich,
+    recorded,
+    step,
+)
+from tests.support.plans import (
+    BLOCK,
+    ONE_NODE_JOBS,
+    conf_of,
+    planned,
+    planned_at,
+    refused,
+    values,
+)
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.schedulers.job import Task

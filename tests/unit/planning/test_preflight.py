@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from nodes import step
 
+from tests.support.juelich import step
 from torchrun_hpc.preflight import Preflight
 
 STEP = step(1)

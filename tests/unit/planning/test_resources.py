@@ -7,9 +7,16 @@ import re
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from nodes import BATCH, COMMAND, INTERACTIVE, make_inputs, outside_a_step, step
-from plans import make_plan, refused
 
+from tests.support.juelich import (
+    BATCH,
+    COMMAND,
+    INTERACTIVE,
+    make_inputs,
+    outside_a_step,
+    step,
+)
+from tests.support.plans import make_plan, refused
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.planning import resources
 from torchrun_hpc.planning.workers import Binding, Share, Workers

@@ -9,7 +9,8 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import (
+
+from tests.support.juelich import (
     COMMAND,
     JSC,
     THREE,
@@ -21,8 +22,7 @@ from nodes import (
     recordings,
     step,
 )
-from plans import ALIASES, ONE_NODE_JOBS, PORT, planned, refused, values
-
+from tests.support.plans import ALIASES, ONE_NODE_JOBS, PORT, planned, refused, values
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import head_node
 from torchrun_hpc.planning.mode import Mode

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from nodes import juelich, step
-from plans import BLOCK, ONE_NODE_JOBS, planned, planned_at, values
 
+from tests.support.juelich import juelich, step
+from tests.support.plans import BLOCK, ONE_NODE_JOBS, planned, planned_at, values
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.planning.meeting import Spares
 from torchrun_hpc.reporting.start_line import start_line

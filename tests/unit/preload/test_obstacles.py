@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nodes import explicit
 
+from tests.support.juelich import explicit
 from torchrun_hpc.options.options import read
 from torchrun_hpc.preload import plan
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from nodes import JSC, explicit, make_inputs
-from plans import BLOCK, make_plan, planned_at
 
+from tests.support.juelich import JSC, explicit, make_inputs
+from tests.support.plans import BLOCK, make_plan, planned_at
 from torchrun_hpc.host.topology import Core, Topology
 from torchrun_hpc.options.options import read
 from torchrun_hpc.planning.resources import likely_workers

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from inspected import entry
-from waiting import PATIENCE
 
+from tests.support.patience import PATIENCE
+from tests.support.stack_samples import entry
 from torchrun_hpc import wire
 from torchrun_hpc.preload import recorder
 from torchrun_hpc.stacks.calls import ASK_ALL, ASK_FRAMES, AT_END, ForkAnswer

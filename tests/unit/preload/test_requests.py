@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import PATIENCE
 
+from tests.support.patience import PATIENCE
 from torchrun_hpc import waiting
 from torchrun_hpc.preload import requests
 from torchrun_hpc.preload.requests import ForkedWorker, Request, request_of

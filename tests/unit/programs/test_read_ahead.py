@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import until
 
+from tests.support.patience import until
 from torchrun_hpc.programs import read_ahead
 
 MANY = "".join(f"name{number} = {number}.5\n" for number in range(300))

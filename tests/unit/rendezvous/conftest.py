@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from loopback import (
+
+from tests.support.loopback import (
     Job,
     Raw,
 )

@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from loopback import (
+
+from tests.support.loopback import (
     LIMIT,
     OTHER_PROGRAMS,
     STORE,
@@ -32,9 +33,8 @@ from loopback import (
     waits,
     worker_failure,
 )
-from plans import make_launch_plan
-from waiting import PATIENCE, until
-
+from tests.support.patience import PATIENCE, until
+from tests.support.plans import make_launch_plan
 from torchrun_hpc import limits, wire
 from torchrun_hpc.agent.elastic import ask_for_stacks
 from torchrun_hpc.failures.failure import Failure, Kind, Summary

@@ -5,14 +5,14 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 
-import loopback
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from loopback import as_sent, request_of, worker_failure
 
+from tests.support import loopback
+from tests.support.loopback import as_sent, request_of, worker_failure
 from torchrun_hpc import __version__, limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.names import placed

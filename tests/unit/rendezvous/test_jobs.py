@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from schedules import (
+
+from tests.support.virtual_job import (
     FINISHED,
     JOIN,
     LEASE,
@@ -20,8 +21,7 @@ from schedules import (
     resume,
     suspend,
 )
-from virtual import Network
-
+from tests.support.virtual_network import Network
 from torchrun_hpc.failures.failure import Kind
 
 

@@ -10,8 +10,8 @@ import tempfile
 import hypothesis
 import pytest
 from hypothesis import strategies
-from loopback import JOB, request_of
 
+from tests.support.loopback import JOB, request_of
 from torchrun_hpc import limits, wire
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import procfs

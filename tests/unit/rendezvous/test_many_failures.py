@@ -6,9 +6,15 @@ import random
 from dataclasses import replace
 
 import pytest
-from loopback import SETTINGS, STORE, coordinator_of, request_of, worker_failure
-from plans import planned
 
+from tests.support.loopback import (
+    SETTINGS,
+    STORE,
+    coordinator_of,
+    request_of,
+    worker_failure,
+)
+from tests.support.plans import planned
 from torchrun_hpc import wire
 from torchrun_hpc.failures import report
 from torchrun_hpc.rendezvous.protocol import (

@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from loopback import as_sent
 
+from tests.support.loopback import as_sent
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.protocol import (

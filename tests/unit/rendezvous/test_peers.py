@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from loopback import (
+
+from tests.support.loopback import (
     HERE,
     WELCOME,
     Raw,
@@ -24,8 +25,7 @@ from loopback import (
     other_program,
     settle,
 )
-from waiting import PATIENCE, until
-
+from tests.support.patience import PATIENCE, until
 from torchrun_hpc import __version__, limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import client as clients

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from loopback import (
+
+from tests.support.loopback import (
     FAILURE_BEFORE,
     FOREVER,
     HERE,
@@ -25,8 +26,7 @@ from loopback import (
     started,
     take_part,
 )
-from waiting import PATIENCE, until
-
+from tests.support.patience import PATIENCE, until
 from torchrun_hpc import limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.meeting import KeyFile

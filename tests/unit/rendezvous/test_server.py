@@ -8,7 +8,8 @@ import struct
 from contextlib import suppress
 
 import pytest
-from loopback import (
+
+from tests.support.loopback import (
     FAILURE_BEFORE,
     FOREVER,
     HERE,
@@ -29,9 +30,8 @@ from loopback import (
     take_part,
     together,
 )
-from plans import make_launch_plan
-from waiting import NEVER_S, PATIENCE, until
-
+from tests.support.patience import NEVER_S, PATIENCE, until
+from tests.support.plans import make_launch_plan
 from torchrun_hpc import limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.head_node import ports_of

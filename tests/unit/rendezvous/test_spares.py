@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from loopback import as_sent, request_of, worker_failure
 
+from tests.support.loopback import as_sent, request_of, worker_failure
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.limits import HEARTBEAT_INTERVAL

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import loopback
 import pytest
-from loopback import as_sent
 
+from tests.support import loopback
+from tests.support.loopback import as_sent
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.member import Member

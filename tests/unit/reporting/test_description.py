@@ -8,9 +8,16 @@ import sys
 from dataclasses import asdict, fields, replace
 
 import pytest
-from nodes import INTERACTIVE, JSC, juelich, make_inputs, outside_a_step, step
-from plans import make_launch_plan, make_plan
 
+from tests.support.juelich import (
+    INTERACTIVE,
+    JSC,
+    juelich,
+    make_inputs,
+    outside_a_step,
+    step,
+)
+from tests.support.plans import make_launch_plan, make_plan
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.host.topology import Core, Topology
 from torchrun_hpc.planning.head_node import port_of

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from plans import make_launch_plan
 
+from tests.support import ROOT
+from tests.support.plans import make_launch_plan
 from torchrun_hpc import __version__
 from torchrun_hpc.errors import Message, Setting
 from torchrun_hpc.planning.head_node import port_of
@@ -89,7 +88,7 @@ def test_joined_line(nodes, text):
 
 def test_readme_shows_the_line_that_is_printed():
     """The port in it is the one of job 123456."""
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     port = port_of("123456.0")
     shown = plan(
         title="Slurm 123456.0",

@@ -3,9 +3,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from nodes import step
-from plans import make_launch_plan
 
+from tests.support.juelich import step
+from tests.support.plans import make_launch_plan
 from torchrun_hpc.errors import Message, Setting
 from torchrun_hpc.planning.workers import Binding, Share
 from torchrun_hpc.reporting import tables

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launches import examples, launch, module_of
-from nodes import RECORDED, changed, detected, outcome, recorded, recordings
 
+from tests.support import ROOT
+from tests.support.juelich import (
+    RECORDED,
+    changed,
+    detected,
+    outcome,
+    recorded,
+    recordings,
+)
+from tests.support.launch_examples import examples, launch, module_of
 from torchrun_hpc import schedulers
 from torchrun_hpc.preflight import of_process
 from torchrun_hpc.reporting.console import is_reporter
@@ -129,7 +136,7 @@ READ = sorted({name for family in FAMILIES for name in family})
 
 @pytest.mark.parametrize("detector", schedulers.DETECTORS, ids=lambda d: d.name)
 def test_each_is_in_the_documentation(detector):
-    page = (Path(__file__).parents[3] / "docs" / "internals.md").read_text("utf-8")
+    page = (ROOT / "docs" / "internals.md").read_text("utf-8")
     assert f"`{detector.markers[0]}`" in page
 
 
@@ -225,7 +232,7 @@ def exchanging(answer):
     return exchange
 
 
-PAGE = (Path(__file__).parents[3] / "docs" / "messages.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "messages.md").read_text("utf-8")
 SECTION = re.split("^## ", PAGE.partition("\n## Scheduler\n")[2], flags=re.MULTILINE)
 CODES = set(re.findall("^### (HPC[0-9]{3}):", SECTION[0], re.MULTILINE))
 

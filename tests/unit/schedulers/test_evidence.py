@@ -7,9 +7,9 @@ import socket
 from typing import NamedTuple
 
 import pytest
-from launches import batches, examples, kinds, launch
-from nodes import detected, outcome, reader, recorded
 
+from tests.support.juelich import detected, outcome, reader, recorded
+from tests.support.launch_examples import batches, examples, kinds, launch
 from torchrun_hpc import schedulers
 from torchrun_hpc.agent.inputs import inputs_of
 from torchrun_hpc.options.options import Options

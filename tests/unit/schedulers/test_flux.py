@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from launches import HOSTS, Tasks, assert_refused, launch, with_changes
-from nodes import detected, outcome, recorded, step, tasks_at
 
+from tests.support.juelich import detected, outcome, recorded, step, tasks_at
+from tests.support.launch_examples import (
+    HOSTS,
+    Tasks,
+    assert_refused,
+    launch,
+    with_changes,
+)
 from torchrun_hpc import schedulers
 from torchrun_hpc.schedulers import flux
 from torchrun_hpc.schedulers.process import Process

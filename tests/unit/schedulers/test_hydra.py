@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from launches import Tasks, assert_refused, launch, with_changes
-from nodes import detected, node_file, reader, recorded
 
+from tests.support.juelich import detected, node_file, reader, recorded
+from tests.support.launch_examples import Tasks, assert_refused, launch, with_changes
 from torchrun_hpc.schedulers import hydra
 from torchrun_hpc.schedulers.detector import Allocation
 from torchrun_hpc.schedulers.launched_job import launched_job

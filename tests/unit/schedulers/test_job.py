@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from nodes import step, tasks_at
 
+from tests.support.juelich import step, tasks_at
 from torchrun_hpc.schedulers.job import Launcher, as_identifier, node_index, same_host
 
 MPIRUN = Launcher(

@@ -7,9 +7,15 @@ of the script and runs no tasks.
 from __future__ import annotations
 
 import pytest
-from launches import HOSTS, Tasks, assert_refused, launch, with_changes
-from nodes import detected, step, tasks_at
 
+from tests.support.juelich import detected, step, tasks_at
+from tests.support.launch_examples import (
+    HOSTS,
+    Tasks,
+    assert_refused,
+    launch,
+    with_changes,
+)
 from torchrun_hpc import schedulers
 from torchrun_hpc.schedulers import jsrun
 

@@ -11,8 +11,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launches import FILE, HOSTS, PBS, kinds, launch, with_changes
-from nodes import outcome
+
+from tests.support.juelich import outcome
+from tests.support.launch_examples import FILE, HOSTS, PBS, kinds, launch, with_changes
 
 
 def found_by(kind, places, extra=None):

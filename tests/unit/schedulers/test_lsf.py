@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from launches import Batch, launch
-from nodes import changed, detected, outcome, reader
 
+from tests.support.juelich import changed, detected, outcome, reader
+from tests.support.launch_examples import Batch, launch
 from torchrun_hpc.schedulers import jsrun, openmpi
 from torchrun_hpc.schedulers.detector import Allocation
 from torchrun_hpc.schedulers.job import LaunchContext

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from launches import Tasks, assert_refusal, assert_refused, with_changes
-from nodes import detected, recorded
 
+from tests.support.juelich import detected, recorded
+from tests.support.launch_examples import (
+    Tasks,
+    assert_refusal,
+    assert_refused,
+    with_changes,
+)
 from torchrun_hpc.schedulers import openmpi
 from torchrun_hpc.schedulers.process import Process
 

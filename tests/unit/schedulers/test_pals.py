@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from launches import FILE, HOSTS, PBS, Tasks, assert_refused, launch, with_changes
-from nodes import detected, outcome, reader, recorded, step, tasks_at
 
+from tests.support.juelich import detected, outcome, reader, recorded, step, tasks_at
+from tests.support.launch_examples import (
+    FILE,
+    HOSTS,
+    PBS,
+    Tasks,
+    assert_refused,
+    launch,
+    with_changes,
+)
 from torchrun_hpc import schedulers
 from torchrun_hpc.schedulers import pals
 from torchrun_hpc.schedulers.job import LaunchContext

@@ -10,8 +10,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from launches import Batch, assert_refused, launch, with_changes
-from nodes import (
+
+from tests.support.juelich import (
     detected,
     make_inputs,
     make_network,
@@ -21,8 +21,8 @@ from nodes import (
     recorded,
     recordings,
 )
-from plans import make_plan
-
+from tests.support.launch_examples import Batch, assert_refused, launch, with_changes
+from tests.support.plans import make_plan
 from torchrun_hpc import explain
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.options import EQUAL

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from waiting import PATIENCE
 
+from tests.support.patience import PATIENCE
 from torchrun_hpc import limits, preflight
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.reporting import console

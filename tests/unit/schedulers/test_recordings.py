@@ -11,8 +11,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from nodes import ENVIRONMENTS, node_file, outcome, recorded, recordings, tasks_at
 
+from tests.support.juelich import (
+    ENVIRONMENTS,
+    node_file,
+    outcome,
+    recorded,
+    recordings,
+    tasks_at,
+)
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 

@@ -5,10 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from launches import Batch, assert_refusal, assert_refused, with_changes
-from nodes import RECORDED, changed, detected, juelich, make_inputs, recorded
-from plans import make_direct_plan, make_plan
 
+from tests.support.juelich import (
+    RECORDED,
+    changed,
+    detected,
+    juelich,
+    make_inputs,
+    recorded,
+)
+from tests.support.launch_examples import (
+    Batch,
+    assert_refusal,
+    assert_refused,
+    with_changes,
+)
+from tests.support.plans import make_direct_plan, make_plan
 from torchrun_hpc import names, schedulers
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.preflight import of_process

@@ -7,8 +7,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from nodes import recorded
 
+from tests.support.juelich import recorded
 from torchrun_hpc import sites
 from torchrun_hpc.sites.__main__ import main
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support import ROOT
 from torchrun_hpc import files, sites
 from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.sites import Marker
@@ -19,7 +20,6 @@ def find(environ=(), host="", explicit=None):
 
 
 OURS = {site.name: site for site in sites.load({}, folders=())}
-ROOT = Path(__file__).parents[3]
 WITH_RULE = [name for name, site in OURS.items() if site.pattern]
 JSC = OURS["jsc"]
 

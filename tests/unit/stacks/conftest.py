@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-import inspected
 import pytest
 
+from tests.support import stack_samples as inspected
 from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.watch import Watch
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from inspected import entry
 
+from tests.support.stack_samples import entry
 from torchrun_hpc.stacks.calls import Call, Group, groups_of, title
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from inspected import as_sent
-from loopback import worker_failure
-from plans import make_launch_plan
-from waiting import PATIENCE, until
 
+from tests.support.loopback import worker_failure
+from tests.support.patience import PATIENCE, until
+from tests.support.plans import make_launch_plan
+from tests.support.stack_samples import as_sent
 from torchrun_hpc import limits
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.failures.failure import WorkerPart

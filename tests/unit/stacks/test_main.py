@@ -10,9 +10,9 @@ import socket
 from dataclasses import asdict
 
 import pytest
-from nodes import recorded
-from waiting import PATIENCE
 
+from tests.support.juelich import recorded
+from tests.support.patience import PATIENCE
 from torchrun_hpc.stacks import service
 from torchrun_hpc.stacks.__main__ import main
 from torchrun_hpc.stacks.sampling import WorkerStack

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inspected import as_sent, problem_of, worker
-from loopback import worker_failure
-from programs import ROOT
-from waiting import PATIENCE
 
+from tests.support import ROOT
+from tests.support.loopback import worker_failure
+from tests.support.patience import PATIENCE
+from tests.support.stack_samples import as_sent, problem_of, worker
 from torchrun_hpc import limits, wire
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.calls import Call, ForkAnswer, Group

@@ -9,8 +9,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from waiting import PATIENCE, until
 
+from tests.support.patience import PATIENCE, until
 from torchrun_hpc import limits
 from torchrun_hpc.stacks import service
 from torchrun_hpc.stacks.service import Service, ask, launches

@@ -6,9 +6,9 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from plans import make_launch_plan
-from waiting import NEVER_S, PATIENCE
 
+from tests.support.patience import NEVER_S, PATIENCE
+from tests.support.plans import make_launch_plan
 from torchrun_hpc import limits
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.planning.workers import Preload

@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from compared import launcher  # noqa: F401
-from inside_torch import PLACES
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
+from tests.support.stock.compared import launcher  # noqa: F401
+from tests.support.stock.inside_torch import PLACES
 from torchrun_hpc import limits
 from torchrun_hpc.agent import patches
 

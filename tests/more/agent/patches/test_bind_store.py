@@ -16,7 +16,16 @@ from typing import Any
 import psutil
 import pytest
 import torch.distributed as dist
-from inside_torch import (
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+    static_tcp_rendezvous,
+)
+
+from tests.support.patience import NEVER_S, PATIENCE, until
+from tests.support.ports import own_port
+from tests.support.stock.inside_torch import (
     Handler,
     listening_at,
     make_plan,
@@ -24,16 +33,7 @@ from inside_torch import (
     parameters_at,
     patch_all,
 )
-from ports import own_port
-from side_by_side import clean_environ, end_group
-from torch.distributed.elastic.rendezvous import (
-    RendezvousConnectionError,
-    c10d_rendezvous_backend,
-    dynamic_rendezvous,
-    static_tcp_rendezvous,
-)
-from waiting import NEVER_S, PATIENCE, until
-
+from tests.support.stock.side_by_side import clean_environ, end_group
 from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import capabilities

@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from inside_torch import HANDLER_TAKES, make_plan, start_worker
 
+from tests.support.stock.inside_torch import HANDLER_TAKES, make_plan, start_worker
 from torchrun_hpc.agent.patches.agent import BindWorkers, extend
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.planning.workers import Binding, Share

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
-from inside_torch import Node, State, make_executor
 from packaging.version import Version
-from side_by_side import clean_environ, run
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import api
-from waiting import PATIENCE
 
 import torchrun_hpc
+from tests.support.patience import PATIENCE
+from tests.support.stock.inside_torch import Node, State, make_executor
+from tests.support.stock.side_by_side import clean_environ, run
 from torchrun_hpc import main
 from torchrun_hpc.agent import start
 from torchrun_hpc.agent.patches import registry

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from side_by_side import run
+
+from tests.support.stock.side_by_side import run
 
 STORES = """
 import os, sys, torch

@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from inside_torch import listening_at, meet, needs_shared_store, patch_all, two_agents
-from waiting import PATIENCE
 
+from tests.support.patience import PATIENCE
+from tests.support.stock.inside_torch import (
+    listening_at,
+    meet,
+    needs_shared_store,
+    patch_all,
+    two_agents,
+)
 from torchrun_hpc.host import capabilities
 
 

@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from side_by_side import OURS, STOCK, bare, run
 
+from tests.support.stock.side_by_side import OURS, STOCK, bare, run
 from torchrun_hpc.agent.patches.torchrun import HostName
 from torchrun_hpc.host import capabilities
 

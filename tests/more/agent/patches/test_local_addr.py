@@ -7,9 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from inside_torch import Handler, Node, State, meet, patch_all, two_agents
-from side_by_side import OURS, STOCK
 
+from tests.support.stock.inside_torch import (
+    Handler,
+    Node,
+    State,
+    meet,
+    patch_all,
+    two_agents,
+)
+from tests.support.stock.side_by_side import OURS, STOCK
 from torchrun_hpc.agent.patches.c10d import LocalAddr
 from torchrun_hpc.host import capabilities
 

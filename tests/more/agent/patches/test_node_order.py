@@ -8,8 +8,14 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from inside_torch import Handler, Node, State, make_executor, make_plan
 
+from tests.support.stock.inside_torch import (
+    Handler,
+    Node,
+    State,
+    make_executor,
+    make_plan,
+)
 from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.agent.patches.c10d import RankedNode
 from torchrun_hpc.agent.patches.state_as_json import JsonPickle

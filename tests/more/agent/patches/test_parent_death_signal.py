@@ -9,9 +9,9 @@ import types
 from typing import Any
 
 import pytest
-from inside_torch import make_plan
 from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 
+from tests.support.stock.inside_torch import make_plan
 from torchrun_hpc.agent import patches
 from torchrun_hpc.agent.patches import agent
 from torchrun_hpc.agent.patches.agent import ParentDeathSignal

@@ -9,14 +9,25 @@ import socket
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from inside_torch import (
+from torch.distributed import run as torch_run
+from torch.distributed.elastic.agent.server import api as agent_api
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous import (
+    c10d_rendezvous_backend,
+    dynamic_rendezvous,
+    static_tcp_rendezvous,
+)
+from torch.distributed.elastic.rendezvous import registry as torch_registry
+from torch.distributed.launcher import api as launcher_api
+
+from tests.support import ROOT
+from tests.support.stock.inside_torch import (
     EXPECTED,
     PLACES,
     POPEN,
@@ -30,18 +41,7 @@ from inside_torch import (
     patch_all,
     targets,
 )
-from side_by_side import run
-from torch.distributed import run as torch_run
-from torch.distributed.elastic.agent.server import api as agent_api
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.rendezvous import (
-    c10d_rendezvous_backend,
-    dynamic_rendezvous,
-    static_tcp_rendezvous,
-)
-from torch.distributed.elastic.rendezvous import registry as torch_registry
-from torch.distributed.launcher import api as launcher_api
-
+from tests.support.stock.side_by_side import run
 from torchrun_hpc.agent.patches import Hooks, _originals, registry, restore
 from torchrun_hpc.agent.patches.agent import (
     ActTogether,
@@ -67,6 +67,9 @@ from torchrun_hpc.agent.patches.torchrun import HostName, MasterAddr
 from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host import capabilities
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.usefixtures("torch_again")
@@ -134,7 +137,7 @@ def test_what_became_of_each() -> None:
     assert targets() == before  # none is applied by looking
     assert outcomes == registry.apply_patches(make_plan())
     names = sorted(outcome.patch.NAME for outcome in outcomes)
-    page = (Path(__file__).parents[4] / "docs" / "internals.md").read_text()
+    page = (ROOT / "docs" / "internals.md").read_text()
     rows = re.findall(r"^\| `([a-z_]+)` \| .* \| .* \| .* \|$", page, re.MULTILINE)
     assert names == sorted(rows)
     assert registry.left_out(outcomes) == []

@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 import pytest
-from inside_torch import Handler, make_plan
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
-from waiting import NEVER_S, until
 
+from tests.support.patience import NEVER_S, until
+from tests.support.stock.inside_torch import Handler, make_plan
 from torchrun_hpc import limits
 from torchrun_hpc.agent.patches.c10d import ReportMissingNodes
 

@@ -13,9 +13,9 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inside_torch import Node, State
-from side_by_side import OURS, STOCK
 
+from tests.support.stock.inside_torch import Node, State
+from tests.support.stock.side_by_side import OURS, STOCK
 from torchrun_hpc.agent.patches.c10d import RankedNode
 from torchrun_hpc.agent.patches.state_as_json import JsonPickle
 from torchrun_hpc.host import capabilities
@@ -23,7 +23,7 @@ from torchrun_hpc.host import capabilities
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from side_by_side import Launcher
+    from tests.support.stock.side_by_side import Launcher
 
 
 class Payload:

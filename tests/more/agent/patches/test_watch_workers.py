@@ -14,13 +14,13 @@ from unittest.mock import Mock, call
 
 import psutil
 import pytest
-from inside_torch import start_worker
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api as launcher_api
-from waiting import NEVER_S, PATIENCE, until
 
+from tests.support.patience import NEVER_S, PATIENCE, until
+from tests.support.stock.inside_torch import start_worker
 from torchrun_hpc.agent.patches import Hooks
 from torchrun_hpc.agent.patches.agent import (
     ForkWorkers,

@@ -8,9 +8,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from inside_torch import expected_state, make_plan
-from side_by_side import OURS, clean_environ, run
 
+from tests.support.stock.inside_torch import expected_state, make_plan
+from tests.support.stock.side_by_side import OURS, clean_environ, run
 from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.agent.patches.agent import ActTogether, WatchWorkers
 from torchrun_hpc.agent.patches.registry import PATCHES, PatchState
@@ -19,7 +19,7 @@ from torchrun_hpc.host import capabilities
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from side_by_side import Launcher, Result
+    from tests.support.stock.side_by_side import Launcher, Result
 
 OPTION, VARIABLE = "--hpc-without-patches", "PET_HPC_WITHOUT_PATCHES"
 NAMES = [patch.NAME for patch in PATCHES]

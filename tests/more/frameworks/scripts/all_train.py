@@ -147,7 +147,7 @@ def main() -> None:
     sharded = model()
     fully_shard(sharded, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
     with_torch("fsdp", sharded)
-    # Inductor is in tests/harness/uses_processes.py; its compiler takes long.
+    # Inductor is in tests/support/stock/uses_processes.py; its compiler takes long.
     with_torch("compile", torch.compile(model(), backend="aot_eager"))
     with tempfile.TemporaryDirectory() as folder:
         with_accelerate()

@@ -1,0 +1,79 @@
+"""The pages of the documentation, and the blocks of code in them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.support import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FILES = ("*.md", "docs/*.md", "examples/*.md", "packaging/*.md", "patches/*.md")
+PAGES = sorted(
+    str(path.relative_to(ROOT)) for files in _FILES for path in ROOT.glob(files)
+)
+
+_FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code.
+
+    Attributes:
+        heading: The one above it: ``Dresden: Capella``.
+        language: What is typed behind the backticks: ``bash``.
+        title: What stands above the block on the site.
+        text: The code.
+    """
+
+    heading: str
+    language: str
+    title: str
+    text: str
+
+    def has(self, words: str) -> bool:
+        """Say whether all words, with ``&`` between, are in it or in its heading."""
+        return all(
+            each in f"{self.heading}\n{self.text}" for each in words.split(" & ")
+        )
+
+    def prompts(self) -> list[tuple[str, str]]:
+        """Return each command behind a prompt, and what it prints."""
+        parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]
+        return [(part.partition("\n")[0], part.partition("\n")[2]) for part in parts]
+
+
+def blocks(page: str) -> list[Block]:
+    """Return the blocks of a page, in its order; its path is as in `PAGES`."""
+    found = []
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for match in _FENCE.finditer(text):
+        above = _FENCE.sub("", text[: match.start()])
+        heading = re.findall(r"^#+ (.*)", above, re.MULTILINE)[-1]
+        language, _, rest = match[1].partition(" ")
+        title = re.search('title="(.*?)"', rest)
+        found.append(Block(heading, language, title[1] if title else "", match[2]))
+    return found
+
+
+def block(page: str, words: str) -> Block:
+    """Return the one block of a page that has these words."""
+    (found,) = (each for each in blocks(page) if each.has(words))
+    return found
+
+
+def outside_of_blocks(page: str) -> str:
+    """Return a page without its blocks."""
+    return _FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+
+
+def replaced(text: str, instead: Mapping[str, str]) -> str:
+    """Replace words of a text; all of them must be in it."""
+    for there, other in instead.items():
+        assert there in text, f"no {there} in:\n{text}"
+        text = text.replace(there, other)
+    return text

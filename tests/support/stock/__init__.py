@@ -1,0 +1,1 @@
+"""Stock torchrun, and the installed torch, beside ours."""
