@@ -4,7 +4,7 @@
 # OpenMP library (2 MB) for openmp.py, from PyPI.
 # Silent when all is there.
 set -eu
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 
 PATH=$PATH:/usr/sbin:/sbin
 absent=
