@@ -11,17 +11,23 @@ import socket
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 from tests.support.patience import PATIENCE, until
+from tests.support.simulated_job import (
+    REQUEST,
+    STORE,
+    SimulatedJob,
+    agent_of,
+    request_of,
+)
 from torchrun_hpc import wire
-from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
+from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.client import Client, Listener
-from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.errors import Refused
 from torchrun_hpc.rendezvous.key import Key, Secret
 from torchrun_hpc.rendezvous.loop import Loop
@@ -32,85 +38,21 @@ from torchrun_hpc.rendezvous.protocol import (
     Ended,
     Heartbeat,
     Join,
-    JoinRequest,
-    Settings,
     Standby,
     Welcome,
 )
 from torchrun_hpc.rendezvous.record import first_record
 from torchrun_hpc.rendezvous.search import CoordinatorAddress, Search
 from torchrun_hpc.rendezvous.server import CoordinatorServer
-from torchrun_hpc.wire import WireError
 
 HERE = "127.0.0.1"
 JOB = "19.0"
-STORE = (HERE, 40000)
-SETTINGS = Settings(
-    run_id="mine",
-    nodes=3,
-    coordinator=0,
-    max_restarts=0,
-    join_timeout=60,
-    silence_timeout=120,
-)
-# Its release is not `__version__`: the coordinator refuses another version with its own
-# release, and a test must tell that from the agent's.
-REQUEST = JoinRequest("mine", 3, 0, "n0", 100, "0.1.0", "agent 0")
 
 NOT_YET = "nobody listens (not started there yet, or ended)"
 
 # Seconds of a job's clock: of what is not to end by it.
 LIMIT = 10.0
 FOREVER = 1e9
-
-
-_OF_WORKERS = {field.name for field in fields(WorkerPart)}
-
-
-def worker_failure(rank, **changes):
-    """Return how a worker failed, of four on each of three nodes.
-
-    Args:
-        rank: Its global rank.
-        changes: ``node``, and other fields of the failure, or of its part for a worker.
-    """
-    node = changes.pop("node", rank // 4)
-    part = {"size": 12, "local_rank": rank % 4}
-    part |= {k: changes.pop(k) for k in {*changes} & _OF_WORKERS}
-    values = {"code": 1, "time": 1.7e9} | changes
-    return Failure(Kind.WORKER, (node,), **values, worker=WorkerPart(rank, **part))
-
-
-def agent_of(rank):
-    """Return what differs in the join requests of a job's agents."""
-    return {
-        "rank": rank,
-        "host": f"n{rank}",
-        "pid": 100 + rank,
-        "agent": f"agent {rank}",
-    }
-
-
-def request_of(rank, **changes):
-    """Return the first line of an agent, as plain data."""
-    return {**wire.encode(replace(REQUEST, **agent_of(rank))), **changes}
-
-
-def as_sent(message, kind):
-    """Return a message as it arrives on the other side; see that it is the same."""
-    line = wire.to_line(wire.encode(message, kind))
-    try:
-        arrived = wire.decode(kind, wire.from_json(line))
-    except WireError as error:  # which would only end a connection
-        raise AssertionError(message) from error
-    assert repr(arrived) == repr(message)  # text, because NaN is not itself
-    return arrived
-
-
-def member_of(rank, settings=SETTINGS):
-    """Return what the node of an agent knows before the job begins."""
-    spares = settings.spares if settings.has_spares else 0
-    return Member(rank, first_record(settings.nodes, spares, 0))
 
 
 def key_of(value=b"", launch=JOB):
@@ -233,15 +175,8 @@ def end(server):
         server._loop.close()
 
 
-def coordinator_of(settings=SETTINGS, made=Coordinator):
-    """Return the coordinator of a job, which waits for its first round."""
-    coordinator = made(settings, member_of(0, settings))
-    coordinator.coordinate(coordinator.roster.record)
-    return coordinator
-
-
-class Job:
-    """A coordinator, if it is started, and clients to close after the test.
+class LoopbackJob:
+    """A simulated job, if it is started, whose agents are real clients.
 
     Attributes:
         events: What the agents of each node are to report: news, and summaries.
@@ -251,6 +186,7 @@ class Job:
         self.clock = Clock()
         self._now, servers.now = servers.now, self.clock
         self.server = None
+        self.simulated = None
         self.port = None
         self.events = [[], [], []]
         self._clients = []
@@ -265,18 +201,25 @@ class Job:
         return held.getsockname()[1]
 
     def start_server(
-        self, port=0, unknown_peers=servers.UNKNOWN_PEERS, key=None, **settings
+        self,
+        port=0,
+        unknown_peers=servers.UNKNOWN_PEERS,
+        key=None,
+        clock=None,
+        **settings,
     ):
         opened = listening(port)
         self.port = opened.getsockname()[1]
+        limits = {"join_timeout": 60, "silence_timeout": 120}
+        self.simulated = SimulatedJob(**limits | settings)
         self.server = CoordinatorServer(
             loop_started(),
             opened,
-            coordinator_of(replace(SETTINGS, **settings)),
+            self.simulated.coordinator,
             key or key_of(),
             unknown_peers,
         )
-        self.clock.drive(self.server)
+        (clock or self.clock).drive(self.server)
         self.server.start()
 
     def end_server(self):
@@ -303,11 +246,10 @@ class Job:
             "timeout": LIMIT,
         } | (where or {})
         asks = replace(REQUEST, **agent_of(rank) | request, failed=own_failure)
-        settings = replace(SETTINGS, nodes=asks.nodes, spares=asks.spares)
         made = Client(
             loop or loop_started(),
             asks,
-            member_of(rank, settings),
+            Member(rank, first_record(asks.nodes, asks.spares, 0)),
             silence_timeout,
             listener or self._listener(rank),
         )

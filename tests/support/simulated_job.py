@@ -23,6 +23,7 @@ from torchrun_hpc.rendezvous.messages import News
 from torchrun_hpc.rendezvous.protocol import (
     FROM_AGENT,
     FROM_COORDINATOR,
+    LINE_LIMIT,
     Close,
     Died,
     Done,
@@ -123,6 +124,7 @@ def request_of(rank: int, **changes: Any) -> dict[str, Any]:
 def as_sent(message: Any, kind: Any) -> Any:
     """Return a message as it arrives on the other side, and check that it is equal."""
     line = wire.to_line(wire.encode(message, kind))
+    assert len(line) <= LINE_LIMIT
     try:
         arrived = wire.decode(kind, wire.from_json(line))
     except WireError as error:  # which would only end a connection
@@ -176,9 +178,11 @@ class SimulatedJob:
     Args:
         record: The coordinator's knowledge of the job; by default, the job is new.
         spares: How many of the nodes are spares. There are three others by default.
+        coordinates: Whether the coordinator is more than on standby.
         **changes: Other settings.
 
     Attributes:
+        member: The member on the coordinator's node.
         confirms: Whether members confirm the rounds that the coordinator prepares.
         news: What the coordinator's node reports to the user, in order.
         records: Each record that was sent, with its connection: prepared, or known.
@@ -190,6 +194,7 @@ class SimulatedJob:
         record: Record | None = None,
         *,
         spares: int = 0,
+        coordinates: bool = True,
         **changes: Unpack[Changes],
     ) -> None:
         settings = replace(SETTINGS, nodes=3 + spares, spares=spares)
@@ -198,9 +203,10 @@ class SimulatedJob:
         self._first = first_record(
             settings.nodes, spares * settings.has_spares, coordinator
         )
-        member = self._member(settings.coordinator, record or self._first)
-        self.coordinator = Coordinator(settings, member)
-        self.coordinator.coordinate(member.record)
+        self.member = self._member(settings.coordinator, record or self._first)
+        self.coordinator = Coordinator(settings, self.member)
+        if coordinates:
+            self.coordinator.coordinate(self.member.record)
         self.confirms = True
         self.news: list[News] = []
         self.records: list[tuple[Hashable, Prepare | Record]] = []

@@ -213,7 +213,7 @@ class Agent:
             self.process.interrupt(GaveUp(failure))
 
 
-class Job:
+class VirtualJob:
     """The agents of a job."""
 
     silence = SILENCE
@@ -334,7 +334,7 @@ def at_rest(job):
 
 
 def at_work(network, nodes, spares, silence=SILENCE):
-    job = Job(network, nodes, spares, late=0)
+    job = VirtualJob(network, nodes, spares, late=0)
     job.silence = silence
     assert at_rest(job) == tuple(range(nodes - spares))
     return job
@@ -481,7 +481,7 @@ def play(seed):
     """
     drawn = random.Random(seed)  # noqa: S311 - no secret
     with Network(seed) as network:
-        job = Job(network, *drawn.choice(SIZES), drawn.choice((50, 50, 50, 2)))
+        job = VirtualJob(network, *drawn.choice(SIZES), drawn.choice((50, 50, 50, 2)))
         if drawn.random() < 0.1:
             Agent(job, drawn.randrange(job.nodes), stranger_on=job.nodes)
         if drawn.random() < 0.7:

@@ -34,10 +34,11 @@ from torch.distributed.elastic.rendezvous import (
     registry,
 )
 
-from tests.support.loopback import failure_of, started, together, worker_failure
+from tests.support.loopback import failure_of, started, together
 from tests.support.patience import PATIENCE, until
 from tests.support.plans import make_launch_plan
 from tests.support.ports import own_port
+from tests.support.simulated_job import worker_failure
 from torchrun_hpc import limits, wire
 from torchrun_hpc.agent import end, patches
 from torchrun_hpc.agent.patches import Hooks

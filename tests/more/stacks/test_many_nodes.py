@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import pytest
 
-from tests.support.loopback import Job, take_part, together
+from tests.support.loopback import LoopbackJob, take_part, together
 from tests.support.patience import PATIENCE
 from torchrun_hpc.agent.elastic import ask_for_stacks
 from torchrun_hpc.failures.worker import Worker
@@ -40,7 +40,7 @@ def workers(processes):
 @pytest.fixture
 def agents(workers):
     """Connect the agents, which answer as in rendezvous/connection.py."""
-    job = Job()
+    job = LoopbackJob()
 
     def answer(node, question):
         worker = Worker(node, NODES, node, 0, workers[node], lambda: None)

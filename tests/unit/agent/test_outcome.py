@@ -15,8 +15,8 @@ from torch.distributed.elastic.multiprocessing.errors import (
     ProcessFailure,
 )
 
-from tests.support.loopback import worker_failure
 from tests.support.plans import make_launch_plan
+from tests.support.simulated_job import worker_failure
 from torchrun_hpc.agent import end
 from torchrun_hpc.agent.end import together
 from torchrun_hpc.agent.signals import DeathSignals

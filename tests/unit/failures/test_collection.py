@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.loopback import worker_failure
 from tests.support.plans import planned
+from tests.support.simulated_job import worker_failure
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Collection, ending
 

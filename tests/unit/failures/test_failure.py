@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.loopback import worker_failure
+from tests.support.simulated_job import worker_failure
 from torchrun_hpc.failures.failure import Failure, Kind
 
 # From torch: csrc/distributed/c10d, and gloo's transport/tcp; `0` to `15` are the minor

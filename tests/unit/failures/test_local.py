@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.loopback import worker_failure
 from tests.support.patience import NEVER_S, PATIENCE
 from tests.support.plans import planned
 from tests.support.raised import CAUSE
+from tests.support.simulated_job import worker_failure
 from torchrun_hpc import limits
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.loopback import worker_failure
 from tests.support.plans import make_launch_plan, planned
 from tests.support.raised import CAUSE
+from tests.support.simulated_job import worker_failure
 from torchrun_hpc import wire
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind, Summary, WorkerPart

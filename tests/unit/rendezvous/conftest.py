@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.loopback import (
-    Job,
-    Raw,
-)
+from tests.support.loopback import LoopbackJob, Raw
 
 
 @pytest.fixture
 def job():
-    made = Job()
+    made = LoopbackJob()
     yield made
     made.close()
 

@@ -31,10 +31,10 @@ from tests.support.loopback import (
     take_part,
     together,
     waits,
-    worker_failure,
 )
 from tests.support.patience import PATIENCE, until
 from tests.support.plans import make_launch_plan
+from tests.support.simulated_job import worker_failure
 from torchrun_hpc import limits, wire
 from torchrun_hpc.agent.elastic import ask_for_stacks
 from torchrun_hpc.failures.failure import Failure, Kind, Summary
@@ -62,7 +62,6 @@ from torchrun_hpc.rendezvous.protocol import (
     Set,
     Welcome,
 )
-from torchrun_hpc.rendezvous.rounds import Phase
 from torchrun_hpc.stacks.inspection import HANG, STACKS
 from torchrun_hpc.wire import WireError
 
@@ -92,7 +91,7 @@ def test_a_job_from_its_beginning_to_its_end(job):
     together(*(client.leave for client in made))
     job.server.close()
     assert [client.state.failure for client in made] == [None] * 3
-    assert job.server.coordinator.rounds.phase is Phase.FINISHED
+    assert job.simulated.is_finished
 
 
 def test_a_job_that_restarts(job):
@@ -118,7 +117,7 @@ def test_the_first_failure_is_everybodys(job):
     made = job.at_work()
     first = Failure(Kind.SIGNAL, (1,), code=2)
     made[1].fail(first)
-    until(lambda: job.server.coordinator.rounds.failure)
+    until(lambda: job.simulated.failure)
     # As if it was not informed yet.
     made[2]._change(lambda state: replace(state, failure=None))
     made[2].fail(Failure(Kind.AGENT, (2,), text="mine"))
@@ -202,7 +201,7 @@ def test_the_failure_that_was_the_first_is_known_with_the_report(job):
 def test_why_there_is_no_restart_stays_known_with_the_report(job):
     made = job.at_work(max_restarts=1)
     made[2].send(Done(0))
-    until(lambda: job.server.coordinator.rounds._done)
+    until(lambda: job.simulated.rounds._done)
     made[1].worker_failed(FIRST)
     all_hear_of(replace(WHY, finished=1), made)
     job.clock.go_on(limits.COLLECT_TIMEOUT)
@@ -540,7 +539,7 @@ def test_an_agent_that_does_not_answer(job, raw):
     silent.request(2)
     assert isinstance(silent.receive(), Welcome)
     together(partial(join_all, made), silent.take_part)
-    agents = job.server.coordinator.members.agents
+    agents = job.simulated.coordinator.members.agents
     for _ in range(12):
         until(lambda: agents[0].silent_for < 5 > agents[1].silent_for)
         job.clock.go_on(5)
@@ -637,7 +636,7 @@ def test_a_report_that_nobody_reads_stops_nothing(job, sharing, reads):
     join_all(sharing)
     sharing[1].worker_failed(FIRST)
     until(lambda: all(client.state.is_over for client in sharing))
-    agents = job.server.coordinator.members.agents
+    agents = job.simulated.coordinator.members.agents
     for go in join_all(sharing):  # this is reported
         assert go.round == 1
     sharing[0].send(Question(1, STACKS, None))  # and this
@@ -676,7 +675,7 @@ def test_a_fault_of_the_agent_leaves_the_coordinator(sharing):
 
 def test_a_fault_of_the_coordinator_ends_its_agent(job, sharing, monkeypatch, caplog):
     """Otherwise all would wait for it."""
-    monkeypatch.setattr(job.server.coordinator, "tick", lambda _: 1 / 0)
+    monkeypatch.setattr(job.simulated.coordinator, "tick", lambda _: 1 / 0)
     job.server._loop.call(job.server.catch_up, 0)
     text = failure_of(sharing[0]).text
     assert text == "ZeroDivisionError: division by zero"

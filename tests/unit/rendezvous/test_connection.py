@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.loopback import HERE, JOB, SETTINGS, key_of, listening, started
+from tests.support.loopback import HERE, JOB, key_of, listening, started
 from tests.support.patience import NEVER_S, PATIENCE, until
 from tests.support.plans import make_launch_plan
+from tests.support.simulated_job import SETTINGS
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.limits import KEY_FILE_TIMEOUT

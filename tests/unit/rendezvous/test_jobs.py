@@ -9,7 +9,7 @@ from tests.support.virtual_job import (
     JOIN,
     LEASE,
     Agent,
-    Job,
+    VirtualJob,
     at_rest,
     at_work,
     cut,
@@ -89,7 +89,7 @@ def test_two_that_are_killed_are_the_end(network, lost):
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_one_that_does_not_come_is_replaced(network, missing):
-    job = Job(network, 4, 1, late=0)
+    job = VirtualJob(network, 4, 1, late=0)
     kill(job, missing, 0, 0)
     assert at_rest(job) == replaced(missing)
 
@@ -105,7 +105,7 @@ def test_a_failed_worker_restarts_a_job_without_spares(network):
 
 
 def test_the_last_failed_worker_ends_a_job_everywhere(network):
-    job = Job(network, 3, 0, 0, late=0)
+    job = VirtualJob(network, 3, 0, 0, late=0)
     at_rest(job)
     fail_a_worker(job, 1, 0, 0)
     assert at_rest(job) is None
@@ -131,7 +131,7 @@ def test_without_spares_a_job_ends_with_a_node(network, lost, kind):
 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_stranger_takes_no_part(network, spares):
-    job = Job(network, 4, spares, late=0)
+    job = VirtualJob(network, 4, spares, late=0)
     stranger = Agent(job, 2, stranger_on=4)
     kill(job, 2, 0, 0)
     assert at_rest(job) == ((0, 1, 3) if spares else None)

@@ -11,7 +11,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from tests.support.loopback import JOB, request_of
+from tests.support.loopback import JOB
+from tests.support.simulated_job import request_of
 from torchrun_hpc import limits, wire
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import procfs

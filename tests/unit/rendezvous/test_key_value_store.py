@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.loopback import as_sent
+from tests.support.simulated_job import as_sent
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous import key_value_store
 from torchrun_hpc.rendezvous.key_value_store import KeyValueStore

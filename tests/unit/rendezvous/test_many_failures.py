@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
-from tests.support.loopback import (
-    SETTINGS,
-    STORE,
-    coordinator_of,
-    request_of,
-    worker_failure,
-)
 from tests.support.plans import planned
-from torchrun_hpc import wire
+from tests.support.simulated_job import SimulatedJob, worker_failure
 from torchrun_hpc.failures import report
-from torchrun_hpc.rendezvous.protocol import (
-    FROM_AGENT,
-    FROM_COORDINATOR,
-    LINE_LIMIT,
-    Confirm,
-    Died,
-    Join,
-    WantsReport,
-    read_request,
-)
 
 NODES, WORKERS = 512, 8
 SIZE = NODES * WORKERS
@@ -55,40 +37,17 @@ def failure(rank, cause):
     )
 
 
-def as_sent(message, kind=FROM_AGENT):
-    """Return a message as it arrives, if it is short enough to be sent."""
-    line = wire.to_line(wire.encode(message, kind))
-    (arrived,) = wire.Lines(LINE_LIMIT).feed(line)
-    assert wire.decode(kind, arrived) == message
-    return wire.decode(kind, arrived)
-
-
-def at_work():
-    made = coordinator_of(replace(SETTINGS, nodes=NODES))
-    for rank in range(NODES):
-        made.request(rank, read_request(request_of(rank, nodes=NODES)))
-        made.receive(rank, Join())
-    for rank in range(NODES):
-        store = STORE if rank == 0 else None
-        made.receive(rank, as_sent(Confirm((0, 0), 0, store)))
-    return made
-
-
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_report_of_many_failures(name, capsys):
-    coordinator = at_work()
+    job = SimulatedJob(nodes=NODES).at_work()
     failures = [failure(rank, CAUSES[name](rank)) for rank in range(SIZE)]
     random.Random(0).shuffle(failures)  # noqa: S311
-    known = set()  # as failures/watch.py: an agent sends the lines once
+    sent = set()  # as failures/watch.py: an agent sends the lines once
     for each in failures:
-        is_known = (each.nodes, each.signature) in known
-        known.add((each.nodes, each.signature))
-        died = Died(each.brief if is_known else each, 0)
-        coordinator.receive(each.nodes[0], as_sent(died))
-    coordinator.receive(0, WantsReport())
-    connection, message = coordinator.outbox[-1]
-    assert connection == 0
-    summary = as_sent(message, FROM_COORDINATOR).summary
+        is_sent = (each.nodes, each.signature) in sent
+        sent.add((each.nodes, each.signature))
+        job.died(each.brief if is_sent else each)
+    summary = job.reported()
     report.write(summary, planned().meeting)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) + 1 <= 40  # and the last line

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.loopback import as_sent
+from tests.support.simulated_job import as_sent
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.protocol import (

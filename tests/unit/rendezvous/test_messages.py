@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from tests.support.loopback import worker_failure
 from tests.support.plans import make_launch_plan
+from tests.support.simulated_job import worker_failure
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.meeting import Spares

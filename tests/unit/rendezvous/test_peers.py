@@ -16,7 +16,6 @@ from tests.support.loopback import (
     HERE,
     WELCOME,
     Raw,
-    as_sent,
     failure_of,
     key_of,
     line,
@@ -26,6 +25,7 @@ from tests.support.loopback import (
     settle,
 )
 from tests.support.patience import PATIENCE, until
+from tests.support.simulated_job import as_sent
 from torchrun_hpc import __version__, limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous import client as clients

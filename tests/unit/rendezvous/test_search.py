@@ -18,7 +18,7 @@ from tests.support.loopback import (
     OTHER_PROGRAMS,
     STORE,
     WELCOME,
-    Job,
+    LoopbackJob,
     fail,
     failure_of,
     key_of,
@@ -95,7 +95,7 @@ def test_a_program_that_keeps_the_connection(job):
 
 
 def test_the_coordinator_of_another_job_on_the_first_port(job):
-    other = Job()
+    other = LoopbackJob()
     other.start_server(key=key_of(launch="20.0"))
     job.start_server(nodes=1)
     try:
@@ -184,7 +184,7 @@ def test_a_key_of_the_agent_that_has_just_been_made(job, tmp_path):
         key.load()
     job.start_server(key=keys[0])
     job.client(1, key=keys[1]).connect()
-    assert job.server.coordinator.members.agents.keys() == {1}
+    assert job.simulated.connected == {1}
 
 
 def pretended(data):
@@ -211,7 +211,7 @@ def test_who_resets_each_connection(job):
             ports = (server.getsockname()[1], job.port)
             job.client(rank, ports, where={"timeout": FOREVER}).connect()
         server.shutdown(socket.SHUT_RDWR)
-    assert len(job.server.coordinator.members.agents) == 3
+    assert len(job.simulated.connected) == 3
 
 
 def test_who_pretends_to_be_the_coordinator(job):
@@ -219,7 +219,7 @@ def test_who_pretends_to_be_the_coordinator(job):
     with other_program(pretended) as port:
         client = job.client(1, (port, job.port), key=OURS)
         client.connect()
-    assert job.server.coordinator.members.agents.keys() == {1}
+    assert job.simulated.connected == {1}
 
 
 def test_who_passes_everything_on_to_the_coordinator(job):
@@ -241,7 +241,7 @@ def test_who_passes_everything_on_to_the_coordinator(job):
         job.client(0, key=OURS).connect()
         job.clock.passes_until(lambda: job.events[0] == [Unproved(HERE, OURS.name)])
         assert not connected.done()
-    assert job.server.coordinator.members.agents.keys() == {0}
+    assert job.simulated.connected == {0}
 
 
 def test_a_coordinator_that_is_late(job):
@@ -304,7 +304,7 @@ def test_an_agent_that_comes_back_and_cannot_start(job):
 
 
 def test_another_job_on_a_port_for_notices(job):
-    other = Job()
+    other = LoopbackJob()
     other.start_server(key=key_of(launch="20.0"))
     try:
         where = {"notice_ports": (other.port,)}

@@ -16,15 +16,11 @@ from tests.support.loopback import (
     LIMIT,
     STORE,
     Clock,
-    coordinator_of,
-    end,
     fail,
     failure_of,
     join_all,
     key_of,
     listening,
-    loop_started,
-    request_of,
     settle,
     started,
     take_part,
@@ -32,6 +28,7 @@ from tests.support.loopback import (
 )
 from tests.support.patience import NEVER_S, PATIENCE, until
 from tests.support.plans import make_launch_plan
+from tests.support.simulated_job import request_of
 from torchrun_hpc import limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.head_node import ports_of
@@ -39,7 +36,6 @@ from torchrun_hpc.planning.meeting import KeyFile
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.connection import inform
-from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.errors import JobFailedError, Refused
 from torchrun_hpc.rendezvous.protocol import (
     FROM_AGENT,
@@ -54,7 +50,6 @@ from torchrun_hpc.rendezvous.protocol import (
     Set,
     Welcome,
 )
-from torchrun_hpc.rendezvous.server import CoordinatorServer
 
 HOSTS = ("n0", "n1", "n2")
 
@@ -227,7 +222,7 @@ def test_two_join_requests_on_one_connection(job, raw, case, caplog):
     peer.send(b"".join(map(wire.to_line, (peer.proved(first), *others))))
     assert [*map(type, iter(peer.receive, None))] == expected
     job.clock.go_on(20)
-    assert job.server.coordinator.members.agents.keys() == {0, 2}
+    assert job.simulated.connected == {0, 2}
     assert [client.state.failure for client in made] == [None, None]
     assert caplog.text == ""
 
@@ -273,52 +268,43 @@ def test_an_agent_that_does_not_read(job, raw, monkeypatch):
     for number in range(100):
         with suppress(OSError):
             silent.send_message(Ask(number, Get(("a",))))
-        if 1 not in job.server.coordinator.members.agents:
+        if 1 not in job.simulated.connected:
             break
         client.ask(has_a, LIMIT)  # the coordinator has had time
-    until(lambda: 1 not in job.server.coordinator.members.agents)
+    until(lambda: 1 not in job.simulated.connected)
     assert client.ask(has_a, LIMIT) is True
 
 
 # --- time, and how a connection ends --------------------------------------------------
 
 
-class Noting(Coordinator):
-    """A coordinator that notes which seconds pass, and how connections end."""
-
-    def __init__(self, settings, member):
-        super().__init__(settings, member)
-        self.noted = []
-
-    def tick(self, seconds=1):
-        self.noted.append(seconds)
-
-    def disconnected(self, connection, *, ended=False):
-        self.noted.append("ended" if ended else "disconnected")
-        super().disconnected(connection, ended=ended)
-
-
 @pytest.fixture
-def noting(job):
-    """Serve a coordinator that takes notes; its clock stands still."""
-    opened = listening()
-    job.port = opened.getsockname()[1]
-    coordinator = coordinator_of(made=Noting)
-    server = CoordinatorServer(loop_started(), opened, coordinator, key_of())
-    Clock().drive(server)
-    server.start()
-    yield server
-    end(server)
+def noted(job, monkeypatch):
+    """Serve a coordinator that notes passed seconds and ended connections.
+
+    The clock of its server stands still.
+    """
+    job.start_server(clock=Clock())
+    coordinator, notes = job.server.coordinator, []
+    disconnected = coordinator.disconnected
+
+    def note_end(connection, *, ended=False):
+        notes.append("ended" if ended else "disconnected")
+        disconnected(connection, ended=ended)
+
+    monkeypatch.setattr(coordinator, "tick", lambda seconds=1: notes.append(seconds))
+    monkeypatch.setattr(coordinator, "disconnected", note_end)
+    return notes
 
 
-def test_seconds_are_counted_by_a_clock_that_runs_on(noting, monkeypatch):
-    moment = noting._counted
+def test_seconds_are_counted_by_a_clock_that_runs_on(noted, job, monkeypatch):
+    moment = job.server._counted
     for passed in (1.0, 1.4, 1.4, 1.4, 0.5, 100.9):  # 0.7 s are left in the end
         moment += passed
         monkeypatch.setattr(servers, "now", lambda moment=moment: moment)
-        noting._loop.call(noting._tick)
-        settle(noting)
-    assert noting.coordinator.noted == [1, 1, 1, 2, 101]
+        job.server._loop.call(job.server._tick)
+        settle(job.server)
+    assert noted == [1, 1, 1, 2, 101]
 
 
 def reset(peer):
@@ -351,7 +337,7 @@ def test_nothing_is_answered_without_a_proof(job, raw, state, key):
     made = [job.client(rank, key=OURS) for rank in range(number)]
     together(*(client.connect for client in made))
     go_on(job, made)
-    failure = job.server.coordinator.rounds.failure
+    failure = job.simulated.failure
     for more in {}, {"failed": wire.encode(FAILURE_BEFORE)}, {"asks": True}:
         peer, request = raw(), request_of(1, **more)
         peer.send_message(next(key.secret.call((HERE, job.port), request)))
@@ -364,8 +350,8 @@ def test_nothing_is_answered_without_a_proof(job, raw, state, key):
         peer.send(b"".join(map(wire.to_line, lines)))
         assert peer.receive() is None
     settle(job.server)
-    assert job.server.coordinator.rounds.failure == failure
-    assert len(job.server.coordinator.members.agents) == number
+    assert job.simulated.failure == failure
+    assert len(job.simulated.connected) == number
 
 
 def test_garbage_and_a_reset(job, raw, caplog):
@@ -389,18 +375,18 @@ ENDS = {
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_how_a_connection_ends(noting, raw, case):
+def test_how_a_connection_ends(noted, job, raw, case):
     end, has_ended = ENDS[case]
     peer = raw()
     peer.request(1)
     assert isinstance(peer.receive(), Welcome)
     end(peer)
-    until(lambda: noting.coordinator.noted)
-    settle(noting)
-    assert ("ended" in noting.coordinator.noted) is has_ended
+    until(lambda: noted)
+    settle(job.server)
+    assert ("ended" in noted) is has_ended
 
 
-@pytest.mark.usefixtures("noting")
+@pytest.mark.usefixtures("noted")
 def test_a_connection_that_is_aborted_ends_with_a_reset(raw):
     """A living process must not look like one that has ended."""
     peer = raw()
@@ -411,56 +397,57 @@ def test_a_connection_that_is_aborted_ends_with_a_reset(raw):
         peer._socket.recv(1)
 
 
-def test_an_agent_that_aborts_its_connection_sends_a_reset(noting, job):
+def test_an_agent_that_aborts_its_connection_sends_a_reset(noted, job):
     client = job.client(1)
     client.connect()
     client._loop.call(client._channel.abort)
-    until(lambda: noting.coordinator.noted)
-    settle(noting)
-    assert "ended" not in noting.coordinator.noted
+    until(lambda: noted)
+    settle(job.server)
+    assert "ended" not in noted
 
 
+@pytest.mark.usefixtures("noted")
 @pytest.mark.parametrize("how", ["close", "abort"])
-def test_an_agent_notes_how_the_coordinator_has_ended(noting, job, how):
+def test_an_agent_notes_how_the_coordinator_has_ended(job, how):
     client = job.client(1)
     client.connect()
-    (caller,) = noting._callers.values()
-    noting._loop.call(getattr(caller, how))
+    (caller,) = job.server._callers.values()
+    job.server._loop.call(getattr(caller, how))
     failure_of(client)
     assert client._channel.at_end is (how == "close")
 
 
+@pytest.mark.usefixtures("noted")
 @pytest.mark.parametrize("text", ["{}", '{"go":{"round":"x"}}', '{"unknown":{}}'])
-def test_a_coordinator_that_sends_an_invalid_message_is_left(noting, job, text):
+def test_a_coordinator_that_sends_an_invalid_message_is_left(job, text):
     client = job.client(1)
     client.connect()
-    (caller,) = noting._callers.values()
-    noting._loop.call(caller.transport.write, f"{text}\n".encode())
+    (caller,) = job.server._callers.values()
+    job.server._loop.call(caller.transport.write, f"{text}\n".encode())
     assert failure_of(client) == Failure(Kind.COORDINATOR)
     assert not client._channel.at_end
 
 
+@pytest.mark.usefixtures("noted")
 @pytest.mark.parametrize("place", ["coordinator.receive", "catch_up"])
-def test_a_fault_of_the_coordinator_resets_the_connection(
-    noting, job, monkeypatch, place
-):
+def test_a_fault_of_the_coordinator_resets_the_connection(job, monkeypatch, place):
     """Asyncio itself would send an end of file, and the process lives."""
     client = job.client(1)
     client.connect()
-    owner = noting.coordinator if "." in place else noting
+    owner = job.server.coordinator if "." in place else job.server
     monkeypatch.setattr(owner, place.rpartition(".")[2], lambda *_: 1 / 0)
     client.send(Join())
     failure_of(client)
     assert not client._channel.at_end
 
 
-def test_a_fault_of_an_agent_resets_its_connection_and_ends_it(noting, job):
+def test_a_fault_of_an_agent_resets_its_connection_and_ends_it(noted, job):
     client = job.client(1)
     client.connect()
     client._channel.on_message = lambda _: 1 / 0
-    (caller,) = noting._callers.values()
-    noting._loop.call(lambda: caller.transport.write(b'{"printed":{}}\n'))
+    (caller,) = job.server._callers.values()
+    job.server._loop.call(lambda: caller.transport.write(b'{"printed":{}}\n'))
     assert failure_of(client).text == "ZeroDivisionError: division by zero"
     client.leave()
-    until(lambda: noting.coordinator.noted)
-    assert noting.coordinator.noted == ["disconnected"]
+    until(lambda: noted)
+    assert noted == ["disconnected"]

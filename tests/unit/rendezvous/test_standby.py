@@ -1,79 +1,40 @@
-"""A coordinator on standby, that takes over and gives way."""
+"""A coordinator on standby: it takes over, and gives way."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support import loopback
-from tests.support.loopback import as_sent
-from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.rendezvous.coordinator import Coordinator
-from torchrun_hpc.rendezvous.member import Member
-from torchrun_hpc.rendezvous.protocol import (
-    FROM_AGENT,
-    FROM_COORDINATOR,
-    Close,
-    Ended,
-    Present,
-    Read,
-    Settings,
-    Standby,
-    Welcome,
-    read_request,
+from tests.support.simulated_job import (
+    SILENCE,
+    SimulatedJob,
+    addresses,
+    to,
+    welcome,
 )
-from torchrun_hpc.rendezvous.record import Record, first_record
+from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.rendezvous.protocol import Close, Ended, Read, Standby
+from torchrun_hpc.rendezvous.record import Record
 from torchrun_hpc.rendezvous.rounds import Phase
 
-SETTINGS = Settings("mine", 4, 1, 40, 9, 200, 1, spare_after=60, kill=5)
 FAILURE = Failure(Kind.SIGNAL, (1,), code=15)
+ROUND = Record((0, 0), 5, (0, 1, 2))
 
 
-def address(member):
-    return f"n{member}", 4000 + member
+def standby():
+    """Return a job of four nodes whose node 1 does not coordinate."""
+    return SimulatedJob(spares=1, coordinator=1, coordinates=False)
 
 
-def make_standby(record=None):
-    """Return what member 1 of four answers."""
-    member = Member(1, record or first_record(4, 1, 0))
-    member.listens(address(1), {member: address(member) for member in range(4)})
-    return Coordinator(SETTINGS, member), member
+def coordinating(*ranks, record=None):
+    """Return a job of four nodes that node 1 coordinates; connect some of them."""
+    job = SimulatedJob(record, spares=1, coordinator=1)
+    job.connect(*ranks)
+    return job
 
 
-def coordinating(*members, record=None, follows=None):
-    """Return what member 1 of four answers, to which others are connected."""
-    standby, own = make_standby(record)
-    own.follows = follows
-    standby.coordinate(own.record)
-    for member in members:
-        connect(standby, member)
-    return standby
-
-
-def request_of(member, **changes):
-    values = {"nodes": 4, "spares": 1, "asks": False} | changes
-    return loopback.request_of(member, **values)
-
-
-def sent(standby):
-    """Return what was sent since the last time, and forget it as a server does."""
-    found = [
-        (to, each if isinstance(each, Close) else as_sent(each, FROM_COORDINATOR))
-        for to, each in standby.outbox
-    ]
-    standby.outbox.clear()
-    return found
-
-
-def here(standby):
-    return [*standby.members.agents]
-
-
-def connect(standby, member):
-    """Let a member connect, as a coordinator of which this one knows nothing."""
-    standby.request(member, read_request(request_of(member)))
-    present = Present(address(member), done=False, term=(0, 0), round=-1)
-    standby.receive(member, as_sent(present, FROM_AGENT))
-    return sent(standby)
+def ask(job, rank, *, asks=True):
+    """Let another member ask who coordinates."""
+    return job.connect(rank, connection="peer", asks=asks)
 
 
 # --- it does not coordinate ---------------------------------------------------------
@@ -81,144 +42,127 @@ def connect(standby, member):
 
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("follows", [None, 0, 2])
-def test_it_answers_whom_it_follows(asks, follows):
-    standby, own = make_standby()
-    own.follows = follows
-    standby.request("peer", read_request(request_of(2, asks=asks)))
-    assert sent(standby) == [("peer", Standby(follows)), ("peer", Close.CLOSE)]
-    assert sent(standby) == []
+def test_it_answers_which_coordinator_it_follows(asks, follows):
+    job = standby()
+    job.member.follows = follows
+    assert ask(job, 2, asks=asks) == {"peer": [Standby(follows), "close"]}
+    assert job.sent() == {}
 
 
 def test_nothing_happens_without_a_coordinator():
-    standby, _ = make_standby()
-    standby.tick()
-    standby.fail(FAILURE)
-    standby.disconnected("peer")
-    standby.disconnected("peer", ended=True)
-    standby.step_down()
-    assert sent(standby) == []
-    assert standby.all_informed
-    assert not standby.expects_nodes
-    assert standby.absent(ask_all=True) is None
+    job = standby()
+    job.coordinator.tick()
+    job.coordinator.fail(FAILURE)
+    job.coordinator.disconnected("peer")
+    job.coordinator.disconnected("peer", ended=True)
+    job.coordinator.step_down()
+    assert job.sent() == {}
+    assert job.coordinator.all_informed
+    assert not job.coordinator.expects_nodes
+    assert job.coordinator.absent(ask_all=True) is None
 
 
 # --- it coordinates -----------------------------------------------------------------
 
 
 def test_it_accepts_members():
-    standby = coordinating()
-    ((connection, welcome),) = connect(standby, 2)
-    assert (connection, welcome) == (2, Welcome(0, (-1, (0, 0)), 1))
-    assert here(standby) == [2]
-    assert not standby.all_informed
+    job = coordinating()
+    assert job.connect(2) == {2: [welcome(age=(-1, (0, 1)), coordinator=1)]}
+    assert job.connected == {2}
+    assert not job.coordinator.all_informed
 
 
 @pytest.mark.parametrize("has_quorum", [False, True])
 def test_it_answers_that_it_coordinates(has_quorum):
-    standby = coordinating(*range(3 if has_quorum else 2), follows=1)
-    standby.request("peer", read_request(request_of(3, asks=True)))
+    job = coordinating(*range(3 if has_quorum else 2))
+    job.member.follows = 1
     answer = Standby(1, coordinates=True, has_quorum=has_quorum)
-    assert sent(standby) == [("peer", answer), ("peer", Close.CLOSE)]
-    assert 3 not in here(standby)
+    assert ask(job, 3) == {"peer": [answer, "close"]}
+    assert 3 not in job.connected
 
 
 def test_it_is_asked_to_coordinate_twice():
-    standby = coordinating(2)
-    standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
-    assert here(standby) == [2]
-    assert standby.roster.record.round == -1
+    job = coordinating(2)
+    job.coordinator.coordinate(ROUND)
+    assert job.connected == {2}
+    assert job.record.round == -1
 
 
 def test_the_end_of_a_connection():
-    standby = coordinating(2)
-    standby.disconnected("nobody's")
-    assert here(standby) == [2]
-    standby.disconnected(2)
-    assert here(standby) == []
+    job = coordinating(2)
+    job.lose("nobody's")
+    assert job.connected == {2}
+    job.lose(2)
+    assert job.connected == set()
 
 
 def test_time_passes_for_the_coordinator():
-    standby = coordinating(2)
-    for _ in range(SETTINGS.silence_timeout):
-        standby.tick()
-    assert here(standby) == []
-    member, last = sent(standby)[-1]
-    assert member == 2
-    assert last is Close.RESET
+    job = coordinating(2)
+    assert job.wait(SILENCE, 2) == {SILENCE: {2: ["close"]}}
+    assert job.connected == set()
 
 
 def test_it_ends_the_job():
-    standby = coordinating(2)
-    standby.fail(FAILURE)
-    ((_, message),) = sent(standby)
-    assert isinstance(message, Ended)
-    assert message.failure == FAILURE
-    assert not standby.all_informed
-    standby.receive(2, as_sent(Read(), FROM_AGENT))
-    assert standby.all_informed
+    job = coordinating(2)
+    job.coordinator.fail(FAILURE)
+    assert job.sent() == {2: [Ended(FAILURE, is_certain=False)]}
+    assert not job.coordinator.all_informed
+    job.send(2, Read())
+    assert job.coordinator.all_informed
 
 
-@pytest.mark.parametrize(("has_begun", "expected"), [(False, True), (True, False)])
-def test_members_are_expected_that_have_not_come(has_begun, expected):
-    record = Record((0, 0), 0, (0, 1, 2)) if has_begun else None
-    standby = coordinating(record=record)
-    standby.fail(Failure(Kind.AGENT, (1,), text="why"))
-    assert standby.expects_nodes is expected
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_members_that_have_not_come_are_expected_before_the_first_round(has_begun):
+    job = coordinating(record=ROUND if has_begun else None)
+    job.coordinator.fail(Failure(Kind.AGENT, (1,), text="why"))
+    assert job.coordinator.expects_nodes is not has_begun
 
 
-# --- who is not there ---------------------------------------------------------------
+# --- which members are absent -------------------------------------------------------
 
 
-def test_members_are_looked_for_that_have_gone():
-    standby = coordinating(0, 2, 3)
-    standby.disconnected(2)
-    assert standby.absent(ask_all=False) == {2: address(2)}
+@pytest.mark.parametrize("ended", [False, True])
+def test_lost_members_are_looked_for_unless_their_process_has_ended(ended):
+    job = coordinating(0, 2, 3)
+    job.lose(2, ended=ended)
+    absent = {} if ended else addresses(2)
+    assert job.coordinator.absent(ask_all=False) == absent
 
 
-def test_a_member_whose_process_has_ended_is_not_looked_for():
-    standby = coordinating(0, 2, 3)
-    standby.disconnected(2, ended=True)
-    assert standby.absent(ask_all=False) == {}
-
-
-def test_all_are_looked_for_until_enough_are_here():
-    standby = coordinating(2)
-    absent = {member: address(member) for member in (0, 1, 3)}
-    assert standby.absent(ask_all=True) == absent
-    assert standby.absent(ask_all=False) == {}
-    for member in (0, 1):
-        connect(standby, member)
-    assert standby.absent(ask_all=True) is None
+def test_all_are_looked_for_until_enough_are_connected():
+    job = coordinating(2)
+    assert job.coordinator.absent(ask_all=True) == addresses(0, 1, 3)
+    assert job.coordinator.absent(ask_all=False) == {}
+    job.connect(0, 1)
+    assert job.coordinator.absent(ask_all=True) is None
 
 
 # --- it gives way -------------------------------------------------------------------
 
 
-def test_it_should_step_down():
-    standby = coordinating(1, 2)
-    assert standby.step_down()
-    left = sent(standby)
-    assert sorted(member for member, _ in left) == [1, 2]
-    assert {message for _, message in left} == {Close.RESET}  # its process lives
-    assert standby.rounds.phase is Phase.STANDBY
-    for member in (1, 2):
-        standby.disconnected(member)
-    standby.request("peer", read_request(request_of(2)))
-    assert sent(standby)[0] == ("peer", Standby())
+def test_it_steps_down():
+    job = coordinating(1, 2)
+    assert job.coordinator.step_down()
+    outbox = [*job.coordinator.outbox]
+    assert outbox == [(1, Close.RESET), (2, Close.RESET)]  # its process lives
+    assert job.sent() == to((1, 2), "close")
+    assert job.rounds.phase is Phase.STANDBY
+    job.lose(1, 2)
+    assert ask(job, 2) == {"peer": [Standby(), "close"]}
 
 
-def test_it_does_not_step_down_when_enough_are_here():
+def test_it_does_not_step_down_when_enough_are_connected():
     """It asked the others before the last one came."""
-    standby = coordinating(1, 2, 3)
-    assert not standby.step_down()
-    assert sent(standby) == []
-    assert here(standby) == [1, 2, 3]
+    job = coordinating(1, 2, 3)
+    assert not job.coordinator.step_down()
+    assert job.sent() == {}
+    assert job.connected == {1, 2, 3}
 
 
 def test_it_coordinates_again():
-    standby = coordinating(2)
-    standby.step_down()
-    sent(standby)
-    standby.coordinate(Record((0, 0), 5, (0, 1, 2)))
-    assert here(standby) == []
-    assert standby.roster.record.round == 5
+    job = coordinating(2)
+    job.coordinator.step_down()
+    job.sent()
+    job.coordinator.coordinate(ROUND)
+    assert job.connected == set()
+    assert job.record.round == 5

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.loopback import worker_failure
 from tests.support.patience import PATIENCE, until
 from tests.support.plans import make_launch_plan
+from tests.support.simulated_job import worker_failure
 from tests.support.stack_samples import as_sent
 from torchrun_hpc import limits
 from torchrun_hpc.errors import Setting

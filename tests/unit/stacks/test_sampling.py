@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import ROOT
-from tests.support.loopback import worker_failure
 from tests.support.patience import PATIENCE
+from tests.support.simulated_job import worker_failure
 from tests.support.stack_samples import as_sent, problem_of, worker
 from torchrun_hpc import limits, wire
 from torchrun_hpc.stacks import sampling
