@@ -343,9 +343,12 @@ def test_no_report_without_node_0_and_the_head_node():
 
 def test_a_restart_has_all_the_time_of_a_start():
     job = SimulatedJob(join_timeout=100, max_restarts=1).all_connected()
+    job.confirms = False
     job.join(0)
     job.wait(99)
     job.join(1, 2)
+    job.wait(50)
+    job.confirm(0)
     assert job.wait(1000) == {}  # at work
     job.died(KILLED)
     job.wait(50)  # their workers end first
