@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
+pytest_plugins = ["tests.support.golden"]
+
 # Of these, too, pytest shows what an assertion compares.
 pytest.register_assert_rewrite("tests.support.stock", "tests.support.plans")
 

@@ -1,17 +1,17 @@
 """Jobs that fail, and say why on one screen: the examples of docs/troubleshooting.md.
 
-With WRITE_FAILURES=1 the examples are written anew.
+With UPDATE=1 the examples are written anew.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.support import ROOT
 from tests.support.cluster.commands import FORMS, JUELICH, KILL, launch, own_lines
+from tests.support.golden import is_updating
 from tests.support.pages.blocks import blocks
 from tests.support.patience import without_waits
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tests.support.cluster.testbed import Cluster
 
 PAGE = "docs/troubleshooting.md"
-MARK = "<!-- Examples: written by their tests, with WRITE_FAILURES=1. -->\n"
-WRITES = bool(os.environ.get("WRITE_FAILURES"))
+MARK = "<!-- Examples: written by their tests, with UPDATE=1. -->\n"
+WRITES = is_updating()
 
 # The lines of ours that an example may have, beside the traceback that it repeats.
 MOST = 12

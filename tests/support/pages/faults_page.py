@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,17 +11,18 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.cluster.faults import FAULTS, Seconds
+from tests.support.golden import is_updating
 from torchrun_hpc.reporting.console import PREFIX
 
 if TYPE_CHECKING:
     from tests.support.cluster.training_job import Job
 
 PAGE = ROOT / "tests" / "more" / "faults" / "faults.md"
-WRITES = bool(os.environ.get("WRITE_FAULTS"))
+WRITES = is_updating()
 
 HEAD = """# Faults
 
-<!-- Written by the tests of faults, with WRITE_FAULTS=1. Do not edit. -->
+<!-- Written by the tests of faults, with UPDATE=1. Do not edit. -->
 
 What follows when something goes wrong, as tests on a real Slurm cluster have seen it:
 three nodes, jwb0001 to jwb0003, and one worker on each; spares are jwb0004
@@ -111,7 +111,7 @@ def write(done: list[Done]) -> None:
 
 
 def check(done: list[Done]) -> None:
-    """See that the page says what has happened; with WRITE_FAULTS=1, let it."""
+    """See that the page says what has happened; with UPDATE=1, let it."""
     for each in done:
         print(each.name, {key: round(value, 2) for key, value in each.seconds.items()})
     if WRITES:
@@ -120,7 +120,7 @@ def check(done: list[Done]) -> None:
     for name, printed, _, output in done:
         written = sections().get(FAULTS[name].title)
         if written is None:
-            pytest.fail(f"no section {FAULTS[name].title!r}: run with WRITE_FAULTS=1")
+            pytest.fail(f"no section {FAULTS[name].title!r}: run with UPDATE=1")
         _, *paragraphs, last = written.split("\n\n")
         text = " ".join(" ".join(paragraphs).split())
         words = re.escape(" ".join(template(name).split()))
