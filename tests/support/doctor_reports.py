@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 from torchrun_hpc.doctor.results import (
     SCHEMA,
@@ -18,6 +20,7 @@ from torchrun_hpc.doctor.results import (
     WorkerReport,
 )
 
+NONE: dict[int, dict[str, Any]] = {}
 SHM = "/dev/shm"  # noqa: S108 - nothing is written
 HOSTS = [f"jwb{number:04}" for number in range(1, 129)]
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
@@ -33,24 +36,26 @@ HOSTILE = [
 ]
 
 
-def make_interface(name, *addresses, is_up=True, mtu=1500, speed_mbit=0):
+def make_interface(
+    name: str, *addresses: str, is_up: bool = True, mtu: int = 1500, speed_mbit: int = 0
+) -> InterfaceReport:
     return InterfaceReport(name, addresses, is_up, mtu, speed_mbit)
 
 
-def make_folder(path="/scratch", **changes):
+def make_folder(path: str = "/scratch", **changes: Any) -> Folder:
     return replace(Folder(path, free=10**10, size=10**11, problem=""), **changes)
 
 
-def make_gpu(**changes):
+def make_gpu(**changes: Any) -> GpuReport:
     return replace(GpuReport("A100", ecc_errors=0, memory=40 * 2**30), **changes)
 
 
-def make_torch(**changes):
+def make_torch(**changes: Any) -> Torch:
     libraries = {"cuda": "13.0", "nccl": "2.28.3"}
     return replace(Torch("2.13.0", 4.0, libraries, gpus=4), **changes)
 
 
-def make_node(rank=0, **changes):
+def make_node(rank: int = 0, **changes: Any) -> NodeReport:
     """Return what a sound node shows."""
     host, address = HOSTS[rank], f"10.20.0.{rank + 1}"
     sound = NodeReport(
@@ -82,25 +87,27 @@ def make_node(rank=0, **changes):
     return replace(sound, **changes)
 
 
-def make_nodes(number, changes=()):
-    """Return some nodes; `changes` has what is not as on a sound one, by rank."""
-    return [make_node(rank, **dict(changes).get(rank, {})) for rank in range(number)]
+def make_nodes(
+    number: int, changes: Mapping[int, Mapping[str, Any]] = NONE
+) -> list[NodeReport]:
+    """Return some nodes; `changes` has the values that are not sound, by rank."""
+    return [make_node(rank, **changes.get(rank, {})) for rank in range(number)]
 
 
-def node_with(key, **values):
+def node_with(key: str, **values: Any) -> dict[str, Any]:
     """Return one part of a sound node with other values."""
     part = getattr(make_node(), key)
     return {key: part | values if isinstance(part, dict) else replace(part, **values)}
 
 
-def make_link(first, second, **changes):
+def make_link(first: int, second: int, **changes: Any) -> Link:
     """Return a link; one between racks is later."""
     latency_s = 31e-6 + (9e-6 if first // 16 != second // 16 else 0)
     sound = Link(first, second, latency_s=latency_s, forward=23e9, backward=24e9)
     return replace(sound, **changes)
 
 
-def make_worker(rank=0, **changes):
+def make_worker(rank: int = 0, **changes: Any) -> WorkerReport:
     """Return a worker, one of four of a node."""
     sound = WorkerReport(
         rank=rank,
@@ -117,7 +124,7 @@ def make_worker(rank=0, **changes):
     return replace(sound, **changes)
 
 
-def make_collectives(scope="", speed=80e9):
+def make_collectives(scope: str = "", speed: float = 80e9) -> list[Collective]:
     """Return all operations, on sizes that are powers of 2."""
     rows = []
     for number, operation in enumerate(OPERATIONS, 1):
@@ -129,20 +136,37 @@ def make_collectives(scope="", speed=80e9):
     return rows
 
 
-def finding(code, text, *ranks, is_suspect=True):
+def finding(code: str, text: str, *ranks: int, is_suspect: bool = True) -> Finding:
     """Return a finding about some nodes."""
     remedy = "exclude the node, and report it to the administrator"
     return Finding(code, text, remedy, ranks, is_suspect)
 
 
-def make_report(count=3, slow=(), missing=(), **changes):
+def as_lines(*findings: Finding) -> list[str]:
+    """Return findings as lines of a golden file, with nodes and remedies."""
+    return [
+        line
+        for each in findings
+        for line in (
+            f"{each.code} {each.kind}, nodes {[*each.nodes]}: {each.text}",
+            f"    {each.remedy}",
+        )
+    ]
+
+
+def make_report(
+    count: int = 3,
+    slow: Collection[int] = (),
+    missing: Collection[int] = (),
+    **changes: Any,
+) -> DoctorReport:
     """Return the report of an examination.
 
     Args:
         count: How many nodes there are.
-        slow: Ranks of nodes that receive slowly, which are suspect for it.
-        missing: Ranks of those that have not come.
-        changes: Parts of the report that are others.
+        slow: Ranks of nodes that receive slowly, and are suspect.
+        missing: Ranks of nodes that did not join.
+        changes: Other parts of the report.
     """
     nodes, hosts = make_nodes(count), tuple(HOSTS[:count])
     came = [rank for rank in range(count) if rank not in missing]
@@ -184,21 +208,27 @@ def make_report(count=3, slow=(), missing=(), **changes):
     return replace(report, **changes)
 
 
-def changed(report, part, number, **changes):
-    """Return a report of which one element of a part has other values."""
+def changed(
+    report: DoctorReport, part: str, number: int, **changes: Any
+) -> DoctorReport:
+    """Return a report with other values of one element of a part."""
     parts = list(getattr(report, part))
     parts[number] = replace(parts[number], **changes)
-    return replace(report, **{part: tuple(parts)})
+    other: dict[str, Any] = {part: tuple(parts)}
+    return replace(report, **other)
 
 
-def hostile_report():
+def hostile_report() -> DoctorReport:
     """Return a report in which every name tries to be something else."""
     report = make_report(len(HOSTILE), slow=[1, 2], missing=[5])
     rows = make_collectives()[:2]
     nodes = [
         replace(
             node,
-            **dict.fromkeys(("host", "address", "interface", "cpus"), name),
+            host=name,
+            address=name,
+            interface=name,
+            cpus=name,
             gpus=(make_gpu(model=name),),
             torch=make_torch(version=name),
         )
@@ -206,12 +236,14 @@ def hostile_report():
         for name in [HOSTILE[node.rank]]
     ]
     links = [make_link(0, 1, problem=HOSTILE[2]), *report.links[1:]]
+    every_name = "".join(HOSTILE)
     return replace(
         report,
-        **dict.fromkeys(
-            ("site", "launch_id", "started", "torchrun_hpc", "backend"),
-            "".join(HOSTILE),
-        ),
+        site=every_name,
+        launch_id=every_name,
+        started=every_name,
+        torchrun_hpc=every_name,
+        backend=every_name,
         hosts=tuple(HOSTILE),
         nodes=tuple(nodes),
         links=tuple(links),
