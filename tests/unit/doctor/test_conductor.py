@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from tests.support.doctor_reports import make_interface, make_node
-from torchrun_hpc import limits, wire
+from torchrun_hpc import limits, waiting, wire
 from torchrun_hpc.doctor import conductor
 from torchrun_hpc.doctor.conductor import LAUNCH
 from torchrun_hpc.doctor.launch import LaunchEnd
@@ -17,18 +18,21 @@ from torchrun_hpc.doctor.place import Wishes
 from torchrun_hpc.rendezvous.client import JobState
 from torchrun_hpc.schedulers.job import Task
 
+if TYPE_CHECKING:
+    from torchrun_hpc.doctor.place import Place
+
 
 def client_with(ask_all):
-    """Return a client whose job goes on."""
+    """Return a client whose job continues."""
     return SimpleNamespace(ask_all=ask_all, state=JobState())
 
 
 def test_a_node_has_time_to_wait_for_the_other_one(monkeypatch):
     """Or it would be taken for one that hangs, with a short limit of the user's."""
     waits = []
-    monkeypatch.setattr(conductor.waiting, "until", lambda *args: waits.append(args[1]))
+    monkeypatch.setattr(waiting, "until", lambda *args: waits.append(args[1]))
     place = SimpleNamespace(task=Task(0, 2), wishes=Wishes(timeout=10))
-    zero = conductor.Conductor(place, print)
+    zero = conductor.Conductor(cast("Place", place), print)
     zero._first = {0: 0, 1: 1}
     zero._client = client_with(lambda _, wait, __: wait(dict) or {})
     assert [*zero._measured("0/0", [(0, 1)])] == []
@@ -61,9 +65,9 @@ def test_a_launch_that_fails_on_a_task_is_ended_elsewhere(
         wait(lambda: replies if what == LAUNCH.name else {})
         return replies
 
-    monkeypatch.setattr(conductor.waiting, "until", until)
+    monkeypatch.setattr(waiting, "until", until)
     place = SimpleNamespace(task=Task(0, 2), wishes=Wishes())
-    zero = conductor.Conductor(place, print)
+    zero = conductor.Conductor(cast("Place", place), print)
     zero._client = client_with(ask_all)
     assert zero._ask(LAUNCH, None, [0, 1], 220) == found
     assert (seen, waited) == (asked, waits)

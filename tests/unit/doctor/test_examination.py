@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -13,6 +14,10 @@ from torchrun_hpc.doctor.launch import LaunchPart
 from torchrun_hpc.doctor.link import Peer
 from torchrun_hpc.doctor.results import Link
 from torchrun_hpc.schedulers.job import Task
+
+if TYPE_CHECKING:
+    from torchrun_hpc.doctor import link as links
+    from torchrun_hpc.doctor.place import Place
 
 PEERS_OF_ALL = [Peer(rank, f"10.20.0.{rank}", 4000 + rank, 1500) for rank in range(4)]
 
@@ -29,8 +34,8 @@ class Links:
 def examinee():
     """Return the first task of two on node 1, which has links."""
     place = SimpleNamespace(task=Task(2, 8, 0, 2), node_rank=1)
-    made = Examinee(place)
-    made._links = Links()
+    made = Examinee(cast("Place", place))
+    made._links = cast("links.Links", Links())
     return made
 
 

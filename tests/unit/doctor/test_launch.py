@@ -71,7 +71,7 @@ def place_of(mode=Mode.SEVERAL_NODES, job=None, rank=2, asked=None, **changes):
         (Mode.ONE_NODE, None, {}, WHOLE, OWN),
         (DIRECT, step(2), {}, WHOLE, []),  # it has no agent
         (DIRECT, step(2), {"no_python": True}, TWO, [sys.executable]),
-        # As typed on each machine: another endpoint, and other ranks.
+        # As passed on each machine: another endpoint, and other ranks.
         (Mode.MANUAL, None, {"master_addr": "h"}, WHOLE, OWN),
         (Mode.MANUAL, None, {"master_addr": "h"}, TWO,
          [*OWN, *OF_TWO, "--master_addr=10.20.0.1", f"--master_port={PORT}",
@@ -141,7 +141,7 @@ def test_its_job_is_this_one():
         # Workers: their ranks among those of their node stay.
         ([0, 0, 1, 1, 2, 2], {0: 0, 1: 0, 4: 2, 5: 2}, 5, (1, (3, 4, 1, 2))),
         ([0, 1, 2, 0, 1, 2], {1: 1, 2: 2, 4: 1, 5: 2}, 4, (0, (2, 4, 1, 2))),
-        # The first task of their node has not come.
+        # The first task of their node did not join.
         ([0, 0, 1, 1, 2, 2], {1: 0, 4: 2, 5: 2}, 1, (0, (0, 3, 0, 1))),
     ],
 )  # fmt: skip
@@ -153,6 +153,7 @@ def test_the_job_of_a_part(places, part, rank, expected):
     job = step(places[rank], task=task, head_candidates=("jwb0001",), listed_at=0)
     here = place_of(job=job, rank=places[rank], task=task)
     found = launch._job_of(here, part)
+    assert found is not None
     assert (found.launch_id, found.nodes) == ("19.0.1", part.hosts)
     assert (found.node_rank, found.task) == (expected[0], Task(*expected[1]))
     assert (found.head_candidates, found.is_ranked) == ((), True)
@@ -193,6 +194,7 @@ def test_the_nodes_of_a_failure_are_those_of_the_job(mode, nodes):
     made = object.__new__(LaunchProcess)
     made._place, made._part = place_of(mode), TWO
     end = made._with_ranks(failed("gone", 0, 1, 7, kind=Kind.LOST))
+    assert end.failure is not None
     assert (end.failure.nodes, end.reason) == (nodes, "gone")
     assert made._with_ranks(WELL) == WELL
 

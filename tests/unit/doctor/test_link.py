@@ -1,4 +1,4 @@
-"""What is between two nodes, on loopback: figures, and who does not answer."""
+"""The link of two nodes, on loopback: figures, and who does not answer."""
 
 from __future__ import annotations
 
@@ -227,8 +227,8 @@ def test_who_has_another_key_or_none_is_no_node(nodes, connect, key):
     [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\n", b"\n", b"{}\n", b"x" * 5000,
      b'{"nonce":"0","request":"0","to":' + b"[" * 900 + b"]" * 900 + b"}\n",
      *({"rank": rank, "turn": "0/0"} for rank in ("x", None, [1], True, 1.0, -1, 2)),
-     *({"rank": 1, "turn": turn} for turn in (0, None, [])), {"rank": 1},
-     {"to": [1, "0/0"]}],
+     {"rank": 1, "turn": 0}, {"rank": 1, "turn": None}, {"rank": 1, "turn": []},
+     {"rank": 1}, {"to": [1, "0/0"]}],
 )  # fmt: skip
 def test_what_is_wrong_ends_its_connection_alone(nodes, connect, wrong):
     """Whether an unknown peer sends it, or another node."""

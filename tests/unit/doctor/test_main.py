@@ -80,7 +80,7 @@ def test_wrong_values(words, problem, capsys):
     [
         (["--json=a", "--nnodes=2"], "a", ["--nnodes=2"]),
         (["--nproc-per-node", "4", "--json", "a"], "a", ["--nproc-per-node", "4"]),
-        # The job's own line: what stands behind the script is the script's.
+        # The job's own line: what comes after the script is the script's.
         (["--nnodes=2", "a.py", "--json", "b"], None,
          ["--nnodes=2", "a.py", "--json", "b"]),
         (["--json", "a", "a.py", "--json"], "a", ["a.py", "--json"]),
@@ -105,11 +105,16 @@ def test_a_wrong_earlier_report(kind, capsys, tmp_path):
     assert f"HPC195]: cannot read --compare={file}: it is not a report" in line
 
 
+def make_large(path):
+    path.touch()
+    os.truncate(path, 2**40)
+
+
 NO_FILES = {
     "a pipe": (os.mkfifo, "It is not a file"),
     "a folder": (os.mkdir, "Is a directory"),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "It is not a file"),
-    "large": (lambda path: path.touch() or os.truncate(path, 2**40), "more than"),
+    "large": (make_large, "more than"),
 }
 
 

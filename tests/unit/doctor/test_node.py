@@ -1,4 +1,4 @@
-"""What this machine shows of itself, and what it shows where something is missing."""
+"""A node's report about itself, also if something is missing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -24,6 +25,9 @@ from torchrun_hpc.doctor.results import (
 )
 from torchrun_hpc.host.network import this_node
 from torchrun_hpc.schedulers.job import Task
+
+if TYPE_CHECKING:
+    from torchrun_hpc.doctor.place import Place
 
 NETWORK = make_network(
     {
@@ -72,7 +76,7 @@ def examined(names=(), network=NETWORK, environ=None, address="10.20.0.1"):
         names=names,
         facts=SimpleNamespace(environ=environ or {}),
     )
-    found = node.examine(place, 40000, network)
+    found = node.examine(cast("Place", place), 40000, network)
     told = json.loads(json.dumps(wire.encode(printable(found))))  # by the task
     wire.decode(NodeReport, told)
     return found
@@ -274,12 +278,12 @@ NVML = {
 
 
 def gpu(**changes):
-    sizes = {"memory_used": 2**30, "memory": 2**36}
-    return replace(GpuReport("NVIDIA H100", ecc_errors=0, **sizes), **changes)
+    usual = GpuReport("NVIDIA H100", ecc_errors=0, memory_used=2**30, memory=2**36)
+    return replace(usual, **changes)
 
 
-# What is other than in `NVML`; what is known then of the GPUs.
-BY_NVML = {
+# Other functions than in `NVML`, and the reports about the GPUs.
+BY_NVML: dict[str, tuple[dict[str, Any], list[GpuReport]]] = {
     "all": ({}, [gpu(processes=(77,)), gpu(ecc_errors=3)]),
     "no error correction": (
         {"nvmlDeviceGetTotalEccErrors": fail},

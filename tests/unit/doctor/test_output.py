@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +21,9 @@ from torchrun_hpc import wire
 from torchrun_hpc.doctor import output as outputs
 from torchrun_hpc.doctor.output import Output
 from torchrun_hpc.doctor.results import printable
+
+if TYPE_CHECKING:
+    from torchrun_hpc.errors import Message
 
 REPORT = json.loads(json.dumps(wire.encode(make_report())))
 
@@ -53,7 +57,8 @@ def folder(tmp_path):
 )
 def test_a_file_is_tried_and_left_as_it_is(name, problem, folder):
     before = {file: file.lstat() for file in folder.iterdir()}
-    file, messages = str(folder / name), []
+    file = str(folder / name)
+    messages: list[Message] = []
     Output(html=file).check(messages.append)
     assert [message.text for message in messages] == [
         f"cannot write {file}: {each}. The report is printed anyway"
@@ -78,14 +83,14 @@ def test_a_folder_of_others(name, folder, as_nobody):
 
 
 def test_nobody_waits_for_what_is_tried(folder):
-    messages = []
+    messages: list[Message] = []
     Output("-", str(folder / "none" / "page")).start_check(messages.append)
     until(lambda: messages)
     assert len(messages) == 1
 
 
 def test_nothing_is_tried_without_files():
-    Output().check(pytest.fail)
+    Output().check(lambda message: pytest.fail(message.text))
 
 
 def test_a_program_can_write_the_same():
@@ -98,9 +103,10 @@ def test_a_program_can_write_the_same():
 @pytest.mark.parametrize("name", ["json", "html"])
 def test_a_file_that_cannot_be_written(name, tmp_path, capsys):
     """The other one is."""
-    files = {"json": str(tmp_path / "report"), "html": str(tmp_path / "page")}
-    files[name] = str(tmp_path / "none" / "file")
-    assert not Output(**files).write(make_report())
+    files = {"json": tmp_path / "report", "html": tmp_path / "page"}
+    files[name] = tmp_path / "none" / "file"
+    output = Output(str(files["json"]), str(files["html"]))
+    assert not output.write(make_report())
     assert "HPC197" in capsys.readouterr().err
     assert len([*tmp_path.iterdir()]) == 1
 
@@ -184,7 +190,7 @@ def test_it_fits_on_a_screen(report):
     assert len(report.hosts) < 128 or "and 21 more findings" in lines
 
 
-NOTHING = dict.fromkeys(("links", "collectives", "nodes", "workers"), ())
+NOTHING = {"links": (), "collectives": (), "nodes": (), "workers": ()}
 LONG = reports.finding("HPC191", "word " * 16 + "--hpc-interface=ib0")
 PAIRS = changed(make_report(3), "links", 0, latency_s=0.002)
 PAIRS = changed(PAIRS, "links", 1, backward=1e8)
@@ -211,7 +217,7 @@ def test_a_terminal_gets_nothing_to_act_on():
     assert rendered.replace("\n", "").isprintable()
 
 
-VERDICTS = {
+VERDICTS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "advice": {"findings": (ADVICE,)},
     "two pieces of advice": {"findings": (ADVICE,) * 2},
@@ -289,7 +295,10 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.html, self.open, self.tags, self.texts = html, [], [], []
+        self.html = html
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.texts: list[tuple[str, str]] = []
         self.feed(html)
         self.close()
         assert not self.open
@@ -382,9 +391,9 @@ def squares_of(links):
 
 
 def test_the_pairs_of_a_node_are_a_row_of_squares():
-    slow = {"forward": 24e9, "backward": 6e9, "latency_s": 3e-3}
     fast = make_link(0, 1, forward=24e9, backward=24e9)
-    links = fast, make_link(0, 2, **slow), make_link(1, 2, problem="x")
+    slow = make_link(0, 2, forward=24e9, backward=6e9, latency_s=3e-3)
+    links = fast, slow, make_link(1, 2, problem="x")
     first, second, third = squares_of(links).values()
     usual, back = "192.00 Gbit/s", "back: 192.00 Gbit/s, latency: 31 us"
     good = ("0.00", f"jwb0001 to jwb0002: {usual}, {back}")
@@ -403,8 +412,10 @@ def test_the_pairs_of_a_node_are_a_row_of_squares():
     ],
 )
 def test_how_red_a_square_is(changes, bad):
-    usual = {"forward": 24e9, "backward": 24e9}
-    links = [make_link(*pair, **usual) for pair in ((0, 1), (0, 2), (1, 2))]
+    links = [
+        make_link(*pair, forward=24e9, backward=24e9)
+        for pair in ((0, 1), (0, 2), (1, 2))
+    ]
     links[1] = replace(links[1], **changes)
     assert squares_of(links)["jwb0001"][1][0] == bad
 

@@ -1,4 +1,4 @@
-"""Where the doctor's tasks meet, and which rank a machine has that nobody numbers."""
+"""The meeting of the doctor's tasks, and the rank of a machine without a number."""
 
 from __future__ import annotations
 

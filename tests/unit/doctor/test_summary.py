@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -25,6 +26,9 @@ from torchrun_hpc.doctor.results import Finding, Torch, exit_code
 from torchrun_hpc.doctor.summary import Records
 from torchrun_hpc.planning.mode import Mode
 
+if TYPE_CHECKING:
+    from torchrun_hpc.doctor.place import Place
+
 DIRECT = next(mode for mode in Mode if mode.is_direct)
 ALONE = {"endpoint": "10.30.0.1:25592", "interface": "eth0"}
 PLANNED = {*ALONE, "launch_id", "network_hint"}
@@ -45,7 +49,8 @@ def report_of(mode=Mode.SEVERAL_NODES, **found):
         wishes=Wishes(),
     )
     nodes = found.pop("nodes", make_nodes(3))
-    return summary.report(Records({n.rank: n for n in nodes}, **found), place)
+    records = Records({n.rank: n for n in nodes}, **found)
+    return summary.report(records, cast("Place", place))
 
 
 def texts_of(report):
@@ -57,7 +62,7 @@ def texts_of(report):
     [
         (Mode.SEVERAL_NODES, [], [0, 1, 2], {}),
         (Mode.SEVERAL_NODES, [2], [0, 1], {"node 2": (2,)}),
-        # A node whose tasks have not come, or the first one of them.
+        # A node whose tasks did not join, or the first one of them.
         (DIRECT, [4, 6, 7], [0, 2],
          {"node 1": (1,), "some tasks (4,6-7)": ()}),
         (DIRECT, [5, 6], [0, 1, 2], {"some tasks (5-6)": ()}),
@@ -141,7 +146,7 @@ def test_only_a_launcher_that_refuses_to_start_has_errors(code):
     [([1], "on jwb0002: "), ([1, 2], "on jwb0002, jwb0003: "), ([0, 1, 2], "")],
 )
 def test_what_the_launcher_says(code, ranks, where, is_refusal):
-    """What is wrong on some nodes names them. Only without torch they are to blame."""
+    """A fault of some nodes names them. Only without torch they are to blame."""
     message = Finding(code, "no such thing", is_suspect=is_refusal)
     (found,) = report_of(messages={message: ranks}).findings
     expected = finding(code, f"{where}no such thing", is_suspect=is_refusal)

@@ -1,4 +1,4 @@
-"""What a person reads of the stacks of all ranks."""
+"""The report about the stacks of all ranks."""
 
 from __future__ import annotations
 
@@ -18,78 +18,36 @@ READ = ("main", "load", "read")
 SAVE = ("main", "save")
 LOG = ("main", "step", "log")
 
-# What some of eight ranks do, two on each node, where the others reduce: their frames,
-# or a problem; and the lines.
-TREES = {
-    "all do the same": ({}, "8 ranks: main > step > reduce"),
-    "one is odd": (
-        {3: READ},
-        "8 ranks: main",
-        "  7 of 8 ranks (0-2,4-7): step > reduce",
-        "* 1 rank (3, jwb0002): load > read",
-    ),
-    "two of a node are odd": (
-        {2: READ, 3: READ},
-        "8 ranks: main",
-        "  6 of 8 ranks (0-1,4-7): step > reduce",
-        "* 2 of 8 ranks (2-3, jwb0002): load > read",
-    ),
-    "two of different nodes are odd": (
-        {0: READ, 7: READ},
-        "8 ranks: main",
-        "  6 of 8 ranks (1-6): step > reduce",
-        "* 2 of 8 ranks (0,7): load > read",
-    ),
-    "two halves": (
-        dict.fromkeys((0, 2, 4, 6), READ),
-        "8 ranks: main",
-        "  4 of 8 ranks (0,2,4,6): load > read",
-        "  4 of 8 ranks (1,3,5,7): step > reduce",
-    ),
-    "nobody is odd where there is no usual": (
-        {rank: ("main", f"f{rank % 3}") for rank in range(8)},
-        "8 ranks: main",
-        "  3 of 8 ranks (0,3,6): f0",
-        "  3 of 8 ranks (1,4,7): f1",
-        "  2 of 8 ranks (2,5): f2",
-    ),
-    "three groups, the widest first": (
-        {1: READ, **dict.fromkeys((0, 3, 4, 6, 7), SAVE)},
-        "8 ranks: main",
-        "  5 of 8 ranks (0,3-4,6-7): save",
-        "* 2 of 8 ranks (2,5): step > reduce",
-        "* 1 rank (1, jwb0001): load > read",
-    ),
-    "a group that parts again": (
-        {1: LOG, 5: READ},
-        "8 ranks: main",
-        "  7 of 8 ranks (0-4,6-7): step",
-        "    6 of 8 ranks (0,2-4,6-7): reduce",
-        "  * 1 rank (1, jwb0001): log",
-        "* 1 rank (5, jwb0003): load > read",
-    ),
-    "a script without functions: the outermost frame differs": (
-        {3: ("elsewhere", "read")},
-        "  7 of 8 ranks (0-2,4-7): main > step > reduce",
-        "* 1 rank (3, jwb0002): elsewhere > read",
-    ),
-    "one has called what is not Python where others call Python": (
-        {3: ("main",)},
-        "8 ranks: main",
-        "  7 of 8 ranks (0-2,4-7): step > reduce",
-        "* 1 rank (3, jwb0002): main",
-    ),
-    "each problem is one line": (
-        {6: "no answer", 1: "not allowed", 7: "no answer"},
-        "5 of 8 ranks (0,2-5): main > step > reduce",
-        "no stack from 2 of 8 ranks (6-7, jwb0004): no answer",
-        "no stack from 1 rank (1, jwb0001): not allowed",
-    ),
-    "all have one problem": (
-        dict.fromkeys(range(8), "py-spy is not installed"),
-        "no stack from 8 ranks: py-spy is not installed",
-    ),
-}
+
+def numbered(count):
+    return tuple(f"f{number}" for number in range(count))
+
+
+# Frames or problems of some of eight ranks, two on each node. The others reduce.
+TREES: dict[str, dict[int, tuple[str, ...] | str]] = {
+    "all do the same": {},
+    "one is odd": {3: READ},
+    "two of a node are odd": {2: READ, 3: READ},
+    "two of different nodes are odd": {0: READ, 7: READ},
+    "two halves": {0: READ, 2: READ, 4: READ, 6: READ},
+    "no rank is odd if there is no usual place": {
+        rank: ("main", f"f{rank % 3}") for rank in range(8)
+    },
+    "three groups, the widest first": {
+        1: READ, 0: SAVE, 3: SAVE, 4: SAVE, 6: SAVE, 7: SAVE,
+    },
+    "a group that parts again": {1: LOG, 5: READ},
+    "a script without functions: the outermost frame differs": {
+        3: ("elsewhere", "read")
+    },
+    "one has called another language, and others call Python": {3: ("main",)},
+    "each problem is one line": {6: "no answer", 1: "not allowed", 7: "no answer"},
+    "all have one problem": dict.fromkeys(range(8), "py-spy is not installed"),
+    "a long chain is cut after the odd rank": {
+        rank: (*numbered(50), "odd", *numbered(3)) if rank == 3 else numbered(100)
+        for rank in range(8)
+    },
+}  # fmt: skip
 
 
 def stacks(others=(), *, size=8, workers=2):
@@ -103,15 +61,16 @@ def stacks(others=(), *, size=8, workers=2):
     ]
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_a_tree(name):
+def test_trees(golden):
     """The order of the answers matters only to groups of the same size."""
-    others, *lines = TREES[name]
-    found = stacks(others)
-    assert collectives.render(found, HOSTS) == lines
-    backward = collectives.render(found[::-1], HOSTS)
-    assert backward[0] == lines[0]
-    assert sorted(backward) == sorted(lines)
+    trees = {}
+    for case, others in TREES.items():
+        ranks = stacks(others)
+        trees[case] = collectives.render(ranks, HOSTS)
+        backward = collectives.render(ranks[::-1], HOSTS)
+        assert backward[0] == trees[case][0]
+        assert sorted(backward) == sorted(trees[case])
+    golden(trees)
 
 
 # Frames, outermost first, and where the script is.
@@ -198,16 +157,23 @@ def test_a_node_without_a_name():
 # --- many and long ones -------------------------------------------------------------
 
 
-def test_thousands_of_ranks_are_ranges():
-    lines = collectives.render(stacks({1234: READ}, size=4096, workers=8), HOSTS)
-    assert lines[1:] == [
-        "  4095 of 4096 ranks (0-1233,1235-4095): step > reduce",
-        "* 1 rank (1234): load > read",
-    ]
-
-
-def numbered(count):
-    return tuple(f"f{number}" for number in range(count))
+def test_many_ranks(golden):
+    """They are ranges. Many places and many problems are counted."""
+    places = {rank: ("main", f"f{rank}") for rank in range(4096)}
+    problems = {rank: f"process {rank} is gone" for rank in range(100)}
+    golden(
+        {
+            "one odd rank": collectives.render(
+                stacks({1234: READ}, size=4096, workers=8), HOSTS
+            ),
+            "a place for each rank": collectives.render(
+                stacks(places, size=4096), HOSTS
+            ),
+            "a problem for each rank": collectives.render(
+                stacks(problems, size=100), HOSTS
+            ),
+        }
+    )
 
 
 def test_a_long_chain_is_cut_in_the_middle():
@@ -220,40 +186,18 @@ def test_a_long_chain_is_cut_in_the_middle():
         assert collectives.render(found, HOSTS) == [f"1 rank: {shown}"]
 
 
-def test_what_is_odd_is_not_in_the_cut():
-    usual, odd = numbered(100), (*numbered(50), "odd", *numbered(3))
-    found = stacks(dict.fromkeys(range(8), usual) | {3: odd})
-    assert collectives.render(found, HOSTS) == [
-        "8 ranks: f0 > f1 > ... > f45 > f46 > f47 > f48 > f49",
-        "  7 of 8 ranks (0-2,4-7): f50 > f51 > ... > f95 > f96 > f97 > f98 > f99",
-        "* 1 rank (3, jwb0002): odd > f0 > f1 > f2",
-    ]
-
-
-def test_many_places_are_counted():
-    everywhere = {rank: ("main", f"f{rank}") for rank in range(4096)}
-    lines = collectives.render(stacks(everywhere, size=4096), HOSTS)
-    assert len(lines) == 12
-    assert lines[-2:] == [
-        "  1 rank (9): f9",
-        "  4086 of 4096 ranks (10-4095): at 4086 other places",
-    ]
-
-
-def test_many_problems_are_counted():
-    gone = {rank: f"process {rank} is gone" for rank in range(100)}
-    assert collectives.render(stacks(gone, size=100), HOSTS)[-2:] == [
-        "no stack from 1 rank (9): process 9 is gone",
-        "no stack from 90 of 100 ranks (10-99): other problems",
-    ]
-
-
 # --- properties ---------------------------------------------------------------------
 
 LINE = re.compile(
     r"(?P<mark>[ *]*)(no stack from )?"
     r"(?P<size>\d+) (of \d+ )?ranks?( \((?P<ranks>[\d,-]+)(, n\d)?\))?: (?P<text>.*)"
 )
+
+
+def parsed(lines):
+    matches = [match for line in lines if (match := LINE.fullmatch(line))]
+    assert len(matches) == len(lines)
+    return matches
 
 
 def ranks_of(line, total):
@@ -289,12 +233,13 @@ def of_all(frames):
 @given(of_all(chains), st.permutations(range(3)))
 def test_each_rank_is_in_one_place_and_the_widest_comes_first(found, names):
     hosts = {node: f"n{names[node]}" for node in range(3)}
-    lines = [LINE.fullmatch(line) for line in collectives.render(found, hosts)]
-    assert all(lines)
+    lines = parsed(collectives.render(found, hosts))
     named = [rank for line in leaves(lines) for rank in ranks_of(line, len(found))]
     assert sorted(named) == [*range(len(found))]
     problems = sum(bool(stack.problem) for stack in found)
-    beside = {}  # sizes of lines that are parts of the same one, by their depth
+    beside: dict[
+        int, int
+    ] = {}  # sizes of lines that are parts of the same one, by their depth
     for line in lines:
         depth, size = len(line["mark"]), int(line["size"])
         assert size == len(ranks_of(line, len(found)))
@@ -313,6 +258,6 @@ def test_any_frame_can_be_written(found):
 
 @given(of_all(chains))
 def test_what_most_do_is_never_odd(found):
-    for line in map(LINE.fullmatch, collectives.render(found, {})):
+    for line in parsed(collectives.render(found, {})):
         is_odd = "*" in line["mark"]
         assert not (is_odd and int(line["size"]) * 2 >= len(found))
