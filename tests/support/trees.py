@@ -6,8 +6,12 @@ Each is described as its centre, or its vendor, documents it; the source is besi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torchrun_hpc.names import ranges
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NVIDIA, AMD = "NVIDIA", "AMD"
 
@@ -24,7 +28,7 @@ class Machine:
         gpus: By PCI address, in the order of the driver, the NUMA node.
         driver: Whose GPUs these are.
         memory_nodes: NUMA nodes that have memory only.
-        hidden: GPUs that this process may not open, by their numbers.
+        hidden: Numbers of the GPUs that this process cannot open.
         models: Names of the GPUs; by default they are alike.
     """
 
@@ -38,7 +42,7 @@ class Machine:
     hidden: tuple[int, ...] = ()
     models: tuple[str, ...] = ()
 
-    def cpus(self, first, number):
+    def cpus(self, first: int, number: int) -> list[int]:
         """Return the CPUs of some cores that follow each other."""
         starts = range(0, self.cores * self.threads, self.cores)
         return [
@@ -46,7 +50,7 @@ class Machine:
         ]
 
     @property
-    def mask(self):
+    def mask(self) -> set[int]:
         """All CPUs."""
         return set(range(self.cores * self.threads))
 
@@ -114,11 +118,11 @@ GB200 = Machine(
 VIRTUAL = Machine(cores=8, threads=1, cache=0, node=8, gpus={"0000:00:05.0": -1})
 
 
-def hiding(machine, *gpus):
+def hiding(machine: Machine, *gpus: int) -> Machine:
     return replace(machine, hidden=gpus)
 
 
-def write(machine, root):
+def write(machine: Machine, root: Path) -> Path:
     """Write the files of a machine, and return the folder that has them."""
     system = root / "sys/devices/system"
     everything = range(machine.cores)
@@ -162,13 +166,13 @@ def write(machine, root):
     return root
 
 
-def uuid(number):
+def uuid(number: int) -> str:
     """Return the name of a GPU in a list of visible devices."""
     return f"GPU-{number + 1:016x}"
 
 
-def _write_amd(root, machine, number, address):
-    """Write a GPU as a node of KFD, behind those of the CPUs."""
+def _write_amd(root: Path, machine: Machine, number: int, address: str) -> None:
+    """Write a GPU as a node of KFD, after the nodes of the CPUs."""
     nodes = root / "sys/class/kfd/kfd/topology/nodes"
     processors = machine.cores // machine.node
     for processor in range(processors):
@@ -182,6 +186,6 @@ def _write_amd(root, machine, number, address):
     _put(nodes / str(processors + number) / "properties", text)
 
 
-def _put(path, text):
+def _put(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n", encoding="ascii")

@@ -24,7 +24,7 @@ def test_each_command_is_run_or_says_that_it_is_not():
             assert len(entries) == is_run, (page, each, entries)
 
 
-# What a centre's job script has, by its scheduler.
+# The lines of a centre's job script, by its scheduler.
 SLURM = ("--account=PROJECT", "--time=", "--nodes=", "--cpus-per-task=")
 JOB_LINES = {
     "#SBATCH": (*SLURM, 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"', "srun "),

@@ -1,4 +1,4 @@
-"""Files that are read and written where others may write, too."""
+"""Reading and writing files in folders in which others can also write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VICTIM = "what must stay\n"
 
 @pytest.fixture
 def folder(tmp_path):
-    """Make one of each kind, and a file that nothing may write to."""
+    """Make one of each kind, and a file that must stay as it is."""
     (tmp_path / "victim").write_text(VICTIM)
     (tmp_path / "file").write_text("text")
     (tmp_path / "empty").touch()

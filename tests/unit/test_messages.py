@@ -81,12 +81,10 @@ def test_no_code_that_is_gone_comes_back():
 
 
 def test_every_code_is_in_a_test():
-    """Or in a recording, beside which there is what is found in it."""
-    recordings = (ROOT / "tests" / "unit" / "environments").glob("*.json")
-    tests = [
-        *texts("tests").values(),
-        *(path.read_text("utf-8") for path in recordings),
-    ]
+    """Or in a golden file, or in a recording, which has its expected code."""
+    unit = ROOT / "tests" / "unit"
+    files = [*unit.glob("environments/*.json"), *unit.glob("*/golden/*.txt")]
+    tests = [*texts("tests").values(), *(path.read_text("utf-8") for path in files)]
     tested = {code for text in tests for code in CODE.findall(text)}
     assert sorted(CODES - tested) == []
 
@@ -100,7 +98,7 @@ def test_every_message_is_made_with_a_code():
         if isinstance(node, ast.Call)
         and getattr(node.func, "id", "") in {"LaunchError", "Message"}
     ]
-    assert {node.func.id for _, node in made} == {"LaunchError", "Message"}
+    assert {ast.unparse(node.func) for _, node in made} == {"LaunchError", "Message"}
     for path, node in made:
         first = node.args[0]
         written = isinstance(first, ast.Constant) and CODE.fullmatch(str(first.value))

@@ -74,7 +74,7 @@ def program(path: Path) -> str:
             joined.update(map(id, node.values))
             found.append("".join(x if isinstance(x, str) else "X" for x in parts))
         elif isinstance(node, ast.Constant) and id(node) not in joined:
-            found += [node.value] * (len(str(node.value).split()) > 3)
+            found += [str(node.value)] * (len(str(node.value).split()) > 3)
     return "\n\n".join(plain(re.sub(r"``?", "`", each)) for each in found)
 
 

@@ -25,13 +25,13 @@ MODULES = modules()
 
 def imports(name):
     """Return the modules that a module imports, at any time or for its types."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(MODULES[name]):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             full = (f"{node.module}.{alias.name}" for alias in node.names)
-            found.update(n if n in MODULES else node.module for n in full)
+            found.update(n if n in MODULES else str(node.module) for n in full)
     # Of the package itself it is its version; Python imports it with any module.
     return found & MODULES.keys() - {PACKAGE.name, name}
 
@@ -52,7 +52,7 @@ def room_of(name):
 
 
 def test_there_is_no_circle_of_folders():
-    rooms = {room_of(name): set() for name in MODULES}
+    rooms: dict[str, set[str]] = {room_of(name): set() for name in MODULES}
     for name in MODULES:
         rooms[room_of(name)] |= {*map(room_of, imports(name))} - {room_of(name)}
     circle = []
@@ -109,11 +109,8 @@ def names_of_values(tree):
             case ast.arg(name) | ast.Attribute(attr=name):
                 yield name.strip("_")
             case ast.ClassDef():
-                yield from (
-                    field.target.id
-                    for field in node.body
-                    if isinstance(field, ast.AnnAssign)
-                )
+                fields = (x for x in node.body if isinstance(x, ast.AnnAssign))
+                yield from (ast.unparse(field.target) for field in fields)
 
 
 def test_values_are_named_by_what_they_are():

@@ -10,7 +10,7 @@ from torchrun_hpc import waiting
 @pytest.fixture
 def clock(monkeypatch):
     """Let time pass only while somebody sleeps; return the pauses."""
-    passed = []
+    passed: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(passed), sleep=passed.append)
     monkeypatch.setattr(waiting, "time", clock)
     return passed
@@ -35,7 +35,7 @@ def test_a_wait_with_growing_pauses(clock):
     ("is_reporter", "seconds"), [(True, [10, 40, 70]), (False, [60, 90, 120])]
 )
 def test_when_a_wait_is_reported(is_reporter, seconds):
-    reported = []
+    reported: list[float] = []
     waits = {"limit": 125, "is_reporter": is_reporter, "pause": 0.5}
     assert not waiting.until(lambda: False, report=reported.append, **waits)
     assert reported[:3] == seconds

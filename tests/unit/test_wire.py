@@ -27,7 +27,7 @@ values = st.recursive(
 
 # --- lines --------------------------------------------------------------------------
 
-# What arrives, and what it means; None if it is refused.
+# Bytes that arrive, and their messages; None if they are refused.
 LINES = {
     "nothing": (b"", []),
     "a message": (b'{"join":0}\n', [{"join": 0}]),
@@ -117,7 +117,8 @@ def test_lines_cut_anywhere_give_the_same_messages(sent, data):
     written = b"".join(map(wire.to_line, sent))
     assert written.count(b"\n") == len(sent)  # one line each, whatever is in it
     cuts = data.draw(st.lists(st.integers(0, len(written)), max_size=8).map(sorted))
-    lines, arrived = Lines(10**6), []
+    lines = Lines(10**6)
+    arrived: list[object] = []
     for begin, end in zip([0, *cuts], [*cuts, len(written)], strict=True):
         arrived += lines.feed(written[begin:end])
     # Text, because NaN is not itself.
@@ -213,7 +214,7 @@ def test_any_value_arrives_as_it_was_sent(whole):
     assert wire.decode(Whole, as_sent(whole)) == whole
 
 
-NO_PARTS = [
+NO_PARTS: list[object] = [
     *(None, 1, "a", [], {}, {"name": "a"}, {"name": 1, "raw": "", "short": ""}),
     *({"name": "a", "raw": "a", "short": "", "even": 0},),
     *({"name": "a", "raw": "", "short": "long", "even": 0},),
@@ -222,8 +223,8 @@ NO_PARTS = [
     *({"name": "a", "raw": 1, "short": "", "even": 0},),
     *({"name": "a", "raw": "", "short": "", "even": 1},),
 ]
-NO_INTEGERS = [None, True, 1.0, "1", [], {}]
-WRONG = {
+NO_INTEGERS: list[object] = [None, True, 1.0, "1", [], {}]
+WRONG: dict[str, list[object]] = {
     "number": NO_INTEGERS,
     "share": [None, True, "1", float("nan"), float("inf"), 10**400],
     "is_on": [None, 0, 1, "true"],
@@ -306,7 +307,7 @@ class Wrapped:
     anything: wire.Plain
 
 
-UNION = Colour | ManyParts | Part | Wrapped
+UNION: Any = Colour | ManyParts | Part | Wrapped
 MANY = ManyParts((Part("a"),))
 
 

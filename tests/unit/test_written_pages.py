@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,13 @@ def test_variables_and_limits(file, written):
     assert kept == written(), "python docs/write_constants.py"
 
 
-KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
+KINDS: dict[str, Any] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+}
 KINDS |= {"number": (int, float), "null": type(None)}
 
 
@@ -89,7 +96,9 @@ def test_a_report_is_as_its_schema_says():
     ):
         found = json.loads(json.dumps(wire.encode(report)))
         assert fits(found, schema, schema)
-        for wrong in ({"seconds": "1"}, {"nodes": [{}]}, {"schema": "other"}):
+        changes: list[dict[str, Any]]
+        changes = [{"seconds": "1"}, {"nodes": [{}]}, {"schema": "other"}]
+        for wrong in changes:
             assert not fits(found | wrong, schema, schema)
 
 

@@ -1,4 +1,4 @@
-"""What the documentation tells to type is typed as it stands there, on a small cluster.
+"""A small cluster runs the commands of the documentation, word by word.
 
 `tests.support.pages.documented` says how each block is run, and by which test.
 """
@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 
 def printed(run, text, folder, request):
-    """Type it in a job, submit it, or type it on machines; return what is printed."""
+    """Run a block in a job, as a job's script, or on machines. Return the output."""
     if run.where in {"job", "script"}:
         juelich = request.getfixturevalue("juelich")
         if run.where == "script":
@@ -83,16 +83,16 @@ def test_by_hand_and_with_the_launcher(juelich, folder, words):
 
 
 def test_a_first_session():
-    """What docs/README.md has typed on a small cluster, and what is printed there."""
+    """docs/README.md shows the commands of a session and their output."""
     section = "Try it without a cluster"
     page = [each for each in blocks("docs/README.md") if each.heading == section]
-    typed = [each.text for each in page if each.language == "bash"]
-    assert typed[0] == "make cluster\n"
-    assert all(text.startswith("srun ") for text in typed[1:])
+    commands = [each.text for each in page if each.language == "bash"]
+    assert commands[0] == "make cluster\n"
+    assert all(text.startswith("srun ") for text in commands[1:])
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.cluster.shell"],
-        # Without the null device, srun would read what is typed next.
-        input="".join(f"{{ {text} }} < /dev/null\n" for text in typed[1:]),
+        # Without the null device, srun would read the next command.
+        input="".join(f"{{ {text} }} < /dev/null\n" for text in commands[1:]),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -43,7 +43,9 @@ def losses(output):
     """Return the losses that were printed, by epoch and images, or by step."""
     epochs = re.findall(r"^epoch (\d+)(?:, (\d+) of \d+ images)?: loss (\S+?),?(?: |$)",
                         output, re.MULTILINE)  # fmt: skip
-    found = {(int(e), int(images or 0)): float(loss) for e, images, loss in epochs}
+    found: dict[tuple[int, ...], float] = {
+        (int(e), int(images or 0)): float(loss) for e, images, loss in epochs
+    }
     steps = re.findall(r"^step (\d+): loss (\S+),", output, re.MULTILINE)
     found |= {(int(step),): float(loss) for step, loss in steps}
     assert found, output

@@ -1,4 +1,4 @@
-"""What the pages show can be typed, and prints that, without a cluster."""
+"""A shell can read the commands of the pages. Without a cluster, some are run."""
 
 from __future__ import annotations
 

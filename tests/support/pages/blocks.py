@@ -24,9 +24,9 @@ class Block:
     """A block of code.
 
     Attributes:
-        heading: The one above it: ``Dresden: Capella``.
-        language: What is typed behind the backticks: ``bash``.
-        title: What stands above the block on the site.
+        heading: The heading above it: ``Dresden: Capella``.
+        language: The word after the backticks: ``bash``.
+        title: The text above the block on the site.
         text: The code.
     """
 
@@ -36,13 +36,13 @@ class Block:
     text: str
 
     def has(self, words: str) -> bool:
-        """Say whether all words, with ``&`` between, are in it or in its heading."""
+        """Return whether all words, separated by ``&``, are in it or in its heading."""
         return all(
             each in f"{self.heading}\n{self.text}" for each in words.split(" & ")
         )
 
     def prompts(self) -> list[tuple[str, str]]:
-        """Return each command behind a prompt, and what it prints."""
+        """Return each command after a prompt, and its output."""
         parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]
         return [(part.partition("\n")[0], part.partition("\n")[2]) for part in parts]
 

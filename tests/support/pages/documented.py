@@ -1,4 +1,4 @@
-"""How tests run the commands of the documentation; what they do not run says so there.
+"""How tests run the commands of the documentation, or why they do not.
 
 Each block of commands has an entry in `BLOCKS`, whose key is words that are in the
 block or its heading, and in no other block of commands of the page; or it has a title
@@ -27,16 +27,16 @@ class Run:
     """How test_documentation.py runs a block, or a command of it.
 
     Attributes:
-        where: It is typed in a job, submitted as a job's script, or typed on machines
-            without a scheduler, where it may call a certain mpirun or mpiexec.
-        starts: How the launcher's first line begins, behind its code.
-        workers: How many there are.
-        instead: What stands on the page, and what to put there.
+        where: A shell in a job runs it, or it is a job's script, or shells on machines
+            without a scheduler run it. These may call a certain mpirun or mpiexec.
+        starts: The beginning of the launcher's first line, after its code.
+        workers: Their number.
+        instead: Words of the page, and their replacements.
         options: The job's, which count more than those in its script.
-        hosts: The machines on which it is typed.
+        hosts: The machines whose shells run it.
         environ: Variables. HOSTFILE is a file with two lines for each of two machines.
-        prints: A pattern of what else is printed.
-        line: How the command begins that is run, if it is not the whole block.
+        prints: A pattern of other output.
+        line: The beginning of the only command that is run.
     """
 
     where: Literal["job", "script", "machines", "Open MPI 4", "MPICH 4", "Intel MPI"]
@@ -50,7 +50,7 @@ class Run:
     line: str = ""
 
     def text(self, block: Block) -> str:
-        """Return what is typed of a block."""
+        """Return the commands of a block that this runs."""
         text = block.text
         if self.line:
             (text,) = (each for each in commands(block) if each.startswith(self.line))
@@ -64,7 +64,7 @@ def commands(block: Block) -> list[str]:
 
 
 def command_blocks(page: str) -> list[Block]:
-    """Return the blocks of a page that are typed by somebody."""
+    """Return the blocks of a page with commands for a shell."""
     return [each for each in blocks(page) if each.language in {"bash", "console"}]
 
 
@@ -225,17 +225,17 @@ BLOCKS: dict[str, dict[str, list[Run] | str]] = {
 
 
 def _typed(run: Run, block: Block) -> frozenset[str]:
-    """Return what is typed, line by line, without comments and the script's name."""
+    """Return the lines of a block for a shell, without comments and script names."""
     text = re.sub(r"\\\n\s*", "", run.text(block)).replace("train.py", "main.py")
     lines = (" ".join(line.partition(" #")[0].split()) for line in text.splitlines())
     return frozenset(line for line in lines if line and not line.startswith("#"))
 
 
 def runs() -> list[tuple[str, Run, Block]]:
-    """Return what is run here, each with its page and words.
+    """Return the blocks that are run, each with its page and words.
 
-    What is typed again in the same place, on this page or another, is run once: all of
-    its lines are among those of one run.
+    Repeated lines in the same place, on this page or another, are run once: one run
+    has all of them.
     """
     every = [
         (f"{page}: {words} {run.line or run.where}", run, block)

@@ -72,7 +72,7 @@ def as_printed(job: Job) -> list[str]:
     text = re.sub(r"(i|10\.20\.0\.\d+):\d{5}\b", r"\1:PORT", text)
     text = re.sub(r"up to \d+ s", "up to N s", text)
     text = re.sub(r"at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "at TIME", text)
-    # How many others had time to fail, too, is a matter of chance.
+    # The number of other workers that had time to fail is a matter of chance.
     return [line for line in text.splitlines() if not line.startswith(f"{PREFIX}    ")]
 
 

@@ -69,7 +69,7 @@ KEY = f"{STACK}KeyError: 1"
 
 def written_by(program):
     """Run a program here; return what Python writes to stderr of it."""
-    names = {}
+    names: dict[str, object] = {}
     with (
         contextlib.redirect_stderr(io.StringIO()) as stderr,
         mock.patch("sys.unraisablehook", sys.__unraisablehook__),
@@ -78,7 +78,9 @@ def written_by(program):
         try:
             exec(compile(program, "<string>", "exec"), names)  # noqa: S102
         except Exception as error:  # noqa: BLE001
-            traceback.print_exception(error.with_traceback(error.__traceback__.tb_next))
+            frames = error.__traceback__
+            assert frames is not None
+            traceback.print_exception(error.with_traceback(frames.tb_next))
         names.clear()  # as at its end
     return stderr.getvalue()
 
@@ -184,7 +186,7 @@ terminate called after throwing an instance of 'c10::DistBackendError'
   what():  [PG 0 Rank 1] Watchdog terminated with exception: CUDA error: bad
 CUDA kernel errors might be reported at some other call."""
 CXX_STACK = "\n".join(f"frame #{i}: c10d::Foo{i} + 0x114 (0x7f)" for i in range(60))
-# A thread of C++ ends the process; what the main thread did is there, too.
+# A thread of C++ ends the process. The frames of the main thread are also there.
 WATCHDOG = f"""\
 {CXX}
 

@@ -132,4 +132,5 @@ def test_a_hang_is_explained_once(monkeypatch, capsys):
         *(f"    {line}" for line in LINES),
         "torchrun_hpc:     7 of 8 ranks: here",
     ]
+    assert local.failure is not None
     assert report.sentence(local.failure, MEETING) == "rank 3 was late"

@@ -1,4 +1,4 @@
-"""What is written to a worker's stderr arrives, and its end is kept."""
+"""A worker's stderr arrives, and its end is kept."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_no_more_files_or_threads(children, monkeypatch, where, name, error):
 
 
 def test_what_is_read_ahead_arrives_though_nothing_follows(children, monkeypatch):
-    """Its reader may not have woken up before all was read."""
+    """Its reader may still sleep when all was read."""
     monkeypatch.setattr(limits, "RELAY_INTERVAL", 0.01)
     child = children.start()
     children.relay._pipes[child.pid]._unwritten.append(b"the end")

@@ -63,7 +63,7 @@ class Watched:
         self.watch.begin(workers, LEFT)
 
     def later(self, seconds=1.0):
-        """Let all that is written be read; then time goes on."""
+        """Let everything written be read; then time passes."""
         for child in self._children.started:
             self._children.end_of(child)
         self._children.now += seconds

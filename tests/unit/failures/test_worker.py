@@ -22,6 +22,12 @@ def worker(pid=0, **about):
     return Worker(5, 8, 1, 1, pid, exit_code=lambda: None, **about)
 
 
+def part_of(failure):
+    """Return a failure's details about its worker."""
+    assert failure.worker is not None
+    return failure.worker
+
+
 def ended(children, text=RAISED):
     """Run a worker to its end; return its number."""
     child = children.start()
@@ -31,7 +37,7 @@ def ended(children, text=RAISED):
 
 def test_what_is_known_of_a_failure(children, relay):
     failure = describe_failure(worker(ended(children)), 1, relay)
-    part = failure.worker
+    part = part_of(failure)
     assert (failure.rank, part.size, part.local_rank) == (5, 8, 1)
     assert (failure.kind, failure.nodes) == (Kind.WORKER, (1,))
     assert (failure.code, failure.time) == (1, children.now)
@@ -56,7 +62,7 @@ def test_a_log_file(relay, tmp_path):
     assert describe_failure(worker(log=str(log)), 1, relay).text == ""
     log.write_bytes(b"x" * 10**6 + b"\nKeyError: 1\n")
     failure = describe_failure(worker(log=str(log)), 1, relay)
-    assert (failure.text, failure.worker.log) == ("KeyError: 1", str(log))
+    assert (failure.text, part_of(failure).log) == ("KeyError: 1", str(log))
 
 
 STACK = RAISED.replace(CAUSE, "KeyError: 1")
@@ -92,16 +98,14 @@ def test_what_is_no_file_is_not_waited_for(children, relay, tmp_path, make):
     make(made)
     failed = worker(ended(children), error_file=made)
     assert describe_failure(failed, 1, relay).text == CAUSE
-    assert describe_failure(worker(log=made), 1, relay).worker.lines == ()
+    assert part_of(describe_failure(worker(log=made), 1, relay)).lines == ()
 
 
 def test_it_says_why_nothing_is_read(relay):
-    assert (
-        describe_failure(worker(), 3, relay).worker.unread
-        == "it does not pass through the agent"
-    )
+    part = part_of(describe_failure(worker(), 3, relay))
+    assert part.unread == "it does not pass through the agent"
     relay.unread = "it is a terminal"
-    assert describe_failure(worker(), 3, relay).worker.unread == "it is a terminal"
+    assert part_of(describe_failure(worker(), 3, relay)).unread == "it is a terminal"
 
 
 @pytest.mark.parametrize(
@@ -113,15 +117,15 @@ def test_a_fork_tells_what_is_not_read(relay, code, is_explained):
     failed = describe_failure(worker(told=lambda *_: told), code, relay)
     assert failed.text == rf"{CAUSE}\udcff"
     assert failed.time == 7.5
-    assert failed.worker.lines[0].startswith("Traceback ")
-    assert (failed.worker.unread == "") == is_explained
+    assert part_of(failed).lines[0].startswith("Traceback ")
+    assert (part_of(failed).unread == "") == is_explained
 
 
 @pytest.mark.parametrize(("code", "is_explained"), [(1, True), (134, False)])
 def test_record_has_written_what_is_not_read(relay, tmp_path, code, is_explained):
     (tmp_path / "error.json").write_text(RECORDED)
     failed = worker(error_file=str(tmp_path / "error.json"))
-    part = describe_failure(failed, code, relay).worker
+    part = part_of(describe_failure(failed, code, relay))
     assert part.lines[-1] == "KeyError: 1"
     assert (part.unread == "") == is_explained
 
@@ -132,7 +136,7 @@ def test_a_fork_that_exits_says_so(relay, text):
     told = json.dumps({"error": text, "time": 7.5}).encode()
     failed = describe_failure(worker(told=lambda *_: told), 1, relay)
     assert (failed.text, failed.time, failed.is_doubtful) == (text, 7.5, False)
-    assert failed.worker.unread
+    assert part_of(failed).unread
 
 
 def test_when_record_has_written(relay, tmp_path):
@@ -147,7 +151,7 @@ def test_when_record_has_written(relay, tmp_path):
 def test_a_fork_that_tells_nothing(relay, told):
     failed = describe_failure(worker(told=lambda *_: told), 1, relay)
     assert failed.text == ""
-    assert failed.worker.unread
+    assert part_of(failed).unread
 
 
 def test_it_does_not_wait_for_those_who_never_stop_writing(children, relay):

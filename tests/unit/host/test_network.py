@@ -204,6 +204,7 @@ def listening():
 def test_this_node_has_a_loopback_interface():
     node = this_node()
     owner = node.owner(ip("127.0.0.1"))
+    assert owner is not None
     assert owner.name == "lo"
     assert ipaddress.ip_interface("127.0.0.1/8") in owner.addresses
     assert owner.up

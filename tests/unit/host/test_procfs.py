@@ -1,4 +1,4 @@
-"""What is read of this process, and of files."""
+"""The facts about this process, and the reader of files."""
 
 from __future__ import annotations
 

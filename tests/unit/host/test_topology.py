@@ -1,4 +1,4 @@
-"""What is read of a node, and of the other tasks on it."""
+"""The topology of a node, and the other tasks on it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from torchrun_hpc.options.options import Options
 
 # --- what is set --------------------------------------------------------------------
 
-# What is set by a command line.
 EXPLICIT = {
     "--rdzv-endpoint=n9:1 --rdzv_id x a": {"rdzv_endpoint": "n9:1", "rdzv_id": "x"},
     "--log-dir logs --nproc-per-node=gpu --nnodes 2:3 a": {
@@ -29,7 +28,7 @@ EXPLICIT = {
         "hpc_site": "jsc",
         "hpc_debug": True,
     },
-    # the script's own, also behind a value, and behind a flag
+    # the script's own, also after a value, and after a flag
     "--rdzv-id=x a --standalone --nnodes x": {"rdzv_id": "x"},
     "--nproc-per-node 4 a --master_port=29500": {"nproc_per_node": "4"},
     "--rdzv-id=x --no-python a --nnodes x": {"rdzv_id": "x", "no_python": True},
@@ -123,6 +122,7 @@ def test_help_is_wanted(argv):
 )
 def test_problem(argv, environ, code):
     problem = command_line.parse(argv, environ).problem
+    assert problem is not None
     assert (problem.code, problem.everywhere) == (code, True)
 
 
@@ -205,7 +205,7 @@ def test_ours_are_in_the_documentation():
     command_line.add_ours(parser, {})
     found = parser._actions
     for action in found:
-        text = action.help.replace("|", r"\|")
+        text = (action.help or "").replace("|", r"\|")
         variable = f"`{command_line.variable_of(action.dest)}`"
         shown = "" if action.dest in command_line.WITHOUT_VARIABLE else variable
         assert f"| {text} | {shown} |\n" in page

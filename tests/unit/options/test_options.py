@@ -1,4 +1,4 @@
-"""What the user has set, read once."""
+"""The user's options, read once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_site_sets_what_the_user_has_not():
     assert (found.hpc_bind, found.hpc_preload) == ("even", ("torch", "numpy"))
     assert str(found["hpc_bind"]) == "site here: bind=even"
     assert str(found["hpc_preload"]) == "site here: preload=torch, numpy"
-    assert "hpc_bind" not in found  # nobody has typed it
+    assert "hpc_bind" not in found  # the user has not set it
     assert (found.nnodes, found.given) == ((2, 2), explicit({"nnodes": "2"}))
 
 
@@ -105,7 +105,7 @@ BACKENDS = [
         ({"rdzv_backend": name, "nnodes": "2", "master_port": 1}, name, name)
         for name in ("c10d", "static", "etcd", "theirs")
     ),
-    # torchrun ignores what is typed
+    # torchrun ignores these values
     ({"standalone": True, "rdzv_backend": "static"}, "c10d", "c10d"),
     ({"standalone": True, "node_rank": 1, "nnodes": "2"}, "c10d", "c10d"),
     ({"rdzv_conf": FILE}, "c10d", "c10d"),
@@ -137,7 +137,7 @@ ENDPOINTS = [
         "--master_addr=n1",
     ),
     ({"rdzv_backend": "static", "rdzv_endpoint": "n1"}, ("n1", None), None),
-    # what another backend, or nobody, reads may be anything
+    # another backend, or nobody, reads these values
     ({"rdzv_backend": "etcd", "rdzv_endpoint": "http://n1"}, None, None),
     ({"rdzv_conf": FILE, "rdzv_endpoint": "/a/file"}, None, None),
     ({"standalone": True, "rdzv_endpoint": "/a/file"}, None, None),
@@ -245,18 +245,16 @@ def test_anything_typed_is_read_or_refused(typed, has_job):
 def counted(kind, made):
     """Return a kind that counts how often it is made."""
 
-    class Counted(kind):
-        def __new__(cls, *args, **kwargs):
-            made.append(kind.__name__)
-            if issubclass(kind, tuple):
-                return super().__new__(cls, *args, **kwargs)
-            return super().__new__(cls)
+    def new(cls, *args, **kwargs):
+        made.append(kind.__name__)
+        is_tuple = issubclass(kind, tuple)
+        return kind.__new__(cls, *args, **kwargs) if is_tuple else object.__new__(cls)
 
-    return Counted
+    return type("Counted", (kind,), {"__new__": new})
 
 
 def test_each_option_is_read_once_for_a_plan(monkeypatch):
-    made = []
+    made: list[str] = []
     for module, name in (
         (values, "NodeRange"),
         (values, "HostPort"),

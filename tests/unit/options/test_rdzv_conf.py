@@ -87,7 +87,7 @@ def test_what_torch_could_not_read(text, message):
     assert str(caught.value).startswith(f"--rdzv_conf={text}: ")
 
 
-# What is typed, and which backends read it, so that they could not.
+# Wrong values, and the backends that read them.
 READ_BY = {
     "timeout='5'": {"static"},
     "timeout=1.5": {"static"},

@@ -14,7 +14,7 @@ from torchrun_hpc.options.script import check, check_program, check_script
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """What there is, and where the workers will look."""
+    """Make files in the folder in which the workers look."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / "no suffix").touch()

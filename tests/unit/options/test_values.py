@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.juelich import explicit
 from torchrun_hpc.options.options import READERS, read
 
-# What is typed, and what it means.
-GOOD = {
+# Explicit values, and their meanings.
+GOOD: dict[str, dict[Any, Any]] = {
     "nnodes": {
         **dict.fromkeys(("1", "01", " 1", "+1", "1 ", "1:1", "1 : +1"), (1, 1)),
         "4": (4, 4),
@@ -173,6 +175,7 @@ def test_endpoints(typed, expected):
 def test_workers_are_bound_once():
     options = {"hpc_bind": "gpu", "numa_binding": "node"}
     found = read(explicit(options)).problem
+    assert found is not None
     assert (found.code, found.everywhere) == ("HPC220", True)
     assert str(found).startswith("--hpc_bind=gpu and --numa_binding=node ")
     assert read(explicit(options | {"hpc_bind": "none"})).problem is None

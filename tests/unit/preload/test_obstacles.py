@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import textwrap
 from pathlib import Path
@@ -47,8 +48,8 @@ def test_tools(environ, obstacle):
     ],
 )
 def test_where_forks_were_compared(monkeypatch, platform, version, is_tried):
-    monkeypatch.setattr(plan.sys, "platform", platform)
-    monkeypatch.setattr(plan.sys, "version_info", version)
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(sys, "version_info", version)
     assert (not of_default()) == is_tried
 
 

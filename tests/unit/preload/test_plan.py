@@ -1,8 +1,9 @@
-"""What is imported once, and what is said where it cannot be."""
+"""The modules that are imported once, and the messages if they cannot be."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -70,18 +71,22 @@ def test_variables_that_are_read_at_import():
 
 @pytest.mark.parametrize("typed", [None, "auto", "torch"])
 def test_nobody_is_warned_about_a_default(typed):
-    """What speaks against the default does not prevent what was asked for."""
+    """An obstacle to the default does not prevent an explicit preload."""
     options = {OPTION: typed} if typed else {}
     inputs = with_script(make_inputs(options=options | {"no_python": True}))
-    inputs = replace(inputs, preload=plan.preload_of(inputs))
-    assert inputs.preload.problem == "--no_python needs an exec"
+    preload = plan.preload_of(inputs)
+    inputs = replace(inputs, preload=preload)
+    assert preload is not None
+    assert preload.problem == "--no_python needs an exec"
     found = make_plan(inputs).messages.advice
     assert ("HPC169" in codes(found)) == (typed == "torch")
 
 
 def test_what_speaks_against_the_default():
     inputs = with_script(make_inputs())
-    assert plan.preload_of(inputs, "LD_AUDIT is set").problem == "LD_AUDIT is set"
+    preload = plan.preload_of(inputs, "LD_AUDIT is set")
+    assert preload is not None
+    assert preload.problem == "LD_AUDIT is set"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +99,7 @@ def test_whether_forks_must_stay_on_their_cpus(bind, cpus, is_bound):
     assert found.is_bound == is_bound
 
 
-IMPOSSIBLE = {
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "program": ({"no_python": True}, {}, "--no_python needs an exec"),
     "numa": ({"numa_binding": "node"}, {}, "--numa_binding needs an exec"),
     "patch": (
@@ -116,7 +121,7 @@ def test_what_needs_an_exec(case):
     options, environ, reason = IMPOSSIBLE[case]
     for site, typed, expected in (
         (JSC, TORCH, ["HPC169"]),
-        (SITE, {}, []),  # nobody has asked for it
+        (SITE, {}, []),  # the user has not asked for it
     ):
         inputs = make_inputs(options=options | typed, environ=environ, site=site)
         inputs = with_script(inputs)

@@ -9,17 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from torchrun_hpc import programs
 from torchrun_hpc.host import sockets
 from torchrun_hpc.preload import read_ahead
 
 FAST, SLOW = 0.0001, 0.001  # seconds for a page
 
 
-class Started(list):
+class Started(list["Program"]):
     """The programs that were started, and how each ended."""
 
     def __call__(self, *words, stdin, bufsize, pass_fds):
-        assert (stdin, bufsize) == (read_ahead.programs.PIPE, 0)
+        assert (stdin, bufsize) == (programs.PIPE, 0)
         (number,) = pass_fds
         self.append(Program(words, socket.socket(fileno=os.dup(number))))
         return self[-1]
@@ -55,7 +56,7 @@ def started(monkeypatch, tmp_path):
         (tmp_path / "torch" / "lib" / name).write_bytes(b"library")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     found = Started()
-    monkeypatch.setattr(read_ahead.programs, "start", found)
+    monkeypatch.setattr(programs, "start", found)
     # Other tests of the same user may run meanwhile.
     monkeypatch.setattr(sockets, "hold", lambda what: hold(f"{what} {tmp_path}"))
     yield found
@@ -124,7 +125,7 @@ def test_a_launch_continues_without_the_program(monkeypatch, started):
         raise BlockingIOError
 
     pages_take(monkeypatch, SLOW, SLOW)
-    monkeypatch.setattr(read_ahead.programs, "start", fail)
+    monkeypatch.setattr(programs, "start", fail)
     read_ahead.start("module")
     read_ahead.ask("other")
     read_ahead.end()

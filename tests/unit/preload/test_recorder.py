@@ -14,7 +14,7 @@ import pytest
 from tests.support.patience import PATIENCE
 from tests.support.stack_samples import entry
 from torchrun_hpc import wire
-from torchrun_hpc.preload import recorder
+from torchrun_hpc.preload import recorder, worker
 from torchrun_hpc.stacks.calls import ASK_ALL, ASK_FRAMES, AT_END, ForkAnswer
 
 
@@ -162,7 +162,7 @@ def test_what_python_writes(pair, error, written):
 def test_frames_of_the_launcher_are_left_out(pair, monkeypatch):
     """As the interpreter's own message leaves them out."""
     ours, theirs = pair
-    monkeypatch.setattr(recorder.worker, "LAUNCHER", __file__)
+    monkeypatch.setattr(worker, "LAUNCHER", __file__)
     try:
         json.loads("{")
     except ValueError as error:

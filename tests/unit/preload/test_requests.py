@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import socket
+import subprocess
 import threading
 from types import SimpleNamespace
 
@@ -24,6 +25,13 @@ texts = st.text(st.characters(exclude_categories=())).filter(
 )
 
 
+def received_from(connection):
+    """Return a request and its files."""
+    received = requests.receive(connection)
+    assert received is not None
+    return received
+
+
 @given(
     st.lists(texts, max_size=5),
     st.dictionaries(texts, texts, max_size=5),
@@ -36,7 +44,7 @@ def test_a_request_arrives_as_it_is(command, environ, numbers):
         requests.send(ours, request, 5 * [file.fileno()])
         requests.send(ours, request, 5 * [file.fileno()])
         for _ in range(2):
-            received, files = requests.receive(theirs)
+            received, files = received_from(theirs)
             assert received == request
             kinds = {os.fstat(number).st_rdev for number in files}
             assert kinds == {os.fstat(file.fileno()).st_rdev}
@@ -54,7 +62,7 @@ def test_a_request_that_is_larger_than_any_buffer():
             target=requests.send, args=(ours, request, [0, 0, 0, 0, 0])
         )
         sender.start()
-        received, files = requests.receive(theirs)
+        received, files = received_from(theirs)
         sender.join()
         for number in files:
             os.close(number)
@@ -90,10 +98,10 @@ def answered():
 def test_a_worker_that_ends(answered, monkeypatch):
     worker, server = answered(b"started 4711")
     assert (worker.pid, worker.poll(), worker.returncode) == (4711, None, None)
-    passed = []
+    passed: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(passed), sleep=passed.append)
     monkeypatch.setattr(waiting, "time", clock)
-    with pytest.raises(requests.subprocess.TimeoutExpired):
+    with pytest.raises(subprocess.TimeoutExpired):
         worker.wait(20)
     assert 20 < sum(passed) < 21
     server.send(b"-15")
@@ -130,7 +138,7 @@ def test_no_fork_server():
 
 def test_a_signal(answered, monkeypatch):
     killed = []
-    monkeypatch.setattr(requests.os, "kill", lambda *args: killed.append(args))
+    monkeypatch.setattr(os, "kill", lambda *args: killed.append(args))
     worker, server = answered(b"started 4711")
     worker.send_signal(signal.SIGTERM)
     assert killed == [(4711, signal.SIGTERM)]
@@ -206,10 +214,10 @@ def test_a_worker_that_does_not_read(asked):
 
 
 def test_several_threads_ask(asked):
-    """None gets the answer to another one's question, and none waits for ever."""
+    """None gets the answer to another one's question, and none waits forever."""
     worker, theirs = asked
     theirs.settimeout(PATIENCE)
-    answers = []
+    answers: list[bytes] = []
 
     def answer():
         for number in range(60):

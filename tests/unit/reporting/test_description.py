@@ -95,7 +95,7 @@ def test_another_node_gets_all_values_and_their_sources(inputs):
     assert set(found["meeting"]) == {field.name for field in fields(plan.meeting)}
     assert set(found["options"]) == {*inputs.options.given, *plan.options}
     for name, option in found["options"].items():
-        # What is derived in spite of what was typed is what torchrun gets.
+        # A derived value replaces an explicit one: torchrun gets it.
         expected = plan.options.get(name) or inputs.options[name]
         assert option == {"value": str(expected.value), "source": expected.source}
     settings = [*found["options"].values(), *found["environment"].values()]
@@ -174,7 +174,7 @@ def test_what_is_no_description(data):
     ids=str,
 )
 def test_what_a_stranger_may_have_written(changes):
-    """Nothing of it gets to a terminal, or into a line that is to be copied."""
+    """Nothing of it gets to a terminal, or into a line that a user copies."""
     assert heard({}) is not None
     assert heard(changes) is None
 

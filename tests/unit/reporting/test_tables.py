@@ -22,14 +22,14 @@ PATCHES = (
 
 
 def described(rank=0, nodes=2, *, job=True, options=None, **changes):
-    """Describe one node of a dry run by hand: what is shown of it.
+    """Describe one node of a dry run by hand.
 
     Args:
         rank: Its rank.
         nodes: Number of nodes.
         job: Whether there is a scheduler.
-        options: What was typed.
-        changes: Fields of the plan that are others.
+        options: The explicit ones.
+        changes: Other fields of the plan.
     """
     environment = changes.pop("environment", {"GLOO_SOCKET_IFNAME": ("ib0", "owner")})
     hosts = tuple(f"n{number}" for number in range(nodes)) if job else ()

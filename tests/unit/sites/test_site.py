@@ -1,4 +1,4 @@
-"""Files of sites: the user's, the administrator's, typed ones, and broken ones."""
+"""Files of sites: the user's, the administrator's, explicit ones, and broken ones."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_where_files_are_looked_for(environ, found, tmp_path, monkeypatch):
     assert found_site.title == found
 
 
-# --- a file that is typed ---------------------------------------------------------
+# --- an explicit file ------------------------------------------------------------
 
 
 def test_the_only_system_of_a_typed_file(tmp_path, folders):

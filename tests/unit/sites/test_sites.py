@@ -266,7 +266,7 @@ def test_every_site_does_something_that_can_be_looked_up():
 
 
 def test_what_stops_nccl_is_explained_in_the_file():
-    """Where the plugin is missing: it is set only where the centre documents it."""
+    """If the plugin is missing. It is set only if the centre documents it."""
     plugin = [site for site in OURS.values() if "NCCL_NET" in site.variables]
     assert plugin
     for site in plugin:

@@ -1,4 +1,4 @@
-"""What torch's flight recorder has written of a rank's collectives."""
+"""The entries of torch's flight recorder about a rank's collectives."""
 
 from __future__ import annotations
 

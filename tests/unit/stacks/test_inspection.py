@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from torchrun_hpc.failures.failure import WorkerPart
 from torchrun_hpc.failures.worker import Worker
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.stacks import inspection as inspections
+from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.calls import Call, Group
 from torchrun_hpc.stacks.inspection import (
     FRAMES,
@@ -45,7 +47,7 @@ def workers(monkeypatch):
         assert timeout in (limits.NODE_STACKS_TIMEOUT, limits.HANG_NODE_TIMEOUT)
         return [WorkerStack(worker.rank, worker.node, STACK) for worker in workers]
 
-    monkeypatch.setattr(inspections.sampling, "sample", sample)
+    monkeypatch.setattr(sampling, "sample", sample)
     return [Worker(2 + n, 6, 1, n, os.getpid(), lambda: None) for n in range(2)]
 
 
@@ -124,8 +126,8 @@ def test_a_launch_on_several_nodes(inspect, watched, workers):
     [
         ({0: of_node(0), 1: of_node(1)}, [0, 1, 2, 3], "jwb0003 (node 2)"),
         ({0: of_node(0), 1: None, 2: of_node(2)}, [0, 1, 4, 5], ""),
-        # The network is broken, which may be why the job does not go on: what is known
-        # here is shown.
+        # The network is broken, which may be why the job does not continue. This node
+        # shows its own workers.
         ({}, [2, 3], "jwb0001 (node 0), jwb0003 (node 2)"),
         ({1: []}, [], "jwb0001 (node 0), jwb0003 (node 2)"),
     ],
@@ -182,6 +184,10 @@ def test_the_first_node_reports_a_stall(inspect, monkeypatch, capfd):
     ]
 
 
+def hears_nobody(*_):
+    return {}
+
+
 @pytest.mark.parametrize(
     ("nodes", "asks_others", "seconds"),
     [(1, False, 1800), (3, True, 1800), (3, False, 0)],
@@ -189,14 +195,20 @@ def test_the_first_node_reports_a_stall(inspect, monkeypatch, capfd):
 def test_by_default_a_node_must_hear_all_others(inspect, nodes, asks_others, seconds):
     """With PyTorch's own rendezvous, others may make progress that it does not see."""
     preload = Preload(("torch",), Setting("torch", "--hpc-preload"))
-    ask_all = (lambda *_: {}) if asks_others else None
-    made = inspect([], ask_all, nodes=nodes, node_rank=0, preload=preload)
+    made = inspect(
+        [],
+        hears_nobody if asks_others else None,
+        nodes=nodes,
+        node_rank=0,
+        preload=preload,
+    )
     assert made._stall._seconds == seconds
     assert made._stall._thread.is_alive() == bool(seconds)
 
 
 def test_a_node_that_becomes_the_first_one(inspect):
-    answers, first = {node: of_node(node) for node in range(3)}, []
+    answers = {node: of_node(node) for node in range(3)}
+    first: list[int] = []
     made = inspect([], lambda *_: answers, lambda: bool(first))
     assert if_complete(made) == []
     first.append(1)
@@ -334,13 +346,13 @@ def test_a_node_that_was_not_in_a_hang_tells_nothing_of_its_workers(watched, wor
 
 def test_workers_that_end_meanwhile(watched, monkeypatch):
     """They fail together, and one has no stack any more."""
-    codes = {2: None, 3: None}
+    codes: dict[int, int | None] = {2: None, 3: None}
 
     def sample(workers, *_, **__):
         codes[3] = 1
         return [WorkerStack(worker.rank, worker.node) for worker in workers]
 
-    monkeypatch.setattr(inspections.sampling, "sample", sample)
-    workers = [Worker(n, 6, 1, n, os.getpid(), lambda n=n: codes[n]) for n in codes]
+    monkeypatch.setattr(sampling, "sample", sample)
+    workers = [Worker(n, 6, 1, n, os.getpid(), partial(codes.get, n)) for n in codes]
     found = received(inspections.sample(watched(workers)))
     assert [stack.problem for stack in found] == ["", "it ended with exit code 1"]

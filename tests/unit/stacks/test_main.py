@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.juelich import recorded
 from tests.support.patience import PATIENCE
+from torchrun_hpc.host.sockets import user_of
 from torchrun_hpc.stacks import service
 from torchrun_hpc.stacks.__main__ import main
 from torchrun_hpc.stacks.sampling import WorkerStack
@@ -218,7 +219,6 @@ def test_a_name_that_another_user_has_taken(run, serve, monkeypatch, launch):
     alone = run()
     serve(launch, lambda: ONE_NODE)
     (others,) = [name for _, name in service.launches()]
-    user_of = service.user_of
     monkeypatch.setattr(
         service,
         "user_of",

@@ -1,4 +1,4 @@
-"""What is made of what py-spy says."""
+"""The stacks that py-spy and forks report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.patience import PATIENCE
 from tests.support.simulated_job import worker_failure
 from tests.support.stack_samples import as_sent, problem_of, worker
 from torchrun_hpc import limits, wire
-from torchrun_hpc.stacks import sampling
+from torchrun_hpc.stacks import calls, sampling
 from torchrun_hpc.stacks.calls import Call, ForkAnswer, Group
 from torchrun_hpc.stacks.sampling import WorkerStack, received, sample
 
@@ -62,7 +62,7 @@ def test_without_py_spy_it_says_what_to_install(monkeypatch):
 
 
 class PySpy:
-    """What stands in the place of a process of py-spy: it has ended, or it hangs."""
+    """A stand-in for a process of py-spy, which has ended or hangs."""
 
     def __init__(self, output, errors):
         self._answer = output, errors
@@ -104,7 +104,7 @@ def test_how_it_is_called(instead):
     assert list(started) == [("py-spy", "dump", "--json", "--pid", "4711")]
 
 
-# What py-spy writes where it is not allowed to look.
+# The errors of py-spy without a permission.
 DENIED = {
     "the process": (
         "Permission Denied: Try running again with elevated permissions by going "
@@ -154,7 +154,7 @@ def test_those_that_hang(instead, monkeypatch):
     assert ended() == list(started.values())
 
 
-# What it writes, of process 7.
+# Its output about process 7.
 GARBAGE = {
     "nothing": "",
     "no JSON": "Error: what?",
@@ -230,7 +230,17 @@ def test_what_is_received_can_be_printed():
 
 
 NAMES = [field.name for field in fields(WorkerStack)]
-NOTHING = (None, 5, "text", {}, {"rank": 5}, [None], [[]], [{}], [*as_sent(GOOD), None])
+NOTHING: tuple[object, ...] = (
+    None,
+    5,
+    "text",
+    {},
+    {"rank": 5},
+    [None],
+    [[]],
+    [{}],
+    [*as_sent(GOOD), None],
+)
 WRONG = {
     "rank": (None, "five", float("nan"), float("inf")),
     "frames": (None, [5], [[5]]),
@@ -380,7 +390,7 @@ def test_an_ended_fork_has_told_it():
 
 def test_a_dump_of_torch_is_used(monkeypatch):
     monkeypatch.setattr(
-        sampling.calls, "groups_in_dump", lambda worker, _: GROUPS * (worker.rank == 5)
+        calls, "groups_in_dump", lambda worker, _: GROUPS * (worker.rank == 5)
     )
     assert sampling.ended(worker(7), None).groups == GROUPS
     assert sampling.ended(worker(7, 4), None).groups == ()

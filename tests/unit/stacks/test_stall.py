@@ -1,4 +1,4 @@
-"""Workers that do not go on are reported, once; others never."""
+"""Workers without progress are reported, once; others never."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READ = ("<module> train.py:12", "read data.py:31")
 WAITING = [WorkerStack(rank, rank // 2, REDUCE) for rank in range(4)]
 ONE_READS = [*WAITING[:3], WorkerStack(3, 1, READ)]
 NO_ANSWER = [*WAITING[:3], WorkerStack(3, 1, problem="py-spy did not answer")]
-A_NODE_IS_MISSING = []  # as of Inspection
+A_NODE_IS_MISSING: list[WorkerStack] = []  # as of Inspection
 
 REPORT = [
     (
@@ -234,7 +234,7 @@ def test_no_report_of_what_is_still_collected_at_the_end(report):
 )
 def test_how_often_it_looks(monkeypatch, seconds, pause):
     pauses = []
-    made = StallReport(seconds, FRAMES, list, lambda: HOSTS)
+    made = StallReport(seconds, FRAMES, lambda _: [], lambda: HOSTS)
 
     def wait(timeout):
         pauses.append(timeout)
