@@ -81,11 +81,8 @@ def test_that_no_other_node_has_come():
         planned = {**ALONE, "network_hint": hint}
         report = report_of(missing=[1, 2], nodes=[make_node(0)], **planned)
         (finding,) = report.findings
-        text = (
-            "no other node joined within 60 s. The network of 10.30.0.1:25592 "
-            "(eth0) may be closed"
-        )
-        assert (finding.code, finding.text) == ("HPC178", text)
+        assert finding.code == "HPC178"
+        assert "The network of 10.30.0.1:25592 (eth0)" in finding.text
         assert (finding.remedy == hint) is bool(hint)
         assert not results.suspects(report)
         assert results.exit_code(report) == 1
