@@ -36,9 +36,12 @@ def is_updating(environ: Mapping[str, str] = os.environ) -> bool:
     return updates
 
 
-def pytest_configure() -> None:
-    """Refuse ``UPDATE=1`` in CI before the first test."""
-    is_updating()
+_UPDATES = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read ``UPDATE`` once, because tests change the environment."""
+    config.stash[_UPDATES] = is_updating()
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
     def check(texts: Texts) -> None:
         __tracebackhide__ = True
-        compare(path, page(texts), updates=is_updating())
+        compare(path, page(texts), updates=request.config.stash[_UPDATES])
 
     return check
 

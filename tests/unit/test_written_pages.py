@@ -54,14 +54,8 @@ def test_variables_and_limits(file, written):
     assert kept == written(), "python docs/write_constants.py"
 
 
-KINDS: dict[str, Any] = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-}
-KINDS |= {"number": (int, float), "null": type(None)}
+KINDS: dict[str, Any] = {"object": dict, "array": list, "string": str}
+KINDS |= {"boolean": bool, "integer": int, "number": (int, float), "null": type(None)}
 
 
 def fits(value, form, schema):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -78,71 +79,76 @@ def test_list_marks_the_site_of_this_machine(run, mine, monkeypatch):
     assert marked(run()[1]) == []
 
 
-def test_show(run):
-    code, out, err = run("show", "aurora")
-    assert (code, err) == (0, "")
-    site = {site.name: site for site in sites.load({}, folders=())}["aurora"]
-    for text in (site.name, site.title, site.centre, site.source, site.file):
-        assert f" {text}\n" in out
-    assert "FI_MR_CACHE_MONITOR=userfaultfd\n" in out
-    for host, fast in site.examples.items():
-        assert f" {host} -> {fast}\n" in out
-    assert f" {site.pattern}\n" in out
-    assert f" {site.replacement}\n" in out
-    assert all(f" {marker}\n" in out for marker in site.markers)
+FULL = """centre = "A centre"
+[mine]
+title = "My machines"
+source = "a/page"
+recognise = [{ variable = 'MINE', values = ['a', 'b'] }, { host = 'm[0-9]+' }]
+preload = ["torch"]
+bind = "gpu"
+auth = "require"
+key_file = "~/k"
+hosts.pattern = '^m([0-9]+)'
+hosts.replacement = 'fast-\\1'
+hosts.examples = { m1 = "fast-1", "m1.net" = "fast-1.net" }
+variables.NCCL_SOCKET_IFNAME = "ib"
+variables.NCCL_DEBUG = "WARN"
+[other]
+title = "Others"
+source = "a/page"
+profile.file = "FOLDER/profile"
+profile.names = ["NCCL_A", "NCCL_B"]
+variables.NCCL_B = "1"
+"""
+UNKNOWN = FULL.replace("title", "titel", 1)
+# Exit code, arguments, variables, and the text of the file of sites.
+COMMANDS: dict[str, tuple[int, str, dict[str, str], str]] = {
+    "show": (0, "show FILE", {}, FULL),
+    "show no site": (0, "show none", {}, FULL),
+    "show an unknown site": (2, "show jcs", {}, FULL),
+    "show, and the file is broken": (2, "show jsc", {}, "["),
+    "list, and the file is broken": (2, "", {}, "["),
+    "here, by a variable": (0, "here", {"MINE": "b"}, FULL),
+    "here, by the host name": (0, "here", {}, FULL),
+    "here, by a name": (0, "here", {"PET_HPC_SITE": "mine"}, FULL),
+    "here, by a file": (0, "here", {"PET_HPC_SITE": "FILE"}, FULL),
+    "here, switched off": (1, "here", {"PET_HPC_SITE": "none"}, FULL),
+    "here, an unknown site": (2, "here", {"PET_HPC_SITE": "jcs"}, FULL),
+    "here, and the file is broken": (2, "here", {}, "["),
+    "check two files": (0, "check OURS FILE", {}, MINE),
+    "check a file with an unknown key": (2, "check FILE", {}, UNKNOWN),
+    "check a missing file, and a good one": (2, "check FOLDER/none FILE", {}, MINE),
+    "check a profile": (0, "check FILE", {}, FULL),
+}
 
 
-def test_show_a_file(run, mine):
-    options = 'preload = ["torch"]\nbind = "gpu"\nauth = "require"\nkey_file = "~/k"'
-    text = MINE.replace('"a/page"', f'"a/page"\n{options}', 1)
-    mine.write_text(text, encoding="utf-8")
-    code, out, _ = run("show", str(mine))
-    assert code == 0
-    for text in ("My machines", "Others", "by name only"):
-        assert text in out
-    words = [line.split() for line in out.splitlines()]
-    assert not {"pattern", "replacement", "examples"} & {line[0] for line in words}
-    assert [line for line in words if "hpc_" in line[-1]] == [
-        ["options", "hpc_preload=torch"],
-        ["hpc_bind=gpu"],
-        ["hpc_auth=require"],
-        ["hpc_key_file=~/k"],
-    ]
-    assert run("show", "none")[0::2] == (0, "")
+def test_commands(run, mine, monkeypatch, golden):
+    ours = Path(sites.__file__).parent / "alcf.toml"
+    places = {"OURS": ours, "FILE": mine, "FOLDER": mine.parent}
+
+    def placed(text):
+        return replaced(text, {name: str(path) for name, path in places.items()})
+
+    (mine.parent / "profile").write_text("NCCL_A=1\nexport NCCL_B=2\nNCCL_C=3\n")
+    texts = {}
+    for case, (expected, words, environ, text) in COMMANDS.items():
+        mine.write_text(placed(text), encoding="utf-8")
+        with monkeypatch.context() as patching:
+            for name, value in environ.items():
+                patching.setenv(name, placed(value))
+            code, out, err = run(*placed(words).split())
+        assert code == expected, case
+        assert bool(out) is (code < 2 or case.endswith("a good one")), case
+        shown = replaced(out + err, {str(path): name for name, path in places.items()})
+        shown = re.sub("There are: .*", "There are: ...", shown)
+        texts[case] = re.sub("not TOML: .*[.] Correct", "not TOML: .... Correct", shown)
+    golden(texts)
 
 
-def test_show_what_there_is_not(run):
-    code, out, err = run("show", "jcs")
-    assert (code, out) == (2, "")
-    assert err.startswith(
-        "torchrun_hpc: error[HPC040]: site=jcs: there is no such site"
-    )
-    assert "Did you mean jsc?" in err
-    assert err.count("\n") == 1
-
-
-def test_here(run, monkeypatch):
-    monkeypatch.setenv("NCAR_HOST", "derecho")
-    code, out, err = run("here")
-    assert (code, err) == (0, "")
-    assert out.split()[0] == "derecho"
-    assert "NCAR_HOST=derecho\n" in out
-    assert "ncar.toml" in out
-
-
-def test_here_as_it_was_typed(run, monkeypatch, mine):
-    monkeypatch.setenv("PET_HPC_SITE", "jsc")
-    assert "PET_HPC_SITE=jsc\n" in run("here")[1]
-    monkeypatch.setenv("PET_HPC_SITE", str(mine))
-    assert f"PET_HPC_SITE={mine}, host name m1\n" in run("here")[1]
-    monkeypatch.setenv("PET_HPC_SITE", "none")
-    code, out, err = run("here")
-    assert (code, err) == (1, "")
-    assert out.split() == ["none", "PET_HPC_SITE=none"]
-    monkeypatch.setenv("PET_HPC_SITE", "jcs")
-    code, out, err = run("here")
-    assert (code, out) == (2, "")
-    assert "error[HPC040]: PET_HPC_SITE=jcs: there is no such site" in err
+def replaced(text, words):
+    for old, new in words.items():
+        text = text.replace(old, new)
+    return text
 
 
 def test_here_is_none(run, monkeypatch):
@@ -188,68 +194,28 @@ def test_here_is_where_the_jobs_first_node_is(run, monkeypatch, mine):
     assert "host name jwb0001\n" in run("here")[1]
 
 
-def test_check(run, mine):
-    ours = Path(sites.__file__).parent / "alcf.toml"
-    code, out, err = run("check", str(ours), str(mine))
-    assert (code, err) == (0, "")
-    assert out == f"{ours}: ok: polaris, aurora\n{mine}: ok: mine, other\n"
-
-
-def test_check_says_what_is_wrong_in_each(run, mine, tmp_path):
-    broken = tmp_path / "broken.toml"
-    broken.write_text(MINE.replace("title", "titel"), encoding="utf-8")
-    missing = tmp_path / "missing.toml"
-    code, out, err = run("check", str(broken), str(mine), str(missing))
-    assert (code, out) == (2, f"{mine}: ok: mine, other\n")
-    first, second = err.splitlines()
-    assert first.startswith(
-        f"torchrun_hpc: error[HPC043]: {broken}, mine.titel: there is no such"
-    )
-    assert second.startswith(f"torchrun_hpc: error[HPC041]: {missing} cannot be read")
-
-
-NOT_TAKEN = (
-    "warning[HPC248]: FILE: not taken: NCCL_A (line 1, only a shell can tell its "
-    "value). Export what you need, or remove the names from the site file\n"
-)
-MISSING = (
-    "note[HPC247]: FILE cannot be read: No such file or directory. Site other takes "
-    "variables of NCCL from it. Mount it on this node, or export them: NCCL_A\n"
-)
 PROFILES = {
     "good": (b"NCCL_A=1\nexport NCCL_B=2\nNCCL_C=3\n", ""),
-    "only for a shell": (b"NCCL_A=$HOME\nNCCL_C=3\n", NOT_TAKEN),
+    "only for a shell": (b"NCCL_A=$HOME\nNCCL_C=3\n", "HPC248"),
     "the site has a value": (b"NCCL_B=$HOME\n", ""),
-    "not text": (b"\xff", "warning[HPC247]: FILE cannot be read: 'utf-8' codec "),
-    "missing": (None, MISSING),
+    "not text": (b"\xff", "HPC247"),
+    "missing": (None, "HPC247"),
 }
 
 
-@pytest.mark.parametrize("case", PROFILES)
-def test_check_reads_the_profile(run, mine, tmp_path, case):
-    content, said = PROFILES[case]
-    file = tmp_path / "profile"
-    if content is not None:
-        file.write_bytes(content)
-    mine.write_text(
-        f'{MINE}variables.NCCL_B = "1"\nprofile.file = "{file}"\n'
-        'profile.names = ["NCCL_A", "NCCL_B"]\n',
-        encoding="utf-8",
-    )
-    code, out, err = run("check", str(mine))
-    assert (code, out) == (0, f"{mine}: ok: mine, other\n")
-    assert err.startswith(
-        f"torchrun_hpc: {said}".replace("FILE", str(file)) * bool(said)
-    )
-    assert err.count("\n") == bool(said)
-
-
-@pytest.mark.parametrize("args", [(), ("here",), ("show", "jsc")])
-def test_a_broken_file_of_the_user(args, run, mine):
-    mine.write_text("[", encoding="utf-8")
-    code, out, err = run(*args)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"torchrun_hpc: error[HPC043]: {mine}: this is not TOML: ")
+def test_check_reads_the_profile(run, mine, golden):
+    mine.write_text(FULL.replace("FOLDER", str(mine.parent)), encoding="utf-8")
+    file = mine.parent / "profile"
+    texts = {}
+    for case, (content, expected) in PROFILES.items():
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_bytes(content)
+        code, out, err = run("check", str(mine))
+        assert (code, out) == (0, f"{mine}: ok: mine, other\n")
+        assert re.findall("HPC...", err) == [expected] * bool(expected)
+        texts[case] = err.replace(str(file), "FILE")
+    golden(texts)
 
 
 @pytest.mark.parametrize("args", [("shwo",), ("show",), ("check",), ("here", "x")])

@@ -230,17 +230,8 @@ def test_what_is_received_can_be_printed():
 
 
 NAMES = [field.name for field in fields(WorkerStack)]
-NOTHING: tuple[object, ...] = (
-    None,
-    5,
-    "text",
-    {},
-    {"rank": 5},
-    [None],
-    [[]],
-    [{}],
-    [*as_sent(GOOD), None],
-)
+NOTHING: list[object] = [None, 5, "text", {}, {"rank": 5}, [None], [[]], [{}]]
+NOTHING.append([*as_sent(GOOD), None])
 WRONG = {
     "rank": (None, "five", float("nan"), float("inf")),
     "frames": (None, [5], [[5]]),
