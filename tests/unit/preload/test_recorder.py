@@ -101,20 +101,22 @@ def raises(text="Timed out waiting 9ms for recv operation"):
     raise RuntimeError(text)
 
 
-def test_last_words(pair):
+def told_after(pair, fails, *args):
+    """Return what a worker tells after an exception."""
     ours, theirs = pair
     try:
-        raises()
-    except RuntimeError as error:
+        fails(*args)
+    except BaseException as error:  # noqa: BLE001
         recorder.leave(theirs, error)
-    theirs.close()
     line = ours.recv(2**17)
     assert line[:1] == AT_END
-    told = read(line[1:])
-    assert [frame.partition(" ")[0] for frame in told.frames] == [
-        "test_last_words",
-        "raises",
-    ]
+    return read(line[1:])
+
+
+def test_last_words(pair):
+    told = told_after(pair, raises)
+    names = [frame.partition(" ")[0] for frame in told.frames]
+    assert names == ["told_after", "raises"]
     first, *_, last = told.error.splitlines()
     assert first == "Traceback (most recent call last):"
     assert last == "RuntimeError: Timed out waiting 9ms for recv operation"
@@ -122,13 +124,8 @@ def test_last_words(pair):
 
 
 def test_other_errors_do_not_touch_torch(pair, torch):
-    ours, theirs = pair
     torch([entry(1)])
-    try:
-        raises("bad shape")
-    except RuntimeError as error:
-        recorder.leave(theirs, error)
-    told = read(ours.recv(2**17)[1:])
+    told = told_after(pair, raises, "bad shape")
     assert (len(told.frames), told.groups) == (2, ())
 
 
@@ -152,24 +149,18 @@ class OddError(Exception):
     ],
 )
 def test_what_python_writes(pair, error, written):
-    ours, theirs = pair
-    recorder.leave(theirs, error)
-    line = ours.recv(2**17)
-    assert line[:1] == AT_END
-    assert written in read(line[1:]).error
+    def fails():
+        raise error
+
+    assert written in told_after(pair, fails).error
 
 
 def test_frames_of_the_launcher_are_left_out(pair, monkeypatch):
     """As the interpreter's own message leaves them out."""
-    ours, theirs = pair
     monkeypatch.setattr(worker, "LAUNCHER", __file__)
-    try:
-        json.loads("{")
-    except ValueError as error:
-        recorder.leave(theirs, error)
-    told = read(ours.recv(2**17)[1:]).error
-    assert "decoder.py" in told
-    assert __file__ not in told
+    text = told_after(pair, json.loads, "{").error
+    assert "decoder.py" in text
+    assert __file__ not in text
 
 
 def deep(number):
@@ -178,12 +169,7 @@ def deep(number):
 
 def test_many_frames(pair):
     """The innermost ones fit into an answer."""
-    ours, theirs = pair
-    try:
-        deep(500)
-    except RuntimeError as error:
-        recorder.leave(theirs, error)
-    told = read(ours.recv(2**17)[1:])
+    told = told_after(pair, deep, 500)
     assert told.frames[-1].startswith("raises ")
     assert len(told.frames) == recorder._FRAMES
 
@@ -197,13 +183,8 @@ def test_many_frames(pair):
     ],
 )
 def test_other_releases(pair, torch, dump, entries, groups):
-    ours, theirs = pair
     torch(entries, dump)
-    try:
-        raises()
-    except RuntimeError as error:
-        recorder.leave(theirs, error)
-    told = read(ours.recv(2**17)[1:])
+    told = told_after(pair, raises)
     assert (len(told.frames), len(told.groups)) == (2, groups)
 
 
