@@ -56,7 +56,7 @@ def test_a_file_without_its_test_is_found(tmp_path):
     for name in ("module.is_there", "module.is_gone", "module.has_none", "gone.test"):
         (tmp_path / "golden" / f"{name}.txt").touch()
     (tmp_path / "test_module.py").write_text(
-        "def test_is_there(golden, tmp_path):\n    pass\n\n"
+        "def test_is_there(\n    golden, tmp_path\n):\n    pass\n\n"
         "def test_has_none(tmp_path):\n    pass\n"
     )
     names = [path.name for path in without_test(tmp_path)]

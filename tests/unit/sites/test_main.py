@@ -103,7 +103,8 @@ variables.NCCL_B = "1"
 UNKNOWN = FULL.replace("title", "titel", 1)
 # Exit code, arguments, variables, and the text of the file of sites.
 COMMANDS: dict[str, tuple[int, str, dict[str, str], str]] = {
-    "show": (0, "show FILE", {}, FULL),
+    "show the sites of a file": (0, "show FILE", {}, FULL),
+    "show one site": (0, "show mine", {}, FULL),
     "show no site": (0, "show none", {}, FULL),
     "show an unknown site": (2, "show jcs", {}, FULL),
     "show, and the file is broken": (2, "show jsc", {}, "["),
@@ -116,8 +117,11 @@ COMMANDS: dict[str, tuple[int, str, dict[str, str], str]] = {
     "here, an unknown site": (2, "here", {"PET_HPC_SITE": "jcs"}, FULL),
     "here, and the file is broken": (2, "here", {}, "["),
     "check two files": (0, "check OURS FILE", {}, MINE),
-    "check a file with an unknown key": (2, "check FILE", {}, UNKNOWN),
-    "check a missing file, and a good one": (2, "check FOLDER/none FILE", {}, MINE),
+    "check a missing file, a wrong one and a good one": (
+        *(2, "check FOLDER/none FILE OURS"),
+        {},
+        UNKNOWN,
+    ),
     "check a profile": (0, "check FILE", {}, FULL),
 }
 
