@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Texts = Mapping[str, str | Iterable[str]]
 Golden = Callable[[Texts], None]
 
+_UPDATES = pytest.StashKey[bool]()
+
 
 def is_updating(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether the tests write what they otherwise compare.
@@ -34,9 +36,6 @@ def is_updating(environ: Mapping[str, str] = os.environ) -> bool:
     if updates and environ.get("CI"):
         raise pytest.UsageError("UPDATE=1 is not for CI: a reader reviews the diff")
     return updates
-
-
-_UPDATES = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
