@@ -55,36 +55,26 @@ def test_not_set():
     assert found.filled(is_host=1) == "is_host=1"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("is_host", "--rdzv_conf=is_host: 'is_host' is not key=value"),
-        ("a=1,b", "'b' is not key=value"),
-        ("=1", "'=1' is not key=value"),
-        ("a=", "'a=' is not key=value"),
-        ("is_host=maybe", "is_host=maybe is neither true nor false"),
-        ("is_host=2", "is_host=2 is neither true nor false"),
-        ("join_timeout=ten", "join_timeout=ten is not a number of seconds"),
-        ("read_timeout=-1", "read_timeout=-1 is not a number of seconds"),
-        ("read_timeout=0", "read_timeout=0 is not a number of seconds"),
-        ("read_timeout=1.5", "read_timeout=1.5 is not a number of seconds"),
-        ("close_timeout='5'", "close_timeout='5' is not a number of seconds"),
-        ("join_timeout=99999999999999999", " is not a number of seconds"),
-        ("last_call_timeout=999999999999", " is not a number of seconds"),
-        (f"join_timeout={'9' * 5000}", " is not a number of seconds"),
-        ("store_type=hash", "store_type=hash: use tcp or file"),
-        ("keep_alive_interval=0", "keep_alive_interval=0 is not a whole number"),
-        ("keep_alive_max_attempt=1.5", "keep_alive_max_attempt=1.5 is not a whole"),
-        ("keep_alive_max_attempt=-1", "keep_alive_max_attempt=-1 is not a whole"),
-        ("endpoint=n1:1", "endpoint is set by --rdzv-endpoint. Remove it here"),
-        ("self=1", "self is set by torch"),
-    ],
-)
-def test_what_torch_could_not_read(text, message):
-    with pytest.raises(LaunchError, match=re.escape(message)) as caught:
-        rdzv_conf.read(conf(text), "c10d")
-    assert (caught.value.code, caught.value.everywhere) == ("HPC019", True)
-    assert str(caught.value).startswith(f"--rdzv_conf={text}: ")
+UNREADABLE = [
+    *("is_host", "a=1,b", "=1", "a=", "is_host=maybe", "is_host=2", "join_timeout=ten"),
+    *("read_timeout=-1", "read_timeout=0", "read_timeout=1.5", "close_timeout='5'"),
+    *("join_timeout=99999999999999999", "last_call_timeout=999999999999"),
+    f"join_timeout={'9' * 5000}",
+    *("store_type=hash", "keep_alive_interval=0", "keep_alive_max_attempt=1.5"),
+    *("keep_alive_max_attempt=-1", "endpoint=n1:1", "self=1"),
+]
+
+
+def test_what_torch_could_not_read(golden):
+    messages = {}
+    for text in UNREADABLE:
+        with pytest.raises(LaunchError) as caught:
+            rdzv_conf.read(conf(text), "c10d")
+        assert (caught.value.code, caught.value.everywhere) == ("HPC019", True), text
+        assert str(caught.value).startswith(f"--rdzv_conf={text}: ")
+        messages[text[:50]] = str(caught.value).removeprefix(f"--rdzv_conf={text}: ")
+    messages = {text: re.sub("9{100,}", "9...", messages[text]) for text in messages}
+    golden(messages)
 
 
 # Wrong values, and the backends that read them.
