@@ -6,15 +6,11 @@ import ast
 import io
 import re
 import tokenize
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support import ROOT
 from tests.support.pages.blocks import PAGES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # The rules of the page that are marked as errors, each with what to write instead.
 RULES = {
@@ -51,6 +47,7 @@ EXCEPTIONS: dict[str, str] = {}
 STYLE = "docs/style.md"
 FIXES = re.compile(r"^(as (for|of)|none|nothing|another|the same)\b", re.IGNORECASE)
 MODULES = sorted((ROOT / "torchrun_hpc").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 FORMS = sorted((ROOT / ".github").rglob("*.*"))
 
 
@@ -61,13 +58,23 @@ def plain(markdown: str) -> str:
     return re.sub(r"\n(?! *\n| *[-|#>*!=])", " ", text)  # a line for each paragraph
 
 
-def program(path: Path) -> str:
-    """Return the comments, docstrings, and texts of a program."""
-    text = path.read_text(encoding="utf-8")
-    tokens = [*tokenize.generate_tokens(io.StringIO(text).readline)]
-    comments = [x.string.lstrip("# ") for x in tokens if x.type == tokenize.COMMENT]
+def comments(text: str) -> str:
+    """Return the comments of a program."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return " ".join(x.string.lstrip("# ") for x in tokens if x.type == tokenize.COMMENT)
+
+
+def docstrings(text: str) -> list[str]:
+    """Return the docstrings of a program."""
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, owners)]
+    return [ast.get_docstring(node, clean=False) or "" for node in nodes]
+
+
+def texts(text: str) -> list[str]:
+    """Return all texts of a program; docstrings are some of them."""
     joined: set[int] = set()
-    found = [" ".join(comments)]
+    found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.JoinedStr):
             parts = [getattr(each, "value", None) for each in node.values]
@@ -75,7 +82,12 @@ def program(path: Path) -> str:
             found.append("".join(x if isinstance(x, str) else "X" for x in parts))
         elif isinstance(node, ast.Constant) and id(node) not in joined:
             found += [str(node.value)] * (len(str(node.value).split()) > 3)
-    return "\n\n".join(plain(re.sub(r"``?", "`", each)) for each in found)
+    return found
+
+
+def prose(*parts: str) -> str:
+    """Return parts of a program as plain paragraphs."""
+    return "\n\n".join(plain(re.sub(r"``?", "`", part)) for part in parts)
 
 
 def problems(path: str, text: str) -> list[str]:
@@ -98,7 +110,15 @@ def test_pages(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_programs(path):
-    assert not problems(path.name, program(path))
+    text = path.read_text(encoding="utf-8")
+    assert not problems(path.name, prose(comments(text), *texts(text)))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_tests(path):
+    """Other texts of a test are its data."""
+    text = path.read_text(encoding="utf-8")
+    assert not problems(path.name, prose(comments(text), *docstrings(text)))
 
 
 def test_remedies_begin_with_a_verb():
