@@ -187,9 +187,11 @@ print("ignored")
 def test_a_process_that_ends_writes_its_last_lines(run):
     done = run("""
 signals.end()
-handle(DeathSignals(limits.SIGNAL_TIMEOUT), die)
+ending = DeathSignals(NEVER_S)
+handle(ending, die)
 strike()
 print("last line", flush=True)
+ending._limit = 0.0  # the time is over
 time.sleep(NEVER_S)
 """)
     assert (done.returncode, done.stdout, done.stderr) == (-15, "last line\n", "")
