@@ -1,3 +1,8 @@
 """The launching process and the scripts of the tests beside stock torchrun."""
 
-from tests.support.stock.compared import folder, launcher  # noqa: F401
+from tests.support.stock.compared import (  # noqa: F401
+    folder,
+    launch,
+    launcher,
+    outside_of_jobs,
+)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
+from tests.support.processes import clean_environ, run_python
 from tests.support.stock.compared import is_kept, reports
-from tests.support.stock.side_by_side import clean_environ, run
 
 pytestmark = pytest.mark.xdist_group("side by side")
 
@@ -51,9 +49,9 @@ for launch in range(int(sys.argv[1])):
 
 def test_a_program_launches_twice(folder, tmp_path):
     """It runs as without us. Its `PET_*` variables count; nothing else is changed."""
-    result = run(
-        [sys.executable, "-c", AUTO, "2", "--nproc-per-node=2", "report.py", "a"],
-        env={
+    result = run_python(
+        *("-c", AUTO, "2", "--nproc-per-node=2", "report.py", "a"),
+        environ={
             **clean_environ(),
             "REPORT": str(tmp_path),
             "PET_RDZV_BACKEND": "c10d",

@@ -6,7 +6,7 @@ import json
 
 from tests.support.cluster.bound import ALL, assert_bound, needs_two_cpus
 from tests.support.cluster.commands import WORLD
-from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ, run
+from tests.support.processes import run_launcher
 
 
 @needs_two_cpus
@@ -18,9 +18,8 @@ def test_forks_have_cpus_of_their_own(tmp_path):
 def test_the_agents_import_takes_no_cpus_from_its_workers():
     """Due to the abbreviation, the agent imports torch before it counts its CPUs."""
     places = ",".join(f"{{{cpu}}}" for cpu in ALL)
-    environ = clean_environ() | {"OMP_PROC_BIND": "close", "OMP_PLACES": places}
-    words = ["--nproc_per_nod=2", WORLD]
-    done = run([*COMMANDS[OURS], *words], env=environ)
+    environ = {"OMP_PROC_BIND": "close", "OMP_PLACES": places}
+    done = run_launcher("--nproc_per_nod=2", WORLD, **environ)
     assert done.code == 0, done.err
     assert [json.loads(line)["cpus"] for line in done.out.splitlines()] == [ALL, ALL]
     assert done.err.count("HPC227") == 1, done.err

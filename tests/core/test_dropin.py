@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
@@ -11,81 +10,66 @@ from tests.support.stock.compared import (
     ADDRESS,
     C10D,
     RUN,
-    Line,
+    ComparedLine,
     assert_fails_alike,
     assert_same,
-    launch,
 )
-from tests.support.stock.side_by_side import STOCK, clean_environ
+from tests.support.stock.side_by_side import STOCK
 
 pytestmark = pytest.mark.xdist_group("side by side")
 
 # Launched by us, in both forms, and by stock torchrun. More are in tests/more/dropin.
 LINES = {
-    "two workers": Line(("--nproc-per-node=2",), workers=2),
-    "module": Line(("-m",), "package.module"),
-    "no python": Line(("--no-python", "--nproc-per-node=2"), "./program", workers=2),
-    "c10d": Line((*C10D, "--rdzv-id=my-job"), same=(RUN,)),
-    "endpoint, host": Line(
-        (
-            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:{port}"),
-            "--rdzv-conf=is_host=true",
-        )
+    "two workers": ComparedLine("--nproc-per-node=2", workers=2),
+    "module": ComparedLine("-m", "package.module"),
+    "no python": ComparedLine("--no-python --nproc-per-node=2", "./program", workers=2),
+    "c10d": ComparedLine(f"{C10D} --rdzv-id=my-job", same=(RUN,)),
+    "endpoint, host": ComparedLine(
+        "--rdzv-backend=c10d --rdzv-endpoint=localhost:{port} --rdzv-conf=is_host=true"
     ),
-    "static": Line(
-        (
-            "--master-port={port}",
-            "--master-addr=127.0.0.1",
-            "--node-rank=0",
-            "--nproc-per-node=2",
-        ),
+    "static": ComparedLine(
+        "--master-port={port} --master-addr=127.0.0.1 --node-rank=0 --nproc-per-node=2",
         workers=2,
         same=(ADDRESS,),
     ),
-    "variables": Line(
-        environ={
-            "PET_NPROC_PER_NODE": "2",
-            "PET_RDZV_BACKEND": "c10d",
-            "PET_RDZV_ENDPOINT": "localhost:0",
-            "PET_RDZV_ID": "abc",
-            "PET_STANDALONE": "0",
-        },
+    "variables": ComparedLine(
+        "PET_NPROC_PER_NODE=2 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=localhost:0 "
+        "PET_RDZV_ID=abc PET_STANDALONE=0",
         workers=2,
         same=(RUN,),
     ),
-    "threads, too many": Line(
-        ("--nproc-per-node=2",),
-        environ={"OMP_NUM_THREADS": "3"},
+    "threads, too many": ComparedLine(
+        "OMP_NUM_THREADS=3 --nproc-per-node=2",
         workers=2,
         warning="HPC094]: OMP_NUM_THREADS=3 times 2 workers is 6 threads on 2 CPUs.",
     ),
 }
 
 FAILURES = {
-    "exit 3, one of two": Line(("--nproc-per-node=2",), environ={"THEN": "exit:3:1"}),
-    "exception": Line(environ={"THEN": "raise"}),
-    "killed": Line(environ={"THEN": f"kill:{int(signal.SIGKILL)}"}),
-    "second attempt": Line(
-        ("--max-restarts=1", "--nproc-per-node=2"), environ={"THEN": "fail-first"}
+    "exit 3, one of two": ComparedLine("THEN=exit:3:1 --nproc-per-node=2"),
+    "exception": ComparedLine("THEN=raise"),
+    "killed": ComparedLine(f"THEN=kill:{int(signal.SIGKILL)}"),
+    "second attempt": ComparedLine(
+        "THEN=fail-first --max-restarts=1 --nproc-per-node=2"
     ),
 }
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_it_is_launched_as_by_torchrun(name, launcher, folder, tmp_path):
-    launched = launch(launcher, folder, LINES[name], tmp_path)
+def test_it_is_launched_as_by_torchrun(name, launch):
+    launched = launch(LINES[name])
     assert_same(LINES[name], launched)
     if name == "two workers":  # without it, nothing shows that ours is kept away
         assert "Setting OMP_NUM_THREADS" in launched[STOCK].result.err
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_it_fails_as_with_torchrun(name, launcher, folder, tmp_path):
-    found = launch(launcher, folder, FAILURES[name], tmp_path, with_error_file=True)
-    assert_fails_alike(name, found)
+def test_it_fails_as_with_torchrun(name, launch):
+    assert_fails_alike(name, launch(FAILURES[name], with_error_file=True))
 
 
-def test_every_option_in_every_spelling(monkeypatch, capsys):
+@pytest.mark.usefixtures("outside_of_jobs")
+def test_every_option_in_every_spelling(capsys):
     """Its value, or why it is refused; and that it is not just ignored."""
     # Here, so that not all workers of pytest import torch.
     from tests.support.stock.parsers import (  # noqa: PLC0415
@@ -100,8 +84,6 @@ def test_every_option_in_every_spelling(monkeypatch, capsys):
         sample,
     )
 
-    for name in set(os.environ).difference(clean_environ()):
-        monkeypatch.delenv(name)
     for action, spelling in SPELLINGS:
         if action in FLAGS:
             lines = [[spelling], [f"{spelling}=1"], [spelling, spelling]]

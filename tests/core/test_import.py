@@ -6,7 +6,7 @@ import re
 import resource
 
 from tests.support.juelich import changed, recorded
-from tests.support.python_programs import run_python
+from tests.support.processes import run_python
 
 # CPU seconds. Torch alone takes more.
 MOST_CPU_S = 0.6
@@ -68,15 +68,15 @@ def test_bad_input_is_refused_before_torch_is_imported(tmp_path):
         before = cpu_seconds_of_children()
         done = run(changed(recorded(name)[task][0], changes))
         took = cpu_seconds_of_children() - before
-        assert (done.returncode, done.stdout) == (2, ""), (fault, done.stderr)
+        assert (done.code, done.out) == (2, ""), (fault, done.err)
         if message is None:
-            assert done.stderr == "", fault
+            assert done.err == "", fault
         else:
             pattern = rf"torchrun_hpc: error\[{message}.*(\n    .*)?\n"
-            assert re.fullmatch(pattern, done.stderr), (fault, done.stderr)
+            assert re.fullmatch(pattern, done.err), (fault, done.err)
         assert took < MOST_CPU_S, fault
     # This shows that the above would notice torch.
-    assert run({}).returncode == TORCH_IS_IMPORTED
+    assert run({}).code == TORCH_IS_IMPORTED
 
 
 def cpu_seconds_of_children():
@@ -95,5 +95,5 @@ def test_workers_are_forks_of_one_import(tmp_path):
     (tmp_path / "script.py").write_text(SHOW)
     options = ("--nproc-per-node=2", "--rdzv-id=mine")
     done = run_python("-m", "torchrun_hpc", *options, "script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 True mine", "1 True mine"], done
+    assert done.code == 0, done.err
+    assert sorted(done.out.splitlines()) == ["0 True mine", "1 True mine"], done

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from tests.support.cluster.commands import BIN
-from tests.support.stock.side_by_side import clean_environ, run
+from tests.support.processes import clean_environ, run, run_python
 
 SCRIPT = """
 import os, sys
@@ -24,12 +21,7 @@ def test_forks_have_the_threads_of_programs(tmp_path):
     command = str(BIN / "torchrun_hpc")  # the console script
     options = ["--hpc-preload=torch", "--nproc-per-node=2", "--hpc-omp-threads=2"]
     done = run([command, *options, str(script)])
-    alone = subprocess.run(
-        [sys.executable, str(script)],
-        env=clean_environ() | {"OMP_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.code, done.out) == (0, 2 * alone.stdout), done.err
+    environ = clean_environ() | {"OMP_NUM_THREADS": "2"}
+    alone = run_python(script, environ=environ)
+    assert (done.code, done.out) == (0, 2 * alone.out), done.err
     assert "HPC169" not in done.err

@@ -1,4 +1,4 @@
-"""A script is started by exec and by fork, as an agent does it."""
+"""A script that exec starts, and that a fork starts, as an agent does it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.planning.workers import Preload
@@ -17,10 +18,27 @@ from torchrun_hpc.preload.starter import Preloaded
 from torchrun_hpc.preload.worker import end_with_parent
 from torchrun_hpc.reporting import streams
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import IO
+
 INPUT = "one line\nand another\n"
 
 
-def main(preparation, words, scripts=()):
+def split_off(preload: Preload, words: Sequence[str]) -> Preloaded:
+    """Let a fork server split off and import; the fork server does not return."""
+    preloaded = Preloaded(preload)
+    try:
+        preloaded.start(words)
+    except SplitOff as split:
+        serve = split.serve
+    else:
+        return preloaded
+    serve()
+    raise SystemExit
+
+
+def main(preparation: str, words: Sequence[str], scripts: Sequence[str] = ()) -> None:
     """Print, as JSON, what each form of each script did.
 
     Args:
@@ -29,35 +47,33 @@ def main(preparation, words, scripts=()):
         scripts: Texts of the script, one after the other; none if it is there.
     """
     streams.open_closed()
-    space = {"stdout": "", "os": os}  # stdout: of the worker, if it is not to be read
+    # The worker's stdout, if it is not read.
+    space: dict[str, Any] = {"stdout": "", "os": os}
     exec(preparation, space)  # noqa: S102
-    preloaded = Preloaded(Preload(("decimal",), Setting("decimal", "--hpc-preload")))
-    try:
-        preloaded.start(words)
-    except SplitOff as split:
-        serve = split.serve
-    else:
-        assert not preloaded.check(os.environ, is_reporter=True)
-        command = [sys.executable, "-u", *words]
-        found = []
-        for text in scripts or [None]:
-            if text is not None:
-                Path(words[-1]).write_text(text, "latin-1")
-            forms = by_exec, preloaded.fork
-            found.append([result(form, command, space["stdout"]) for form in forms])
-        json.dump(found, sys.stdout)
-        return
-    serve()
+    preload = Preload(("decimal",), Setting("decimal", "--hpc-preload"))
+    preloaded = split_off(preload, words)
+    assert not preloaded.check(os.environ, is_reporter=True)
+    command = [sys.executable, "-u", *words]
+    results = []
+    for number in range(len(scripts) or 1):
+        if scripts:
+            Path(words[-1]).write_text(scripts[number], "latin-1")
+        forms = by_exec, preloaded.fork
+        results.append([result(form, command, space["stdout"]) for form in forms])
+    json.dump(results, sys.stdout)
 
 
-def by_exec(command, environ, stdout, stderr):
+def by_exec(
+    command: list[str], environ: dict[str, str], stdout: IO[bytes], stderr: IO[bytes]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command, env=environ, stdout=stdout, stderr=stderr, start_new_session=True,
         preexec_fn=end_with_parent(os.getpid()),  # noqa: PLW1509
     )  # fmt: skip
 
 
-def result(start, command, stdout):
+def result(start: Any, command: list[str], stdout: str) -> list[Any]:
+    """Return exit code, stdout and stderr of a worker, without addresses."""
     with tempfile.TemporaryDirectory() as folder:
         stdin, output, error = (Path(folder, name) for name in ("in", "out", "err"))
         stdin.write_text(INPUT)

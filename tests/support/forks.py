@@ -1,68 +1,144 @@
 """Programs that run as forks of one process, which has imported what they need.
 
-Each does all that a program of its own does, but for the start of Python and imports.
+Each does all that a program of its own does, except the start of Python and imports.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tests.support import ROOT
 from tests.support.patience import PATIENCE
+from tests.support.processes import Result, RunningProgram, end_group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Self
+
+# The exit code of a program that took too long.
+KILLED = 124
 
 # The last line of the fork is the program, so that it ends as Python ends.
 _DRIVER = """\
-import json, os, signal, sys, tempfile
+from tests.support.forks import serve
 {imports}
-for asked in map(json.loads, sys.stdin):
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = os.fork()
-        if child == 0:
-            signal.alarm({patience})
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            break
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        texts = [os.pread(f.fileno(), 10**7, 0).decode() for f in (out, err)]
-        print(json.dumps([code, *texts]), flush=True)
-else:
-    os._exit(0)
-os.closerange(3, 100)
-os.chdir(asked["cwd"])
-os.environ.update(asked["environ"])
-exec(asked["program"])
+exec(serve())
 """
 
 
-class Forks:
-    """A process from which programs are forked, until it is closed.
+@dataclass(frozen=True)
+class ForkedProgram:
+    """A program that a fork runs.
 
-    Args:
-        imports: Statements, whose names the programs have.
+    Attributes:
+        text: Python. It has the names that the process has imported.
+        cwd: Working directory; by default a folder of the process.
+        environ: Variables to add to those outside of any job.
+        limit: Seconds after which it is killed; its exit code is then `KILLED`.
     """
 
-    def __init__(self, imports):
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _DRIVER.format(imports=imports, patience=PATIENCE)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+    text: str
+    cwd: Path | None = None
+    environ: dict[str, str] = field(default_factory=dict)
+    limit: float = PATIENCE
+
+
+class ForkingProcess:
+    """A process that forks for each program, until its context ends.
+
+    Args:
+        imports: Statements that the process runs first.
+    """
+
+    def __init__(self, imports: str) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._process = RunningProgram(
+            [sys.executable, "-c", _DRIVER.format(imports=imports)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            stderr=None,
         )
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
-        self._process.communicate()
+    def __exit__(self, *_: object) -> None:
+        self._process.end()
+        self._folder.cleanup()
 
-    def run(self, program, *, cwd, environ=None):
-        """Run a program, as `programs.run_python` does, and return the outcome."""
-        asked = {"program": program, "cwd": str(cwd), "environ": environ or {}}
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
-        answer = json.loads(self._process.stdout.readline())
-        return subprocess.CompletedProcess(program, *answer)
+    def run(self, text: str, **options: Any) -> Result:
+        """Run one program; the options are those of `ForkedProgram`."""
+        return self.run_all([ForkedProgram(text, **options)])[0]
+
+    def run_all(
+        self, programs: Sequence[ForkedProgram], *, at_once: int = 2
+    ) -> list[Result]:
+        """Run programs, some at the same time; return their ends."""
+        folder = Path(self._folder.name)
+        requests = [
+            {
+                **asdict(program),
+                "cwd": str(program.cwd or folder),
+                "streams": [f"{folder}/{number}.{stream}" for stream in ("out", "err")],
+            }
+            for number, program in enumerate(programs)
+        ]
+        self._process.stdin.write(f"{json.dumps([at_once, requests])}\n".encode())
+        codes = json.loads(self._process.line())
+        return [
+            Result(code, *(Path(file).read_text() for file in request["streams"]))
+            for request, code in zip(requests, codes, strict=True)
+        ]
+
+
+def serve() -> str:
+    """Fork for each request until standard input ends; return a fork's program."""
+    for line in sys.stdin:
+        at_once, requests = json.loads(line)
+        waiting = list(enumerate(requests))
+        running: dict[int, tuple[int, float]] = {}
+        codes: dict[int, int] = {}
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                number, request = waiting.pop(0)
+                if (pid := os.fork()) == 0:
+                    _become(request)
+                    return str(request["text"])
+                running[pid] = number, time.monotonic() + request["limit"]
+            for pid, (number, end) in list(running.items()):
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    codes[number] = os.waitstatus_to_exitcode(status)
+                elif time.monotonic() > end:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    codes[number] = KILLED
+                else:
+                    continue
+                end_group(pid)
+                del running[pid]
+            time.sleep(0.01)
+        sys.stdout.write(f"{json.dumps([codes[n] for n in range(len(requests))])}\n")
+        sys.stdout.flush()
+    os._exit(0)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Turn this fork into a freshly started Python, except its imports."""
+    os.setsid()
+    os.chdir(request["cwd"])
+    # setproctitle needs all other variables where they are.
+    os.environ.update(request["environ"])
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, file in enumerate(request["streams"], 1):
+        os.dup2(os.open(file, flags, 0o600), number)
+    os.closerange(3, 100)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# What a site is to set, in a worker.
+# A site's variables in a worker.
 VARIABLES = ("host", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 OWN = """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.patience import NEVER_S
-from tests.support.python_programs import run_python
+from tests.support.processes import run_python
 
 # A thread that ends loads libgcc_s, which takes a file, unless it is there.
 WITHOUT_FILES = f"""
@@ -29,4 +29,4 @@ for is_coordinator in (True, False):
 
 def test_no_file_is_left_to_tell_by():
     done = run_python("-c", WITHOUT_FILES, cwd="/")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err

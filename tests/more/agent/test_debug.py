@@ -1,10 +1,10 @@
-from __future__ import annotations
+"""Debug output."""
 
-import os
+from __future__ import annotations
 
 import pytest
 
-from tests.support.python_programs import run_python
+from tests.support.processes import clean_environ, run_python
 
 PROGRAM = """
 import os, subprocess
@@ -23,7 +23,7 @@ def test_each_line_of_stderr_has_a_name_and_the_users_variables_stay(rank, name)
     done = run_python(
         *("-c", PROGRAM.format(rank=rank)),
         cwd="/",
-        environ=os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": ""},
+        environ=clean_environ() | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": ""},
     )
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"{name}one\n{name}two\n"
+    assert (done.code, done.out) == (0, "")
+    assert done.err == f"{name}one\n{name}two\n"

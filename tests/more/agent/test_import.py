@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.support.juelich import recorded
-from tests.support.python_programs import run_python
+from tests.support.processes import run_python
 
 TORCH_IS_IMPORTED = 77
 
@@ -50,7 +50,7 @@ assert sys.excepthook is hook and sys.path == path
 assert "torch" not in sys.modules
 """
     done = python("-c", program)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.code, done.out, done.err) == (0, "", "")
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
@@ -70,8 +70,8 @@ def test_a_python_without_what_it_needs(python, tmp_path, command, is_broken):
         text = f"raise ImportError({problem!r})\n"
         (tmp_path / "psutil.py").write_text(text, encoding="utf-8")
     done = python("-S", *command, "train.py", torch="")
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err.splitlines()
     what = f"{sys.executable} cannot import what torchrun_hpc needs: {problem}. "
     assert line.startswith(f"torchrun_hpc: error[HPC152]: {what}Activate ")
 
@@ -92,7 +92,7 @@ sys.meta_path.insert(0, Interrupt())
 )
 def test_ctrl_c_during_the_imports(python, name):
     done = python("-c", INTERRUPTED, name, torch="")
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    assert (done.code, done.out, done.err) == (-signal.SIGINT, "", "")
 
 
 COMMAND = ["-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1"]
@@ -115,10 +115,10 @@ COMMAND = ["-m", "torchrun_hpc", "--nproc_per_node=2", "train.py", "--lr", "0.1"
     ],
 )
 def test_what_may_be_launched_goes_on_to_torch(python, name, options, variables):
-    """What is refused instead: core/test_import.py."""
+    """Refusals are in core/test_import.py."""
     environ = recorded(name)[0][0] | variables
     done = python("-m", "torchrun_hpc", *options, "train.py", environ=environ)
-    assert (done.returncode, done.stderr) == (TORCH_IS_IMPORTED, "")
+    assert (done.code, done.err) == (TORCH_IS_IMPORTED, "")
 
 
 def on_one_node(task):
@@ -141,8 +141,8 @@ def test_a_task_becomes_the_script_without_torch(python, tmp_path, task, options
         *("-m", "torchrun_hpc", *options, "script.py", "--lr", "0.1"),
         environ=on_one_node(task),
     )
-    assert (done.returncode, done.stdout) == (5, f"{task} ['--lr', '0.1']\n")
-    assert bool(done.stderr) is (task == 0)
+    assert (done.code, done.out) == (5, f"{task} ['--lr', '0.1']\n")
+    assert bool(done.err) is (task == 0)
 
 
 @pytest.mark.parametrize(
@@ -161,18 +161,18 @@ def test_a_task_on_one_node_reads_its_site(python, tmp_path, options, message):
     environ = on_one_node(0) | {"XDG_CONFIG_HOME": str(tmp_path)}
     done = python("-m", "torchrun_hpc", *options, "script.py", environ=environ)
     if message is None:
-        assert done.returncode == 0
+        assert done.code == 0
         return
-    assert done.returncode == 2
-    assert re.match(f"torchrun_hpc: error{message}", done.stderr), done.stderr
+    assert done.code == 2
+    assert re.match(f"torchrun_hpc: error{message}", done.err), done.err
 
 
 @pytest.mark.parametrize("error", ["ImportError", "OSError"])
 def test_a_torch_that_cannot_be_imported(python, error):
     torch = f"raise {error}('libtorch_cuda.so: cannot open shared object file')"
     done = python(*COMMAND, environ={}, torch=torch)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
         f"torchrun_hpc: error[HPC018]: torch cannot be imported by {sys.executable}: "
         "libtorch_cuda.so: cannot open shared object file. Load the module or "
         "activate the environment that has torch\n"
@@ -182,5 +182,5 @@ def test_a_torch_that_cannot_be_imported(python, error):
 def test_sites_are_shown_without_torch_in_any_locale(python):
     environ = {"LC_ALL": "C", "PYTHONUTF8": ""}
     done = python("-m", "torchrun_hpc.sites", "show", "jsc", environ=environ)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Jülich" in done.stdout
+    assert (done.code, done.err) == (0, "")
+    assert "Jülich" in done.out

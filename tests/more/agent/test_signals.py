@@ -5,6 +5,7 @@ Time passes when a test lets it pass: of the clock, and of the ages of workers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.patience import NEVER_S, until
-from tests.support.python_programs import run_python
+from tests.support.processes import RunningProgram, run_python
 from torchrun_hpc import limits
 from torchrun_hpc.agent import signals
 from torchrun_hpc.host import procfs
@@ -55,17 +56,10 @@ class Clock:
 clock = Clock()
 
 
-class Worker:
+class SignalledWorker(RunningProgram):
     def __init__(self, command=CATCH):
-        self.process = subprocess.Popen(
-            [sys.executable, "-ISc", WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            text=True,
-            bufsize=1,
-        )
-        self.pid = self.process.pid
+        command_line = sys.executable, "-ISc", WORKER
+        super().__init__(command_line, stdin=subprocess.PIPE, stderr=None)
         self.is_zombie = False
         self.born = clock.now
         clock.now += 1
@@ -75,22 +69,13 @@ class Worker:
         """Let it do something; return what it has said, also of signals before."""
         if self.is_zombie:
             return []
-        print(line, file=self.process.stdin)
-        said = []
-        while (text := self.process.stdout.readline().strip()) != "done":
-            assert text, f"it has ended: {said}"
-            said.append(text)
-        return said
+        self.stdin.write(f"{line}\n".encode())
+        return list(iter(self.line, "done"))
 
     def become_zombie(self):
         self.is_zombie = True
-        self.process.kill()
+        self.send(signal.SIGKILL)
         wait_for_end_of(self.pid)
-
-    def end(self):
-        self.process.kill()
-        with self.process:
-            pass
 
 
 def wait_for_end_of(pid):
@@ -100,17 +85,16 @@ def wait_for_end_of(pid):
 @pytest.fixture
 def worker(monkeypatch):
     """Start workers, and end them."""
-    started = {}
-
-    def start(command=CATCH):
-        one = Worker(command)
-        started[one.pid] = one
-        return one
-
+    started: dict[int, SignalledWorker] = {}
     monkeypatch.setattr(procfs, "age", lambda pid: clock.now - started[pid].born)
-    yield start
-    for one in started.values():
-        one.end()
+    with contextlib.ExitStack() as ending:
+
+        def start(command=CATCH):
+            one = ending.enter_context(SignalledWorker(command))
+            started[one.pid] = one
+            return one
+
+        yield start
 
 
 @pytest.fixture
@@ -168,7 +152,7 @@ def test_before_the_handler_is_there(agent, worker):
     quick, slow = worker(), worker("pass")
     send()
     assert forward(agent, quick, slow) == [["SIGUSR1"], []]
-    assert slow.process.poll() is None
+    assert slow.is_running
     slow.do(CATCH)
     assert forward(agent, quick, slow) == [[], ["SIGUSR1"]]
 
@@ -238,7 +222,7 @@ def test_one_with_a_thread_that_would_die(agent, worker):
     one = worker(f"{start}; {BLOCK}")
     send()
     assert forward(agent, one) == [[]]
-    assert one.process.poll() is None
+    assert one.is_running
     one.do(CATCH)
     received = forward(agent, one)[0]
     # The thread took it, and Python tells the main thread, when that does something.
@@ -370,12 +354,11 @@ time.sleep({NEVER_S})
 
 
 def test_it_ends_with_an_agent_that_is_killed():
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True
-    ) as process:
-        probe = Path(f"/proc/{int(process.stdout.readline())}")
+    with RunningProgram([sys.executable, "-c", PROGRAM]) as program:
+        probe = Path(f"/proc/{int(program.line())}")
         assert probe.exists()
-        process.kill()
+        program.send(signal.SIGKILL)
+        program.wait()
     until(lambda: procfs.status(int(probe.name)).get("State", "Z")[0] in "ZX")
 
 
@@ -414,7 +397,7 @@ signals.leave_to_torch(["SIGUSR1"])
 print("alive")
 """
     done = run_python("-c", program, cwd="/")
-    assert (done.returncode, done.stdout, done.stderr) == (-USR1, "alive\n", "")
+    assert (done.code, done.out, done.err) == (-USR1, "alive\n", "")
 
 
 @pytest.mark.parametrize("number", signals.FORWARDED)
@@ -428,4 +411,4 @@ def test_the_command_takes_note_before_it_imports_torch(number, tmp_path):
         environ={},
         path=[tmp_path],
     )
-    assert (done.returncode, done.stderr) == (77, "")
+    assert (done.code, done.err) == (77, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,17 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import ROOT
 from tests.support.loopback import HERE
 from tests.support.patience import PATIENCE
 from tests.support.ports import own_port
+from tests.support.processes import clean_environ, run_python
 from torchrun_hpc import limits, wire
 from torchrun_hpc.doctor import collectives, operations
 from torchrun_hpc.doctor.operations import World
 from torchrun_hpc.doctor.results import Collective, Torch, WorkerReport
 from torchrun_hpc.variables import DOCTOR_RESULTS
 
-PROGRAM = (sys.executable, "-m", "torchrun_hpc.doctor.collectives", "64", "60")
+PROGRAM = ("-m", "torchrun_hpc.doctor.collectives", "64", "60")
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
@@ -44,19 +43,11 @@ def environ_of(rank, nodes, local_size, port=0):
 
 
 def run_alone(folder, rank=0, results=None):
-    """Run a worker, in front of whose modules there is a folder."""
-    own = {**environ_of(rank, 1, 2), "PYTHONPATH": f"{folder}:{ROOT}"}
+    """Run a worker that finds the modules of a folder first."""
+    environ = clean_environ() | environ_of(rank, 1, 2)
     if results:
-        own[DOCTOR_RESULTS] = str(results)
-    return subprocess.run(
-        PROGRAM,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **own},
-        check=False,
-        timeout=PATIENCE,
-    )
+        environ[DOCTOR_RESULTS] = str(results)
+    return run_python(*PROGRAM, environ=environ, path=[folder])
 
 
 @pytest.fixture
@@ -83,9 +74,9 @@ def shadow(tmp_path):
 def test_a_torch_that_cannot_be_imported(shadow, text, problem):
     done = run_alone(shadow(text))
     begins = '{"at":[[0,[-1,"the import of torch"]]]}\n'
-    assert (done.stdout, done.returncode) == (begins, 1)
-    assert done.stderr.startswith("Traceback ")
-    assert done.stderr.splitlines()[-1].startswith(problem)
+    assert (done.out, done.code) == (begins, 1)
+    assert done.err.startswith("Traceback ")
+    assert done.err.splitlines()[-1].startswith(problem)
 
 
 TORCH = """\
@@ -116,9 +107,9 @@ def test_stdout_is_what_it_was(shadow, tmp_path):
     assert found.version == "9.9"
     assert found.libraries == {"cuda": "13.0", "nccl": "2.30.7", "cudnn": "92600"}
     assert found.gpus == 4
-    assert sorted(done.stdout.splitlines()) == ["of a program", "to stdout"]
-    assert done.stderr.startswith("Traceback ")
-    assert done.returncode == 1
+    assert sorted(done.out.splitlines()) == ["of a program", "to stdout"]
+    assert done.err.startswith("Traceback ")
+    assert done.code == 1
 
 
 @pytest.mark.parametrize(
@@ -141,7 +132,7 @@ def test_who_has_a_gpu(agent, local_size, gpus, expected):
     assert operations.has_gpu(environ, gpus) == expected
 
 
-class Store(dict):
+class CountingStore(dict[str, int]):
     """Counts, as a store does."""
 
     def add(self, key, number):
@@ -163,7 +154,7 @@ def test_who_runs_them(backend, nodes, local_size, expected):
     size = nodes * local_size
     everyone = World("", min(5, size - 1), size, torch.device("cpu"))
     environ = environ_of(5, nodes, local_size)
-    found = operations.worlds(environ, Store(), backend, everyone)
+    found = operations.worlds(environ, CountingStore(), backend, everyone)
     assert [world[:3] for world in found] == expected
 
 
@@ -176,7 +167,7 @@ def test_who_runs_them(backend, nodes, local_size, expected):
     ],
 )
 def test_what_nccl_is_told(monkeypatch, environ, expected):
-    monkeypatch.setattr(operations.os, "dup2", lambda *_: None)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
     found = operations.for_nccl(environ)
     assert {*found} == expected
     if "NCCL_DEBUG_FILE" in found:
@@ -212,7 +203,6 @@ def run_forks(monkeypatch, tmp_path):
     """
     monkeypatch.setattr(limits, "REPEAT_TIME", 0)
     monkeypatch.setattr(operations, "_LEAST", 1)
-    monkeypatch.setattr(limits, "REPEAT_TIME", 0)
     results, out, err = (tmp_path / name for name in ("results", "out", "err"))
     for file in (results, out, err):
         file.touch()
@@ -277,7 +267,10 @@ def test_two_workers(run_forks, monkeypatch):
     def prepare(rank):
         if rank == 1:
             monkeypatch.setattr(operations, "wait", wait_late)
-            torch.matmul = lambda first, _: torch.full_like(first, float("nan"))
+            monkeypatch.setattr(torch, "matmul", broken)
+
+    def broken(first, _):
+        return torch.full_like(first, float("nan"))
 
     def wait_late(world, wait=operations.wait):
         time.sleep(0.05)

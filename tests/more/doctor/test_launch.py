@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import sys
 
 import psutil
@@ -13,6 +13,8 @@ from tests.support import ROOT
 from tests.support.cluster.bound import ALL, needs_two_cpus
 from tests.support.cluster.training_job import ended
 from tests.support.patience import NEVER_S, PATIENCE, until
+from tests.support.processes import RunningProgram
+from torchrun_hpc import waiting
 from torchrun_hpc.doctor import launch
 from torchrun_hpc.doctor.launch import LaunchPart, LaunchProcess
 from torchrun_hpc.doctor.place import ExaminedLaunch, Wishes, find_place
@@ -125,7 +127,7 @@ def test_its_limit(start, workers, monkeypatch):
         until(lambda: len(workers()) == 2)
         return False
 
-    monkeypatch.setattr(launch.waiting, "until", until_both_have_come)
+    monkeypatch.setattr(waiting, "until", until_both_have_come)
     end = start(*TWO, script=HANGS).run(99)
     assert end.cause == "the launch did not end within 219 s"
     assert (end.is_stopped, end.failure) == (True, None)
@@ -142,7 +144,7 @@ def test_a_launcher_that_does_not_end(start, workers, monkeypatch):
 
     started = start(script=HANGS)
     launcher = psutil.Process(started._process.pid)
-    monkeypatch.setattr(launch.waiting, "until", stop)
+    monkeypatch.setattr(waiting, "until", stop)
     monkeypatch.setattr(LaunchProcess.end, "__defaults__", (0.1,))
     end = started.run(99)
     assert end.code == -signal.SIGKILL
@@ -152,6 +154,7 @@ def test_a_launcher_that_does_not_end(start, workers, monkeypatch):
 
 ALONE = """\
 import sys
+from torchrun_hpc import waiting
 from torchrun_hpc.doctor import launch
 from torchrun_hpc.doctor.place import ExaminedLaunch, Wishes, find_place
 launch.SCRIPT = "of_the_test"
@@ -164,10 +167,11 @@ launch.LaunchProcess(place, part).run(900)
 @pytest.mark.usefixtures("start")
 def test_the_doctor_is_killed(workers, tmp_path):
     (tmp_path / "of_the_test.py").write_text(HANGS)
-    doctor = subprocess.Popen([sys.executable, "-c", ALONE, *TWO])
-    until(lambda: len(workers()) == 2)
-    below = psutil.Process(doctor.pid).children(recursive=True)
-    assert workers() < {process.pid for process in below}
-    doctor.send_signal(signal.SIGKILL)
-    doctor.wait(PATIENCE)
-    until(lambda: ended(*below))
+    command = [sys.executable, "-c", ALONE, *TWO]
+    with RunningProgram(command, environ=os.environ) as doctor:
+        until(lambda: len(workers()) == 2)
+        below = psutil.Process(doctor.pid).children(recursive=True)
+        assert workers() < {process.pid for process in below}
+        doctor.send(signal.SIGKILL)
+        doctor.wait()
+        until(lambda: ended(*below))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.support import ROOT
-from tests.support.patience import PATIENCE
-from tests.support.python_programs import run_python
+from tests.support.processes import run, run_python
 from torchrun_hpc.doctor.results import Folder
 
 
 def test_torch_is_not_imported(tmp_path):
     program = "import sys, torchrun_hpc.doctor.node; print('torch' in sys.modules)"
     done = run_python("-c", program, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("False\n", "")
+    assert (done.out, done.err) == ("False\n", "")
 
 
 # Mounts a file system of 64 kB on the folder $1, with the options $2, and fills it.
@@ -38,17 +35,10 @@ def test_a_file_system_that_takes_nothing(tmp_path, options, problem):
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNTED]
     command += ["sh", str(tmp_path), options, sys.executable]
     try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
+        done = run(command)
     except FileNotFoundError:
         pytest.skip("there is no unshare")
-    if done.returncode in {1, 77} and "Traceback" not in done.stderr:
-        pytest.skip(f"this user may not mount: {done.stderr}")
+    if done.code in {1, 77} and "Traceback" not in done.err:
+        pytest.skip(f"this user may not mount: {done.err}")
     expected = Folder(str(tmp_path), free=0, size=65536, problem=problem)
-    assert done.stdout == f"{expected}\n"
+    assert done.out == f"{expected}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from torchrun_hpc.doctor.operations import (
     prepare,
 )
 from torchrun_hpc.doctor.results import Collective
+from torchrun_hpc.host import procfs
 
 
 def world_of(size, rank=0):
@@ -39,7 +41,7 @@ def test_the_bandwidths_are_those_of_nccl_tests(monkeypatch):
     monkeypatch.setattr(operations, "_measure", lambda *_: (0, 0.5))
     factors = {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75}
     factors["broadcast"] = 1.0
-    steps = []
+    steps: list[str] = []
     rows = [*operations.measure(world_of(4), 400, steps.append)]
     largest = {row.operation: row for row in rows}
     for name, factor in factors.items():
@@ -88,7 +90,7 @@ def measured(monkeypatch):
     ],
 )
 def test_it_is_repeated_for_a_tenth_of_a_second(measured, seconds, number, monkeypatch):
-    runs = []
+    runs: list[int] = []
     clock = SimpleNamespace(perf_counter=lambda: len(runs) * seconds)
     monkeypatch.setattr(operations, "time", clock)
     (row,) = measured(one=lambda: runs.append(1))
@@ -106,7 +108,7 @@ def test_wrong_elements_are_counted(measured, result, wrong):
 
 
 def test_a_slow_operation_is_not_run_at_larger_sizes(measured, monkeypatch):
-    seconds = []
+    seconds: list[float] = []
     clock = SimpleNamespace(perf_counter=lambda: sum(seconds))
     monkeypatch.setattr(operations, "time", clock)
     monkeypatch.setattr(limits, "SLOW_OPERATION", 0.3)
@@ -191,7 +193,7 @@ def by_hand(monkeypatch):
         def process_time():
             return sum(seconds(number) for number in range(len(made)))
 
-        monkeypatch.setattr(operations.torch, "matmul", multiply)
+        monkeypatch.setattr(torch, "matmul", multiply)
         clock = SimpleNamespace(process_time=process_time, perf_counter=None)
         monkeypatch.setattr(operations, "time", clock)
         return made
@@ -235,7 +237,7 @@ def test_one_wrong_bit(monkeypatch):
         found[3, 4] = found[3, 4].nextafter(found[0, 0])
         return found
 
-    monkeypatch.setattr(operations.torch, "matmul", multiply)
+    monkeypatch.setattr(torch, "matmul", multiply)
     assert operations.multiply(CPU)[1] != digest
 
 
@@ -247,7 +249,7 @@ def test_what_is_not_finite(monkeypatch):
         found[0, 0], found[3, 4] = float("nan"), float("-inf")
         return found
 
-    monkeypatch.setattr(operations.torch, "matmul", multiply)
+    monkeypatch.setattr(torch, "matmul", multiply)
     assert operations.multiply(CPU)[2:] == (0.0, 2)
 
 
@@ -281,15 +283,20 @@ POWER = "processor	: 0\ncpu		: POWER9, altivec supported\n"
     ],
 )
 def test_the_model(monkeypatch, text, expected):
-    monkeypatch.setattr(operations.procfs, "read", lambda _: text)
-    monkeypatch.setattr(operations.platform, "machine", lambda: "z16")
+    monkeypatch.setattr(procfs, "read", lambda _: text)
+    monkeypatch.setattr(platform, "machine", lambda: "z16")
     assert operations.kind(CPU) == (expected, "float32")
 
 
 def test_one_thread_multiplies(by_hand, monkeypatch):
     """Then there are as many as before."""
     monkeypatch.setattr(limits, "REPEAT_TIME", 0)
-    before, seen = torch.get_num_threads(), set()
-    by_hand(lambda _: seen.add(torch.get_num_threads()) or 1.0)
+    before, numbers = torch.get_num_threads(), set()
+
+    def second(_):
+        numbers.add(torch.get_num_threads())
+        return 1.0
+
+    by_hand(second)
     operations.multiply(CPU)
-    assert (seen, torch.get_num_threads()) == ({1}, before)
+    assert (numbers, torch.get_num_threads()) == ({1}, before)

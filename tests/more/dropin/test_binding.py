@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import TYPE_CHECKING
-
 from tests.support.cluster.bound import (
     ALL,
     SCRIPT,
@@ -14,19 +10,16 @@ from tests.support.cluster.bound import (
     needs_two_cpus,
     seen,
 )
-from tests.support.stock.side_by_side import COMMANDS, OURS, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.support.processes import run_launcher, run_python
 
 pytestmark = needs_two_cpus
 
 
-def test_each_worker_has_cpus_of_its_own(tmp_path: Path) -> None:
+def test_each_worker_has_cpus_of_its_own(tmp_path):
     assert_bound(tmp_path)
 
 
-def test_too_few_cpus_are_shared(tmp_path: Path) -> None:
+def test_too_few_cpus_are_shared(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     front = ("taskset", "-c", str(ALL[-1]))
@@ -41,21 +34,13 @@ def test_too_few_cpus_are_shared(tmp_path: Path) -> None:
 
 FORK = """
 import os, sys
-from torchrun_hpc.preload.starter import Preloaded
-from torchrun_hpc.planning.workers import Preload
+from tests.support.both_forms import split_off
 from torchrun_hpc.errors import Setting
-from torchrun_hpc.preload import SplitOff
+from torchrun_hpc.planning.workers import Preload
 
 variables = {"OMP_NUM_THREADS": "1"}
-preloaded = Preloaded(Preload(("torch",), Setting("torch", "--hpc-preload"), variables))
-serve = None
-try:
-    preloaded.start(["threads.py"])
-except SplitOff as split:
-    serve = split.serve
-if serve is not None:
-    serve()
-    sys.exit()
+preload = Preload(("torch",), Setting("torch", "--hpc-preload"), variables)
+preloaded = split_off(preload, ["threads.py"])
 preloaded.check({**os.environ, **variables}, is_reporter=True)
 for number in ("1", "3", "x"):
     command = [sys.executable, "-u", "threads.py"]
@@ -64,19 +49,18 @@ for number in ("1", "3", "x"):
 """
 
 
-def test_a_fork_has_its_own_number_of_threads(tmp_path: Path) -> None:
+def test_a_fork_has_its_own_number_of_threads(tmp_path):
     """Torch has read the variable when it was imported, for all workers."""
     text = "import torch\nprint(torch.get_num_threads())\n"
     (tmp_path / "threads.py").write_text(text)
-    done = run([sys.executable, "-c", FORK], cwd=tmp_path)
-    most = str(min(3, len(os.sched_getaffinity(0))))  # as MKL limits it
+    done = run_python("-c", FORK, cwd=tmp_path)
+    most = str(min(3, len(ALL)))  # as MKL limits it
     assert done.out.split() == ["1", most, "1"], done.err
 
 
-def test_the_dry_run_shows_it() -> None:
-    words = ["--nproc_per_node=2", "--hpc-bind=even", "--hpc-dry-run", "--hpc-debug"]
-    words.append("train.py")
-    done = run([*COMMANDS[OURS], *words])
+def test_the_dry_run_shows_it():
+    dry_run = ("--hpc-bind=even", "--hpc-dry-run", "--hpc-debug")
+    done = run_launcher("--nproc_per_node=2", *dry_run, "train.py")
     assert done.code == 0, done.err
     lines = [line.split() for line in done.out.splitlines()]
     assert ["CPUs", "even", "--hpc_bind"] in lines

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from torch.distributed.launcher import api
 import torchrun_hpc
 from tests.support.juelich import recorded
 from tests.support.plans import make_launch_plan
-from tests.support.stock.side_by_side import clean_environ, run
+from tests.support.processes import run_launcher, run_python
 from torchrun_hpc import main
 from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.errors import Setting
@@ -33,9 +33,6 @@ from torchrun_hpc.host.capabilities import Capability
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.reporting import description
 from torchrun_hpc.variables import UNSHARED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ONE_NODE = {
     "SLURM_STEP_NODELIST": "jwb0001",
@@ -49,11 +46,8 @@ TWO_TASKS = {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NUM_TASKS": "2"}
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return what puts a recorded environment in the place of this one."""
-    kept = clean_environ()
-    for name in set(os.environ).difference(kept):
-        monkeypatch.delenv(name)
+def environment(outside_of_jobs, monkeypatch):  # noqa: ARG001
+    """Replace this environment by a recorded one."""
 
     def enter(name: str, task: int = 0, **changes: str) -> None:
         for variable, value in {**recorded(name)[task][0], **changes}.items():
@@ -64,7 +58,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("argv", [[], [[]], [()]])
-def test_no_scheduler(argv: list[Any]) -> None:
+def test_no_scheduler(argv):
     found = torchrun_hpc.describe(*argv)
     assert set(found) == set(description.Description.__annotations__)
     assert found["job"] is None
@@ -86,9 +80,7 @@ def test_no_scheduler(argv: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("needed", [True, False])
-def test_one_node_of_a_job(
-    environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch, *, needed: bool
-) -> None:
+def test_one_node_of_a_job(environment, monkeypatch, needed):
     """With a torch whose c10d needs a variable to be right, and with another one."""
     release = Capability("==2.5.*", needed, is_fault=True)
     monkeypatch.setattr(capabilities, "SHARED_RENDEZVOUS_STORE", release)
@@ -124,7 +116,7 @@ def own_address() -> Any:
     return reachable[0]
 
 
-def test_one_of_three_nodes(environment: Callable[..., None]) -> None:
+def test_one_of_three_nodes(environment):
     """Names of recorded nodes do not resolve here: the endpoint is this machine's."""
     here, own = network.this_node(), own_address()
     address = str(own)
@@ -142,7 +134,7 @@ def test_one_of_three_nodes(environment: Callable[..., None]) -> None:
     assert "--nnodes=3" in found["command"]
 
 
-def test_direct_mode(environment: Callable[..., None]) -> None:
+def test_direct_mode(environment):
     options = ["--hpc-site=none"]
     environment("slurm-srun-2-nodes-4-tasks-each", MASTER_ADDR="127.0.0.1")
     with pytest.raises(torchrun_hpc.LaunchError) as caught:
@@ -176,14 +168,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "changes", "argv", "code"), REFUSED)
-def test_what_would_be_refused(  # noqa: PLR0913, PLR0917
-    name: str,
-    changes: dict[str, str],
-    argv: list[str],
-    code: str,
-    environment: Callable[..., None],
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_what_would_be_refused(name, changes, argv, code, environment, capfd):  # noqa: PLR0913, PLR0917
     environment(name, **changes)
     with pytest.raises(torchrun_hpc.LaunchError) as caught:
         torchrun_hpc.describe(argv)
@@ -207,11 +192,7 @@ def _names_in_torch() -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("argv", [[], ["--nproc-per-node=2", "--hpc-debug"], ["-x"]])
-def test_nothing_is_changed(
-    argv: list[str],
-    environment: Callable[..., None],
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_nothing_is_changed(argv, environment, capfd):
     environment("slurm-srun-3-nodes", **ONE_NODE, PET_RDZV_ID="mine")
     names, environ = _names_in_torch(), dict(os.environ)
     arguments, folder = list(sys.argv), Path.cwd()
@@ -224,9 +205,7 @@ def test_nothing_is_changed(
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_empty_variable_counts_as_unset_and_stays(
-    environment: Callable[..., None],
-) -> None:
+def test_an_empty_variable_counts_as_unset_and_stays(environment):
     environment("slurm-srun-3-nodes", **ONE_NODE, PET_RDZV_ID="", PET_STANDALONE="")
     environ = dict(os.environ)
     found = torchrun_hpc.describe()
@@ -234,9 +213,7 @@ def test_an_empty_variable_counts_as_unset_and_stays(
     assert dict(os.environ) == environ
 
 
-def test_what_another_job_has_left_is_not_looked_at(
-    environment: Callable[..., None], tmp_path: Path
-) -> None:
+def test_what_another_job_has_left_is_not_looked_at(environment, tmp_path):
     """In the warnings about GPUs: a job of PBS, submitted in one of Slurm."""
     file = tmp_path / "nodes"
     file.write_text(f"{socket.gethostname()}\n", encoding="utf-8")
@@ -260,28 +237,23 @@ print(json.dumps(found))
 """
 
 
-def test_it_is_what_the_dry_run_prints(tmp_path: Path) -> None:
+def test_it_is_what_the_dry_run_prints(tmp_path):
     options = ["--nproc-per-node=2", "--hpc-omp-threads=1", "--role=trainer"]
-    described = run([sys.executable, "-c", DESCRIBE, *options], cwd=tmp_path)
-    dry = run(
-        [*(sys.executable, "-m", "torchrun_hpc"), "--hpc-dry-run=json", *options, "x"],
-        cwd=tmp_path,
-    )
+    described = run_python("-c", DESCRIBE, *options, cwd=tmp_path)
+    dry = run_launcher("--hpc-dry-run=json", *options, "x", cwd=tmp_path)
     assert (described.code, dry.code) == (0, 0), described.err + dry.err
     found, (node,) = json.loads(described.out), json.loads(dry.out)["nodes"]
     assert found.pop("command") == [*node.pop("command")[:-1], "SCRIPT"]
     assert found == node
 
 
-def test_a_text_is_no_list_of_options() -> None:
+def test_a_text_is_no_list_of_options():
     """Its letters would be."""
     with pytest.raises(TypeError, match=r"describe\(\['--nnodes=2'\]\)"):
         torchrun_hpc.describe("--nnodes=2")
 
 
-def test_others_are_told_where_this_torch_can_meet(
-    environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_are_told_where_this_torch_can_meet(environment, monkeypatch):
     """If torch's agent has changed, the nodes meet by c10d, where nobody is told."""
     monkeypatch.setattr(registry, "incompatible", lambda: ("agent",))
     environment("slurm-srun-3-nodes")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import ROOT
+from tests.support.processes import run, run_python
 from tests.support.python_programs import load
-from tests.support.stock.side_by_side import OURS, STOCK, clean_environ, run
+from tests.support.stock.side_by_side import OURS, STOCK, Command, words_of
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.reporting import description
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.stock.side_by_side import Launcher, Result
+    from tests.support.processes import Result
 
 SCRIPT = "train.py"
 TRACE = """
@@ -30,8 +30,8 @@ sys.stdout.write(f"{sys.argv[1:]}\\n")  # in one piece
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where the script is that leaves a trace."""
+def folder(tmp_path):
+    """A folder with a script that leaves a trace."""
     (tmp_path / SCRIPT).write_text(TRACE)
     return tmp_path
 
@@ -58,9 +58,7 @@ def _node(result: Result) -> dict[str, Any]:
         ("PYTHONIOENCODING=ascii {} > /dev/null", 0, ""),
     ],
 )
-def test_an_output_of_sites_that_takes_nothing(
-    shell: str, code: int, message: str
-) -> None:
+def test_an_output_of_sites_that_takes_nothing(shell, code, message):
     """The same of the dry run is in test_streams.py."""
     line = shell.format(f"{shlex.quote(sys.executable)} -m torchrun_hpc.sites")
     done = run(["bash", "-c", line])
@@ -69,20 +67,22 @@ def test_an_output_of_sites_that_takes_nothing(
     assert message in done.err
 
 
-def test_debugging_is_part_of_what_is_shown(launcher: Launcher, folder: Path) -> None:
-    done = launcher.ours(["--hpc-debug", "--hpc-dry-run=json", SCRIPT], cwd=folder)
+def test_debugging_is_part_of_what_is_shown(launcher, folder):
+    argv = ["--hpc-debug", "--hpc-dry-run=json", SCRIPT]
+    done = launcher.launch(OURS, argv, cwd=folder)
     node = _node(done)
     assert node["options"]["tee"] == {"value": "2", "source": "--hpc-debug"}
     assert node["exports"]["TORCH_CPP_LOG_LEVEL"] == "INFO"
     assert "--tee=2" in node["command"]
 
 
-def test_every_value_has_its_source(launcher: Launcher, folder: Path) -> None:
-    argv = ["--nproc-per-node=2", "--max-restarts=1", "--hpc-debug"]
-    argv += [SCRIPT, "--lr", "two words"]
-    # An empty one counts as not set: to torch it would be a wrong number.
-    environ = {"PET_HPC_DRY_RUN": "1", "PET_ROLE": "trainer", "PET_MASTER_PORT": ""}
-    result = launcher.ours(argv, environ=environ, cwd=folder)
+def test_every_value_has_its_source(launcher, folder):
+    argv, environ = words_of(
+        # An empty one counts as not set: to torch it would be a wrong number.
+        "PET_HPC_DRY_RUN=1 PET_ROLE=trainer PET_MASTER_PORT= --nproc-per-node=2 "
+        f"--max-restarts=1 --hpc-debug {SCRIPT} --lr 'two words'"
+    )
+    result = launcher.launch(OURS, argv, cwd=folder, **environ)
     _assert_dry(result, folder)
     assert result.out.startswith("OK: would start 2 workers on 1 node\n")
     command = shlex.split(result.out.splitlines()[-1])
@@ -103,18 +103,17 @@ def test_every_value_has_its_source(launcher: Launcher, folder: Path) -> None:
     assert not [row for row in rows if row.startswith("scheduler ")]
 
 
-def test_what_it_proposes_is_what_would_run(launcher: Launcher, folder: Path) -> None:
+def test_what_it_proposes_is_what_would_run(launcher, folder):
     """Its exports and its command, given to torchrun itself."""
     argv = ["--nproc-per-node=2", SCRIPT, "--lr", "two words", "$HOME"]
-    dry = launcher.ours(["--hpc-dry-run=json", *argv], cwd=folder)
+    dry = launcher.launch(OURS, ["--hpc-dry-run=json", *argv], cwd=folder)
     _assert_dry(dry, folder)
     node = _node(dry)
     assert set(node) == set(description.Description.__annotations__)
     name, *words = node["command"]
     assert name == "torchrun"
-    stock, ours = launcher.many(
-        [(STOCK, words), (OURS, argv)], environs=[node["exports"], {}], cwd=folder
-    )
+    commands = Command(STOCK, words, node["exports"]), Command(OURS, argv)
+    stock, ours = launcher.launch_all(commands, cwd=folder)
     assert stock.code == ours.code == 0, stock.err + ours.err
     assert sorted(stock.out.splitlines()) == sorted(ours.out.splitlines())
     if not capabilities.WARNS_OF_DEFAULT.present:
@@ -123,11 +122,9 @@ def test_what_it_proposes_is_what_would_run(launcher: Launcher, folder: Path) ->
     assert (folder / "trace-1").exists()
 
 
-def test_of_a_program_that_calls_torchrun_itself(folder: Path) -> None:
+def test_of_a_program_that_calls_torchrun_itself(folder):
     program = "import torchrun_hpc.auto, torch.distributed.run as run; run.main()"
-    result = run(
-        [sys.executable, "-c", program, "--hpc-dry-run=json", SCRIPT], cwd=folder
-    )
+    result = run_python("-c", program, "--hpc-dry-run=json", SCRIPT, cwd=folder)
     _assert_dry(result, folder)
     assert _node(result)["command"][-1] == SCRIPT
 
@@ -135,17 +132,14 @@ def test_of_a_program_that_calls_torchrun_itself(folder: Path) -> None:
 # --- the page of all options ------------------------------------------------------
 
 
-def test_the_page_of_options_is_what_the_parser_says(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in set(os.environ).difference(clean_environ()):
-        monkeypatch.delenv(name)
+@pytest.mark.usefixtures("outside_of_jobs")
+def test_the_page_of_options_is_what_the_parser_says():
     module = load(ROOT / "docs" / "write_options.py")
     page = module.text()
     written = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     pinned = f"torch=={capabilities.RELEASE}\n"
     if pinned in (ROOT / "requirements-dev.txt").read_text(encoding="utf-8"):
         assert page == written
-    # Those of torchrun are others.
+    # Another torchrun has other options.
     assert page.partition(module.TORCH)[0] == written.partition(module.TORCH)[0]
     assert "\n| `--hpc-dry-run=json` |" in page

@@ -1,22 +1,18 @@
-"""What a script sees of its process if an exec started it, and if a fork did."""
+"""A script started by exec and by a fork: the differences that it can see."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from tests.support import ROOT
 from tests.support.cluster.commands import SCRIPTS
-from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ, run
+from tests.support.processes import run_launcher
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.support.stock.side_by_side import Result
 
 # The first cells of rows in docs/speed.md.
 ATEXIT = "`atexit`, `weakref.finalize`, `copyreg`, `linecache`"
@@ -31,7 +27,7 @@ SEED = "`sitecustomize`, `PYTHONHASHSEED`, addresses"
 SIGNALS = "`signal.getsignal()` of SIGSEGV, SIGFPE, SIGABRT, SIGBUS, SIGILL"
 THREADS = "threads and open files"
 
-# All that differs, and the row that says so.
+# Each difference, and the row that documents it.
 PERMITTED = {
     "after torch: modules of Python": MODULES,
     "after torch: modules of the launcher": MODULES,
@@ -102,49 +98,31 @@ DISABLED = {
 }
 
 
-class Launch(NamedTuple):
-    """A launch: how it ended, and what its workers wrote, by rank."""
-
-    result: Result
-    workers: list[Any]
-
-
-def in_both_forms(folder: Path, script: str, warnings: str, workers: int) -> list[Any]:
-    """Launch a script by exec and by fork, otherwise with the same command line."""
+def in_both_forms(
+    folder: Path, script: Path, warnings: str, workers: int
+) -> list[list[Any]]:
+    """Launch a script by exec and by fork; return what its workers wrote, by rank."""
     launches = []
-    environ = clean_environ() | {"PYTHONWARNINGS": warnings}
     for form in ("none", "torch"):
-        options = [f"--hpc-preload={form}", f"--nproc-per-node={workers}"]
-        result = run([*COMMANDS[OURS], *options, script, str(folder)], env=environ)
-        assert result.code == 0, result.err
+        options = f"--hpc-preload={form}", f"--nproc-per-node={workers}"
+        done = run_launcher(*options, script, folder, PYTHONWARNINGS=warnings)
+        assert done.code == 0, done.err
+        assert done.err.count("\n") == 1, done.err  # no warning is shown
         files = [folder / f"{rank}.json" for rank in range(workers)]
-        launches.append(Launch(result, [json.loads(f.read_text()) for f in files]))
+        launches.append([json.loads(file.read_text()) for file in files])
     return launches
 
 
-@pytest.fixture(scope="module")
-def introspected(tmp_path_factory: pytest.TempPathFactory) -> list[Launch]:
-    script = str(SCRIPTS / "introspection.py")
-    return in_both_forms(tmp_path_factory.mktemp("seen"), script, "default", workers=2)
-
-
-@pytest.fixture(scope="module")
-def configured(tmp_path_factory: pytest.TempPathFactory) -> list[Launch]:
-    folder = tmp_path_factory.mktemp("configured")
-    script = folder / "configures.py"
-    script.write_text(CONFIGURES)
-    return in_both_forms(folder, str(script), "error", workers=1)
-
-
-def observations(launch: Launch) -> list[dict[str, Any]]:
+def observations(workers: list[Any]) -> list[dict[str, Any]]:
     """Return what each rank sees, and which of its values the ranks have in common."""
-    first, second = (worker["own"] for worker in launch.workers)
+    first, second = (worker["own"] for worker in workers)
     common = {f"own {name}": first[name] == second[name] for name in first}
-    return [{**worker["seen"], **common} for worker in launch.workers]
+    return [{**worker["seen"], **common} for worker in workers]
 
 
-def test_what_a_script_sees(introspected: list[Launch]) -> None:
-    by_exec, by_fork = map(observations, introspected)
+def test_what_a_script_sees(tmp_path):
+    launches = in_both_forms(tmp_path, SCRIPTS / "introspection.py", "default", 2)
+    by_exec, by_fork = map(observations, launches)
     differing = {
         name: values
         for seen in zip(by_exec, by_fork, strict=True)
@@ -157,22 +135,17 @@ def test_what_a_script_sees(introspected: list[Launch]) -> None:
     assert PERMITTED.keys() <= differing.keys()
 
 
-def test_the_page_names_what_differs() -> None:
+def test_the_page_names_what_differs():
     page = (ROOT / "docs" / "speed.md").read_text()
     table = page.partition("### What your script notices")[2].partition("###")[0]
     rows = re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
     assert {*PERMITTED.values(), *DISABLED.values()} <= {*rows}
 
 
-def test_no_warning_is_shown(
-    introspected: list[Launch], configured: list[Launch]
-) -> None:
-    for launch in introspected + configured:
-        assert launch.result.err.count("\n") == 1, launch.result.err
-
-
-def test_logging_that_is_configured_before_torch(configured: list[Launch]) -> None:
-    (by_exec,), (by_fork,) = (launch.workers for launch in configured)
+def test_logging_that_is_configured_before_torch(tmp_path):
+    script = tmp_path / "configures.py"
+    script.write_text(CONFIGURES)
+    (by_exec,), (by_fork,) = in_both_forms(tmp_path, script, "error", 1)
     assert by_exec["disabled"] == ["of_the_script"]
     assert all("<NullHandler (NOTSET)>" in names for names in by_exec["handlers"])
     assert not any(by_exec["propagate"] + by_exec["is disabled"])

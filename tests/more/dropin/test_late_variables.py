@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ, run
+from tests.support.processes import run_launcher
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,14 +41,13 @@ LOST = {
 }
 
 
-def launch(form: str, variables: dict[str, str], script: Path) -> tuple[list, str]:
-    words = [f"--hpc-preload={form}", str(script), json.dumps(variables)]
-    done = run([*COMMANDS[OURS], *words], env=clean_environ())
+def launch(form: str, variables: dict[str, str], script: Path) -> tuple[Any, str]:
+    done = run_launcher(f"--hpc-preload={form}", script, json.dumps(variables))
     assert done.code == 0, done.err
     return json.loads(done.out), done.err
 
 
-def test_none_is_lost_without_a_word(tmp_path: Path) -> None:
+def test_none_is_lost_without_a_word(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     by_exec, _ = launch("none", READ_AGAIN, script)

@@ -2,123 +2,118 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch.distributed as dist
 
 from tests.support.cluster.commands import own_lines
-from tests.support.patience import PATIENCE, START
+from tests.support.patience import START
 from tests.support.ports import own_port
+from tests.support.processes import RunningProgram, clean_environ, run
 from tests.support.stock.compared import (
     ADDRESS,
     BOX,
+    C10D,
     FAILED,
     FORKS,
     RUN,
     TORCHS_LINES,
-    Line,
+    ComparedLine,
     assert_fails_alike,
     assert_same,
     is_kept,
-    launch,
     more,
     reports,
-    typed,
 )
+from tests.support.stock.inside_torch import dist
 from tests.support.stock.side_by_side import (
     COMMANDS,
     OURS,
     STOCK,
+    Command,
     bare,
-    clean_environ,
-    end_group,
-    run,
 )
 from torchrun_hpc.host import capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.support.stock.side_by_side import Launcher, Result
+    from tests.support.processes import Result
 
 BOTH = (OURS, STOCK)
 
-C10D = "--rdzv-backend=c10d --rdzv-endpoint=localhost:0"
-
-# Those of tests/core/test_dropin.py are not here.
+# More are in tests/core/test_dropin.py.
 LINES = {
-    "nothing": typed(""),
-    "standalone": typed("--standalone --nproc_per_node 2", workers=2),
-    "one node": typed("--nnodes=1:1"),
-    "cpu": typed("--nproc_per_node=cpu", workers=2),
-    "auto": typed("CUDA_VISIBLE_DEVICES= --nproc-per-node auto", workers=2),
-    "run path": typed("--run-path", script="{folder}/report.py"),
-    "conf": typed(f"{C10D} --rdzv-conf join_timeout=30,read_timeout=30"),
-    "conf, unread": typed(
+    "nothing": ComparedLine(""),
+    "standalone": ComparedLine("--standalone --nproc_per_node 2", workers=2),
+    "one node": ComparedLine("--nnodes=1:1"),
+    "cpu": ComparedLine("--nproc_per_node=cpu", workers=2),
+    "auto": ComparedLine("CUDA_VISIBLE_DEVICES= --nproc-per-node auto", workers=2),
+    "run path": ComparedLine("--run-path", script="{folder}/report.py"),
+    "conf": ComparedLine(f"{C10D} --rdzv-conf join_timeout=30,read_timeout=30"),
+    "conf, unread": ComparedLine(
         f"{C10D} \"--rdzv-conf=timeout='5',foo_timeout=1.5,rank=x,join_timeout=+3_0\""
     ),
-    "conf, empty": typed(f"{C10D} --rdzv-conf="),
-    "endpoint, empty": typed("--rdzv-endpoint="),
-    "endpoint": typed("--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port}"),
-    "elastic": typed(
+    "conf, empty": ComparedLine(f"{C10D} --rdzv-conf="),
+    "endpoint, empty": ComparedLine("--rdzv-endpoint="),
+    "endpoint": ComparedLine("--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port}"),
+    "elastic": ComparedLine(
         "--nnodes=1:2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{port} "
         "--rdzv-conf=last_call_timeout=1"
     ),
-    "file store": typed(
+    "file store": ComparedLine(
         "--rdzv-backend=c10d --rdzv-endpoint={folder}/store-{which} "
         "--rdzv-conf=store_type=file"
     ),
-    "master port": typed("--master-port={port}", same=(ADDRESS,)),
-    "static endpoint": typed(
+    "master port": ComparedLine("--master-port={port}", same=(ADDRESS,)),
+    "static endpoint": ComparedLine(
         "--rdzv-backend=static --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=x",
         same=(ADDRESS, RUN),
     ),
-    "address": typed(
+    "address": ComparedLine(
         "--local-addr=127.0.0.1",
         same=() if capabilities.ADDRESS_IS_LOST.present else (ADDRESS,),
     ),
-    "role": typed(
+    "role": ComparedLine(
         "--role=trainer --max-restarts=2 --monitor-interval=0.5 --start-method=fork "
         "--shutdown-timeout=3 --event-log=console"
     ),
-    "signals": typed("--signals-to-handle=SIGTERM,SIGUSR1"),
-    "virtual local rank": typed("--virtual-local-rank --nproc-per-node=2", workers=2),
-    "threads": typed("OMP_NUM_THREADS=2 PYTHONFAULTHANDLER="),
-    "workers, too many": typed(
+    "signals": ComparedLine("--signals-to-handle=SIGTERM,SIGUSR1"),
+    "virtual local rank": ComparedLine(
+        "--virtual-local-rank --nproc-per-node=2", workers=2
+    ),
+    "threads": ComparedLine("OMP_NUM_THREADS=2 PYTHONFAULTHANDLER="),
+    "workers, too many": ComparedLine(
         "--nproc-per-node=3",
         workers=3,
         warning="HPC092]: 3 workers share 2 CPUs, the whole affinity mask",
     ),
-    "stale address": typed("MASTER_ADDR=192.0.2.1 MASTER_PORT=1"),
-    "site": typed("SYSTEMNAME=juwelsbooster"),
+    "stale address": ComparedLine("MASTER_ADDR=192.0.2.1 MASTER_PORT=1"),
+    "site": ComparedLine("SYSTEMNAME=juwelsbooster"),
 }
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_it_is_launched_as_by_torchrun(
-    name: str, launcher: Launcher, folder: Path, tmp_path: Path
-) -> None:
-    assert_same(LINES[name], launch(launcher, folder, LINES[name], tmp_path))
+def test_it_is_launched_as_by_torchrun(name, launch):
+    assert_same(LINES[name], launch(LINES[name]))
 
 
 # --- the commands themselves ------------------------------------------------------
 
 
-def test_console_script(folder: Path, tmp_path: Path) -> None:
-    """Not forked, but as it is typed."""
+def test_console_script(folder, tmp_path):
+    """Not forked, but as at a prompt."""
     script = Path(sys.executable).with_name("torchrun_hpc")
     if not script.exists():
         pytest.skip("torchrun_hpc is not installed here: pip install -e .")
     result = run(
         [str(script), "--nproc-per-node=2", "report.py", "a", "--nnodes=3"],
-        env={**clean_environ(), "REPORT": str(tmp_path)},
+        environ={**clean_environ(), "REPORT": str(tmp_path)},
         cwd=folder,
     )
     assert result.code == 0, result.err
@@ -128,8 +123,8 @@ def test_console_script(folder: Path, tmp_path: Path) -> None:
     assert len(result.own_lines) == 1
 
 
-def test_help(launcher: Launcher) -> None:
-    result = launcher.ours(["--help"])
+def test_help(launcher):
+    result = launcher.launch(OURS, ["--help"])
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("usage: torchrun_hpc ")
 
@@ -137,40 +132,31 @@ def test_help(launcher: Launcher) -> None:
 # --- failing scripts --------------------------------------------------------------
 
 FAILURES = {
-    "exit 3": typed("THEN=exit:3"),
-    "exit -1": typed("THEN=exit:-1"),
-    "terminated": typed(f"THEN=kill:{int(signal.SIGTERM)}"),
-    "crashed": typed("THEN=crash"),
-    "no such module": typed("-m", script="missing.module"),
-    "recorded": typed("", script="recorded.py"),
-    "restarts used up": typed("THEN=exit:4 --max-restarts=1"),
+    "exit 3": ComparedLine("THEN=exit:3"),
+    "exit -1": ComparedLine("THEN=exit:-1"),
+    "terminated": ComparedLine(f"THEN=kill:{int(signal.SIGTERM)}"),
+    "crashed": ComparedLine("THEN=crash"),
+    "no such module": ComparedLine("-m", script="missing.module"),
+    "recorded": ComparedLine("", script="recorded.py"),
+    "restarts used up": ComparedLine("THEN=exit:4 --max-restarts=1"),
 }
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_it_fails_as_with_torchrun(
-    name: str, launcher: Launcher, folder: Path, tmp_path: Path
-) -> None:
-    found = launch(launcher, folder, FAILURES[name], tmp_path, with_error_file=True)
-    assert_fails_alike(name, found)
+def test_it_fails_as_with_torchrun(name, launch):
+    assert_fails_alike(name, launch(FAILURES[name], with_error_file=True))
 
 
 # --- what else the report depends on ----------------------------------------------
 
 
 @pytest.fixture
-def reported(launcher: Launcher, folder: Path, tmp_path: Path) -> Callable[..., Result]:
-    """Return what launches a script that fails, and returns what ours says of it."""
+def reported(launcher, folder, tmp_path):
+    """Launch a script that fails, and return the result."""
 
-    def launch_it(
-        *options: str, streams: dict[str, str] | None = None, **environ: str
-    ) -> Result:
-        (result,) = launcher.many(
-            [(OURS, [*options, "report.py"])],
-            environ={"REPORT": str(tmp_path), **environ},
-            streams=[streams or {}],
-            cwd=folder,
-        )
+    def launch_it(*options: str, **more: Any) -> Result:
+        more |= {"REPORT": str(tmp_path), "cwd": folder}
+        result = launcher.launch(OURS, [*options, "report.py"], **more)
         assert result.code == 1, result.err
         return result
 
@@ -185,9 +171,7 @@ def reported(launcher: Launcher, folder: Path, tmp_path: Path) -> Callable[..., 
         (("--hpc-debug",), {}),
     ],
 )
-def test_who_wants_to_see_what_torch_says_sees_it(
-    options: tuple[str, ...], environ: dict[str, str], reported: Callable[..., Result]
-) -> None:
+def test_who_wants_to_see_what_torch_says_sees_it(options, environ, reported):
     result = reported("--nproc-per-node=2", *options, **environ, THEN="exit:3:1")
     for words in (BOX, *TORCHS_LINES, "torch/distributed/run.py"):
         assert words in result.err
@@ -197,9 +181,7 @@ def test_who_wants_to_see_what_torch_says_sees_it(
 
 
 @pytest.mark.parametrize("option", ["--tee=3", "--redirects=3"])
-def test_the_report_has_the_traceback_of_a_log_file(
-    option: str, reported: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_the_report_has_the_traceback_of_a_log_file(option, reported, tmp_path):
     """And says which file it is."""
     result = reported(option, f"--log-dir={tmp_path / 'logs'}", THEN="raise")
     _, first, last = result.own_lines
@@ -214,9 +196,7 @@ def test_the_report_has_the_traceback_of_a_log_file(
     assert len(prefixed) == (option == "--tee=3")
 
 
-def test_the_order_of_stdout_and_stderr_is_kept(
-    reported: Callable[..., Result],
-) -> None:
+def test_the_order_of_stdout_and_stderr_is_kept(reported):
     """Where they are one file, the report says so, and has no more to say."""
     streams = {"2": "as stdout"}
     result = reported("--hpc-preload=none", streams=streams, THEN="raise")
@@ -243,15 +223,12 @@ NOT_STARTED = {
 
 
 @pytest.mark.parametrize("case", NOT_STARTED)
-def test_a_program_that_cannot_be_started_is_one_message(
-    case: str, launcher: Launcher, folder: Path
-) -> None:
+def test_a_program_that_cannot_be_started_is_one_message(case, launcher, folder):
     argv, environ, problem = NOT_STARTED[case]
     program = folder / "program"
     program.write_text("echo\n")
     program.chmod(0o755)
-    commands = [(OURS, argv)]
-    (result,) = launcher.many(commands, environ=environ, streams=[{}], cwd=folder)
+    result = launcher.launch(OURS, argv, cwd=folder, **environ)
     assert result.code == 1
     start, error = result.err.splitlines()
     assert START in start
@@ -259,7 +236,7 @@ def test_a_program_that_cannot_be_started_is_one_message(
     assert f": {problem}" in error
 
 
-def test_a_function_of_torchs_fails(reported: Callable[..., Result]) -> None:
+def test_a_function_of_torchs_fails(reported):
     """It runs the script, writes nothing, and torch may be the first to see its end."""
     result = reported("--run-path", "--monitor-interval=0.01", THEN="raise")
     assert "ValueError: a fault of the script" in result.err
@@ -276,42 +253,33 @@ ALL_BYTES = bytes(range(256))
 
 
 @pytest.mark.parametrize("options", [(), ("--hpc-preload=none",)])
-def test_streams_arrive_byte_for_byte(options: tuple[str, ...], tmp_path: Path) -> None:
+def test_streams_arrive_byte_for_byte(options, tmp_path):
     """By a pipe, and in a file."""
     (tmp_path / "train.py").write_text(BYTES)
-    found = []
-    with (tmp_path / "stderr").open("wb") as file:
-        processes = [
-            subprocess.Popen(
-                [*COMMANDS[OURS], *options, "train.py"],
-                env=clean_environ(),
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
+    with (
+        (tmp_path / "stderr").open("wb") as file,
+        contextlib.ExitStack() as ending,
+    ):
+        command = [*COMMANDS[OURS], *options, "train.py"]
+        programs = [
+            ending.enter_context(RunningProgram(command, cwd=tmp_path, stderr=stderr))
             for stderr in (subprocess.PIPE, file)
         ]
-    try:
-        found = [process.communicate(timeout=PATIENCE) for process in processes]
-    finally:
-        for process in processes:
-            end_group(process.pid)
-            process.wait(PATIENCE)
-    errs = [found[0][1], (tmp_path / "stderr").read_bytes()]
-    for process, (out, _), err in zip(processes, found, errs, strict=True):
+        outs, errs = zip(*(p.process.communicate() for p in programs), strict=True)
+        assert [program.wait() for program in programs] == [0, 0]
+    errs = errs[0], (tmp_path / "stderr").read_bytes()
+    for out, err in zip(outs, errs, strict=True):
         start, _, rest = err.partition(b"\n")
         assert start.startswith(START.encode())
         assert rest == ALL_BYTES * 2000 + b"50 %\r100 %"
         assert out == ALL_BYTES
-        assert process.returncode == 0
 
 
 # --- log files --------------------------------------------------------------------
 
 
 def _is_of_default(line: str) -> bool:
-    """Say whether a line is torch's warning of an option that nobody has typed."""
+    """Return whether a line is torch's warning of an option that is its default."""
     return capabilities.WARNS_OF_DEFAULT.present and "master_addr is only" in line
 
 
@@ -334,14 +302,12 @@ def _tree(base: Path) -> dict[str, str]:
         "-r3 --duplicate-stdout-filters=out",
     ],
 )
-def test_log_files(
-    options: str, launcher: Launcher, folder: Path, tmp_path: Path
-) -> None:
-    line = typed(
+def test_log_files(options, launch, tmp_path):
+    line = ComparedLine(
         f"SPEAK=1 OMP_NUM_THREADS=1 {C10D} --rdzv-id=my-job {options} "
         "--log-dir={base}/logs-{which} --nproc-per-node=2"
     )
-    launched = launch(launcher, folder, line, tmp_path)
+    launched = launch(line)
     stock, stock_files = launched[STOCK].result, _tree(tmp_path / f"logs-{STOCK}")
     assert stock.code == 0, stock.err
     assert stock_files
@@ -356,19 +322,14 @@ def test_log_files(
         assert sorted(rest) == sorted(theirs), which
 
 
-def test_no_folder_is_left_over(
-    launcher: Launcher, folder: Path, tmp_path: Path
-) -> None:
+def test_no_folder_is_left_over(launcher, folder, tmp_path):
     """Reading the arguments twice must not make folders for logs twice."""
-    environs = []
+    commands = []
     for which in BOTH:
         (tmp_path / which).mkdir()
-        environs.append({"TMPDIR": str(tmp_path / which), "REPORT": str(tmp_path)})
-    launcher.many(
-        [(which, ["-r3", *bare(which), "report.py"]) for which in BOTH],
-        environs=environs,
-        cwd=folder,
-    )
+        environ = {"TMPDIR": str(tmp_path / which), "REPORT": str(tmp_path)}
+        commands.append(Command(which, ["-r3", *bare(which), "report.py"], environ))
+    launcher.launch_all(commands, cwd=folder)
     ours, stock = (
         [p.name.partition("_")[0] for p in (tmp_path / which).iterdir()]
         for which in BOTH
@@ -387,11 +348,11 @@ def test_no_folder_is_left_over(
         "--master-port={port}",
     ],
 )
-def test_a_port_that_is_taken(options: str, launcher: Launcher, folder: Path) -> None:
+def test_a_port_that_is_taken(options, launcher, folder):
     """By another job's store: stock torchrun takes part in that job's rendezvous."""
     holder = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     argv = options.format(port=holder.port).split()
-    result = launcher.ours([*argv, "report.py"], cwd=folder)
+    result = launcher.launch(OURS, [*argv, "report.py"], cwd=folder)
     assert "Traceback" not in result.err
     assert result.code == 2, result.err
     (line,) = result.own_lines
@@ -411,18 +372,16 @@ def test_a_port_that_is_taken(options: str, launcher: Launcher, folder: Path) ->
         "--node-rank={node} --master-addr=127.0.0.1 --master-port={port}",
     ],
 )
-def test_two_nodes_as_typed(
-    options: str, launcher: Launcher, folder: Path, tmp_path: Path
-) -> None:
-    launches, environs = [], []
+def test_two_nodes_by_hand(options, launcher, folder, tmp_path):
+    commands = []
     for which in BOTH:
         port = own_port()
         (tmp_path / which).mkdir()
         for node in range(2):
             argv = options.format(port=port, node=node).split()
-            launches.append((which, ["--nnodes=2", *argv, "report.py"]))
-            environs.append({"REPORT": str(tmp_path / which)})
-    results = launcher.many(launches, environs=environs, cwd=folder, at_once=4)
+            words = ["--nnodes=2", *argv, "report.py"]
+            commands.append(Command(which, words, {"REPORT": str(tmp_path / which)}))
+    results = launcher.launch_all(commands, cwd=folder, at_once=4)
     assert [result.code for result in results] == [0] * 4, [r.err for r in results]
     ours, stock = (reports(tmp_path / which) for which in BOTH)
     for workers in (ours, stock):
@@ -432,7 +391,7 @@ def test_two_nodes_as_typed(
         for worker in workers:
             assert (worker["reachable"] is True) is is_kept(worker)
     for mine, theirs in zip(ours, stock, strict=True):
-        assert mine["environ"].keys() == theirs["environ"].keys() | more(Line())
+        assert mine["environ"].keys() == theirs["environ"].keys() | more(ComparedLine())
     for result in results[:2]:
         assert "Traceback" not in result.err
     # The host of the endpoint speaks; with c10d both are on its machine.

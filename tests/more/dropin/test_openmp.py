@@ -11,8 +11,6 @@ from tests.support.cluster.commands import require
 from tests.support.cluster.openmp import CASES, SCRIPT, is_installed, launch
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.cluster.openmp import Case
 
 FORMS = {"exec": "none", "fork": "torch"}
@@ -25,7 +23,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> str:
+def script(tmp_path):
     """Return the path of a script that writes the CPUs of its threads."""
     (tmp_path / "script.py").write_text(SCRIPT)
     return str(tmp_path / "script.py")
@@ -37,7 +35,7 @@ def known(name: str) -> Case:
     return CASES[name]
 
 
-def test_workers_that_are_not_bound(case: str, form: str, script: str) -> None:
+def test_workers_that_are_not_bound(case, form, script):
     """All start with the node's CPUs; a warning names the variables that take them."""
     option = f"--hpc-preload={FORMS[form].replace('torch', 'auto')}"
     reports, said = launch(known(case), option, script=script)
@@ -52,7 +50,7 @@ def test_workers_that_are_not_bound(case: str, form: str, script: str) -> None:
     assert "HPC169" not in said
 
 
-def test_workers_that_are_bound(case: str, form: str, script: str) -> None:
+def test_workers_that_are_bound(case, form, script):
     """No thread leaves its worker's share, nor do DataLoader processes."""
     reports, said = launch(
         known(case), "--hpc-bind=even", f"--hpc-preload={FORMS[form]}", script=script

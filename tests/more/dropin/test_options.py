@@ -34,7 +34,7 @@ from tests.support.stock.parsers import (
     parsed,
     sample,
 )
-from tests.support.stock.side_by_side import OURS, STOCK, bare, clean_environ, words_of
+from tests.support.stock.side_by_side import OURS, STOCK, Command, bare, words_of
 from torchrun_hpc import main
 from torchrun_hpc.agent import patches, signals
 from torchrun_hpc.errors import LaunchError, Setting
@@ -43,21 +43,14 @@ from torchrun_hpc.options.options import READERS, Options, read
 from torchrun_hpc.reporting import streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from tests.support.stock.side_by_side import Launcher
+    from collections.abc import Mapping, Sequence
 
 
-@pytest.fixture(autouse=True)
-def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = clean_environ()
-    for name in set(os.environ).difference(kept):
-        monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("outside_of_jobs")
 
 
 @pytest.fixture
-def as_new() -> Iterator[None]:
+def as_new():
     """Put back what a launch in this process changes."""
     environ = dict(os.environ)
     yield
@@ -68,7 +61,7 @@ def as_new() -> Iterator[None]:
     patches.restore()
 
 
-# Those of newer releases than the installed one.
+# Options of newer releases than the installed one.
 NEWER = {
     name for dest in command_line.TORCHRUN for name in command_line.names_of(dest)
 } - KNOWN
@@ -81,7 +74,7 @@ NEWER = {
     "spelling",
     [s for a in torch_run.get_args_parser()._actions for s in a.option_strings],
 )
-def test_abbreviations(spelling: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_abbreviations(spelling, capsys):
     """Every beginning of every option: what it stands for, or why it is refused."""
     action = torch_run.get_args_parser()._option_string_actions[spelling]
     value = sample(action)
@@ -124,7 +117,7 @@ def test_abbreviations(spelling: str, capsys: pytest.CaptureFixture[str]) -> Non
         ["--bogus", "3", SCRIPT, "--nnodes", "2"],
         ["-x", SCRIPT],
         ["--nnodes", SCRIPT],
-        # What is behind two dashes.
+        # Words after two dashes.
         [SCRIPT, "--"],
         [SCRIPT, "--", "a"],
         [SCRIPT, "--", "--nnodes", "2"],
@@ -133,11 +126,11 @@ def test_abbreviations(spelling: str, capsys: pytest.CaptureFixture[str]) -> Non
         ["--nnodes", "2", "--", "--nnodes", "3"],
     ],
 )
-def test_other_lines(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_lines(argv, capsys):
     assert_same(argv, capsys)
 
 
-def test_help_is_that_of_torchrun_and_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_that_of_torchrun_and_more(capsys):
     texts = []
     for parse in (torch_run.parse_args, ours):
         with pytest.raises(SystemExit):
@@ -154,9 +147,7 @@ def test_help_is_that_of_torchrun_and_more(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_a_shell_completes_our_options(
-    shell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shell_completes_our_options(shell, capsys):
     with pytest.raises(SystemExit) as ended:
         ours(["--print-completion", shell])
     out, err = capsys.readouterr()
@@ -173,9 +164,7 @@ def test_a_shell_completes_our_options(
         ("bash", "HPC246", "pip install shtab"),
     ],
 )
-def test_a_shell_that_cannot_complete(
-    shell: str, code: str, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shell_that_cannot_complete(shell, code, text, monkeypatch):
     if code == "HPC246":
         monkeypatch.setitem(sys.modules, "shtab", None)
     with pytest.raises(LaunchError, match=re.escape(text)) as raised:
@@ -186,16 +175,16 @@ def test_a_shell_that_cannot_complete(
 # --- PET_* ------------------------------------------------------------------------
 
 
+def _values(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    return {name: each.value for name, each in settings.items()}
+
+
 def _sourced(settings: Mapping[str, Setting]) -> dict[str, tuple[Any, str]]:
     return {name: (each.value, each.source) for name, each in settings.items()}
 
 
 @pytest.mark.parametrize("action", FROM_ENVIRON, ids=name_of)
-def test_variable(
-    action: argparse.Action,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_variable(action, monkeypatch, capsys):
     """It counts as with torch, and is named as the source; the option beats it."""
     option, variable = action.option_strings[-1], f"PET_{action.dest.upper()}"
     if action in FLAGS:
@@ -243,9 +232,7 @@ SCRIPT_ARGS = [
 @pytest.mark.parametrize(
     "own", [[], ["--nnodes=2"], ["--"], ["-r", "3", "--"], ["-m"], ["--hpc-site", "x"]]
 )
-def test_script_arguments_are_left_alone(
-    own: list[str], script_args: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_script_arguments_are_left_alone(own, script_args, capsys):
     args, settings = parsed([*own, SCRIPT, *script_args])
     assert (args.training_script, args.training_script_args) == (SCRIPT, script_args)
     assert settings == parsed([*own, SCRIPT])[1]
@@ -260,19 +247,19 @@ def test_script_arguments_are_left_alone(
         assert outcome(ours, [*own, SCRIPT, *script_args], capsys) == stock
 
 
-def test_many_script_arguments_behind_a_mistake() -> None:
-    """A wrong option in front of ``data/*`` is reported at once."""
+def test_many_script_arguments_after_a_mistake():
+    """A wrong option before ``data/*`` is reported at once."""
     start = time.process_time()
     with pytest.raises(LaunchError, match="--bogus"):
         torchrun_parser.parse(["--bogus", SCRIPT, *["file"] * 5000], os.environ)
     assert time.process_time() - start < 1.5
 
 
-# --- what was typed ---------------------------------------------------------------
+# --- what the user set ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action", STORED, ids=name_of)
-def test_typed_although_it_is_the_default(action: argparse.Action) -> None:
+def test_explicit_although_it_is_the_default(action):
     default = vars(torch_run.parse_args([SCRIPT]))[action.dest]
     value = str(default) if default or default == 0 else sample(action)
     line = [action.option_strings[0], *([] if action in FLAGS else [value])]
@@ -282,49 +269,49 @@ def test_typed_although_it_is_the_default(action: argparse.Action) -> None:
 CHANGEABLE = [action for action in ACTIONS if action.dest != "node_rank"]
 
 
-def test_the_rank_of_a_node_is_not_looked_at() -> None:
-    """On the first node it is the default: it would be typed on all the others."""
+def test_the_rank_of_a_node_is_not_looked_at():
+    """It is the default on the head node: on all others it would be explicit."""
     args = torch_run.parse_args(["--node_rank=1", SCRIPT])
     assert torchrun_parser.changed(args, os.environ) == {}
 
 
 @pytest.mark.parametrize("action", CHANGEABLE, ids=name_of)
-def test_changed(action: argparse.Action) -> None:
+def test_changed(action):
     """Programs that make the arguments themselves, as accelerate does."""
     args = torch_run.parse_args([SCRIPT, "--lr", "1"])
     assert torchrun_parser.changed(args, os.environ) == {}
-    value = True if action in FLAGS else sample(action)
+    value: Any = True if action in FLAGS else sample(action)
     setattr(args, action.dest, value)
     found = torchrun_parser.changed(args, os.environ)
-    if isinstance(value, str) and action.type:
+    if isinstance(value, str) and callable(action.type):
         value = action.type(value)
-    assert {k: v.value for k, v in found.items()} == {action.dest: value}
+    assert _values(found) == {action.dest: value}
     assert found[action.dest].source in action.option_strings
 
 
-def test_changed_as_text() -> None:
-    """accelerate leaves the port as text, and sets to None what was not typed."""
+def test_changed_as_text():
+    """accelerate leaves the port as text, and sets to None what nobody has set."""
     args = torch_run.parse_args([SCRIPT])
     args.master_port, args.module, args.master_addr = "29600", None, None
     found = torchrun_parser.changed(args, os.environ)
-    assert {k: v.value for k, v in found.items()} == {"master_port": 29600}
+    assert _values(found) == {"master_port": 29600}
     args.master_port = "a port"
     with pytest.raises(LaunchError, match="--master_port=a port") as refused:
         torchrun_parser.changed(args, os.environ)
     assert refused.value.code == "HPC010"
 
 
-def test_changed_with_few_attributes() -> None:
+def test_changed_with_few_attributes():
     """accelerate leaves out what it does not know."""
     args = argparse.Namespace(nnodes="2", training_script=SCRIPT)
     found = torchrun_parser.changed(args, os.environ)
-    assert {k: v.value for k, v in found.items()} == {"nnodes": "2"}
+    assert _values(found) == {"nnodes": "2"}
 
 
 # --- without torch ----------------------------------------------------------------
 
 
-# What is parsed with torch and without; each with arguments of the script.
+# Lines that are parsed with torch and without; each with arguments of the script.
 PARSED = [
     *([], ["--"], ["-"], ["-1"], ["--nnodes"], [""], ["-m"], ["--standalone"]),
     *(["--nnod=4"], ["--nn", "4:5"], ["--standa"], ["--rdzv-e", "a:1"], ["--nod=1"]),
@@ -372,9 +359,7 @@ def _with_torch(argv: Sequence[str]) -> _Parsed | LaunchError | None:
 
 @pytest.mark.parametrize("environ", AND_VARIABLES, ids=str)
 @pytest.mark.parametrize("own", PARSED, ids=" ".join)
-def test_parsed_as_torch_does(
-    own: list[str], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parsed_as_torch_does(own, environ, monkeypatch):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     for rest in ([], [SCRIPT], *([SCRIPT, *words] for words in SCRIPT_ARGS)):
@@ -388,7 +373,7 @@ def test_parsed_as_torch_does(
             else:
                 assert (line.problem.code, str(line.problem)) == refused
         elif expected is not None:
-            found = {k: (v.value, v.source) for k, v in line.options.given.items()}
+            found = _sourced(line.options.given)
             script, *arguments = line.options.words
             assert (script, arguments, found) == expected
 
@@ -439,42 +424,37 @@ def _assert_again_the_same(argv: Sequence[str]) -> None:
     assert not [word for word in own if word.startswith("--hpc")]
     again, settings_again = parsed(words[1:])
     assert _of_torchrun(again) == _of_torchrun(args)
-    assert {k: v.value for k, v in settings_again.items()} == {
-        k: v.value for k, v in settings.items() if not k.startswith("hpc_")
-    }
+    torchs = {k: v for k, v in settings.items() if not k.startswith("hpc_")}
+    assert _values(settings_again) == _values(torchs)
     assert vars(torch_run.parse_args(words[1:])) == _of_torchrun(args)
 
 
 @pytest.mark.parametrize("rest", REST, ids=lambda words: " ".join(words) or "nothing")
 @pytest.mark.parametrize("own", OPTIONS, ids=" ".join)
-def test_plain_command_is_read_as_what_was_typed(
-    own: list[str], rest: list[str]
-) -> None:
+def test_plain_command_is_read_as_the_original(own, rest):
     for script in (SCRIPT, "a b.py", "-"):
         _assert_again_the_same([*own, script, *rest])
     if own[-1:] == ["--"]:
         _assert_again_the_same([*own, "--odd.py", *rest])
 
 
-def test_options_of_ours_that_variables_switch_off_are_not_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_options_of_ours_that_variables_switch_off_are_not_set(monkeypatch):
     for name in ("PET_HPC_DRY_RUN", "PET_HPC_DEBUG"):
         monkeypatch.setenv(name, "0")
     args, settings = parsed([SCRIPT])
     assert settings == torchrun_parser.changed(args, os.environ) == {}
 
 
-def test_numbers_that_a_program_sets_where_torchrun_has_texts() -> None:
+def test_numbers_that_a_program_sets_where_torchrun_has_texts():
     args, _ = parsed([SCRIPT])
     args.nnodes, args.master_port, args.rdzv_conf = 2, "7", "a=1"
     found = torchrun_parser.changed(args, os.environ)
     expected = {"nnodes": "2", "master_port": 7, "rdzv_conf": "a=1"}
-    assert {name: setting.value for name, setting in found.items()} == expected
+    assert _values(found) == expected
     assert read(found).nnodes == (2, 2)
 
 
-def test_plain_command_has_what_was_derived() -> None:
+def test_plain_command_has_what_was_derived():
     args, settings = parsed(["--nnodes=2", SCRIPT, "--lr=1"])
     options = {
         **settings,
@@ -603,7 +583,7 @@ RIGHT = {
     "--signals-to-handle" not in KNOWN or bool(bare(STOCK)),
     reason="an older torch has not all of these, or takes its static rendezvous",
 )
-def test_what_torchrun_starts_is_started(launcher: Launcher, tmp_path: Path) -> None:
+def test_what_torchrun_starts_is_started(launcher, tmp_path):
     (tmp_path / SCRIPT).write_text("print('started')\n")
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "__main__.py").write_text("print('started')\n")
@@ -612,13 +592,9 @@ def test_what_torchrun_starts_is_started(launcher: Launcher, tmp_path: Path) -> 
     (tmp_path / "python").write_text("#!/bin/sh\necho started\n")
     (tmp_path / "python").chmod(0o755)
     lines = [words_of(line.format(folder=tmp_path)) for line in RIGHT]
-    found = launcher.many(
-        [(which, argv) for argv, _ in lines for which in (OURS, STOCK)],
-        environs=[variables for _, variables in lines for _ in (OURS, STOCK)],
-        cwd=tmp_path,
-        at_once=4,
-    )
-    for line, mine, stock in zip(RIGHT, found[::2], found[1::2], strict=True):
+    commands = [Command(which, *line) for line in lines for which in (OURS, STOCK)]
+    results = launcher.launch_all(commands, cwd=tmp_path, at_once=4)
+    for line, mine, stock in zip(RIGHT, results[::2], results[1::2], strict=True):
         theirs, own = RIGHT[line]
         for result in (mine, stock):
             assert (result.code, result.out) == (0, "started\n"), (line, result.err)
@@ -640,12 +616,7 @@ def _on_this_torch(argv: list[str], code: str, expected: str) -> tuple[str, str]
 
 @pytest.mark.usefixtures("as_new")
 @pytest.mark.parametrize("line", WRONG)
-def test_wrong_line(
-    line: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
+def test_wrong_line(line, monkeypatch, capsys, tmp_path):
     for name in (SCRIPT, "file"):
         (tmp_path / name).write_text("print('started')\n")
     monkeypatch.chdir(tmp_path)
@@ -667,9 +638,7 @@ def test_wrong_line(
     ("value", "cuda", "is_everywhere"),
     [("foo", None, True), ("gpu", None, True), ("gpu", "12.8", False)],
 )
-def test_whose_fault_a_number_of_workers_is(
-    value: str, cuda: str | None, is_everywhere: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whose_fault_a_number_of_workers_is(value, cuda, is_everywhere, monkeypatch):
     """Nodes have the same word and the same build, but not the same GPUs."""
     for name, version in (("cuda", cuda), ("hip", None)):
         monkeypatch.setattr(torch.version, name, version, raising=False)
@@ -680,7 +649,7 @@ def test_whose_fault_a_number_of_workers_is(
     assert (fault.code, fault.everywhere) == ("HPC012", is_everywhere)
 
 
-def test_stock_does_not_start_them_either(launcher: Launcher, tmp_path: Path) -> None:
+def test_stock_does_not_start_them_either(launcher, tmp_path):
     """A line that is right for torchrun would be wrong in the table: a sample."""
     (tmp_path / SCRIPT).write_text("print('started')\n")
     # Stock torchrun waits a minute and more for a host that does not exist.
@@ -689,27 +658,23 @@ def test_stock_does_not_start_them_either(launcher: Launcher, tmp_path: Path) ->
     read = dynamic_rendezvous.create_handler.__code__.co_consts
     newer = [key for key in ("keep_alive_interval",) if key not in read]
     lines = [argv for argv in some if not any(key in str(argv) for key in newer)]
-    stock = launcher.many(
-        [
-            (STOCK, argv if "--master-port" in str(argv) else [*bare(STOCK), *argv])
-            for argv in lines
-        ],
-        cwd=tmp_path,
-    )
-    assert [r for r in stock if r.code == 0 or "started" in r.out] == []
+    commands = [
+        Command(STOCK, [*([] if "--master-port" in str(argv) else bare(STOCK)), *argv])
+        for argv in lines
+    ]
+    results = launcher.launch_all(commands, cwd=tmp_path)
+    assert [r for r in results if r.code == 0 or "started" in r.out] == []
 
 
 @pytest.mark.parametrize(
     ("backend", "package"), [("etcd", "etcd"), ("etcd-v2", "urllib3")]
 )
-def test_a_package_that_torch_wants(
-    backend: str, package: str, launcher: Launcher
-) -> None:
+def test_a_package_that_torch_wants(backend, package, launcher):
     """Torch imports, or misses, it only when the rendezvous is made."""
     if find_spec(package) is not None:
         pytest.skip(f"the package {package} is installed here")
     argv = [f"--rdzv_backend={backend}", "--rdzv_endpoint=localhost:1", __file__]
-    result = launcher.ours(argv)
+    result = launcher.launch(OURS, argv)
     assert result.code == 2
     start, error = result.err.splitlines()
     assert start.startswith(START)

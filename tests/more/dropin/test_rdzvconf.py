@@ -1,4 +1,4 @@
-"""What is typed for ``--rdzv-conf``, read by us and by the installed torch."""
+"""``--rdzv-conf``, read by us and by the installed torch."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
 
-from tests.support.stock.side_by_side import COMMANDS, OURS, STOCK, clean_environ, run
+from tests.support.processes import clean_environ, run
+from tests.support.stock.side_by_side import COMMANDS, OURS, STOCK
 from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.options import rdzv_conf
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.stock.side_by_side import Result
+    from tests.support.processes import Result
 
-# Those that need no package beside torch.
+# They need no package beside torch.
 BACKENDS = ("c10d", "static")
 KEYS = (
     *("store_type", "is_host", "read_timeout", "timeout", "rank", "protocol", "x"),
@@ -53,7 +54,8 @@ VALUES = st.one_of(
 )
 
 
-class Store(distributed.Store):  # type: ignore[misc]
+# Torch does not export the name.
+class UnopenedStore(distributed.Store):  # type: ignore[misc, name-defined]
     """Stands for all that torch opens after it has read the configuration."""
 
     def __init__(self, *_args: Any, **_options: Any) -> None:
@@ -64,21 +66,19 @@ class Store(distributed.Store):  # type: ignore[misc]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_is_opened() -> Any:
+def _nothing_is_opened():
     with pytest.MonkeyPatch.context() as patched:
         for module in (c10d_rendezvous_backend, static_tcp_rendezvous):
-            patched.setattr(module, "TCPStore", Store)
-        patched.setattr(c10d_rendezvous_backend, "FileStore", Store)
+            patched.setattr(module, "TCPStore", UnopenedStore)
+        patched.setattr(c10d_rendezvous_backend, "FileStore", UnopenedStore)
         yield
 
 
 def _torch_can_use(text: str, backend: str) -> bool:
     """Let torch read, and do what it does with the numbers soon after."""
     try:
-        conf = _parse_rendezvous_config(text)
-        parameters: Any = RendezvousParameters(
-            backend, "localhost:0", "7", 1, 1, **{"rank": 0, **conf}
-        )
+        conf: dict[str, Any] = {"rank": 0, **_parse_rendezvous_config(text)}
+        parameters = RendezvousParameters(backend, "localhost:0", "7", 1, 1, **conf)
         handler: Any = registry.get_rendezvous_handler(parameters)
         if backend == "static":
             return bool(handler.timeout > timedelta(0))
@@ -88,7 +88,7 @@ def _torch_can_use(text: str, backend: str) -> bool:
         datetime.now() - interval * attempts  # noqa: DTZ005
     except (ValueError, TypeError, OverflowError):
         return False
-    return interval > timedelta(0) and attempts > 0  # else it waits for ever
+    return interval > timedelta(0) and attempts > 0  # otherwise it waits forever
 
 
 def _we_can_use(text: str, backend: str) -> bool:
@@ -101,9 +101,7 @@ def _we_can_use(text: str, backend: str) -> bool:
 
 @settings(deadline=None, max_examples=400)
 @given(st.sampled_from(BACKENDS), st.sampled_from(KEYS), VALUES)
-def test_what_torch_can_use_passes_and_nothing_else(
-    backend: str, key: str, value: str
-) -> None:
+def test_what_torch_can_use_passes_and_nothing_else(backend, key, value):
     text = f"{key}={value}"
     if key not in UNREAD:
         assert _we_can_use(text, backend) is _torch_can_use(text, backend)
@@ -111,7 +109,7 @@ def test_what_torch_can_use_passes_and_nothing_else(
 
 @pytest.mark.parametrize("key", ["self", "backend", "endpoint", "min_nodes", "run_id"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_torch_passes_itself(key: str, backend: str) -> None:
+def test_what_torch_passes_itself(key, backend):
     assert not _torch_can_use(f"{key}=1", backend)
     assert not _we_can_use(f"{key}=1", backend)
 
@@ -159,12 +157,12 @@ def _launch_with_theirs(
     environ = clean_environ()
     environ["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
     words = ["--rdzv-backend=theirs", *options, "--no-python", "echo", "started"]
-    return run([*COMMANDS[which], *words], env=environ)
+    return run([*COMMANDS[which], *words], environ=environ)
 
 
 @takes_others
 @pytest.mark.parametrize("which", [STOCK, OURS])
-def test_somebodys_own_backend(which: str, tmp_path: Path) -> None:
+def test_somebodys_own_backend(which, tmp_path):
     conf = "--rdzv-conf=connect_timeout=1.5,store_type=redis,join_timeout=soon"
     done = _launch_with_theirs(which, tmp_path, THEIRS, conf)
     assert (done.code, done.out) == (0, "started\n"), done.err
@@ -198,9 +196,7 @@ def create(given):
         ("10.0 ** given.get_as_int('power')", "(34, 'Numerical result out of range')"),
     ],
 )
-def test_a_value_that_a_backend_cannot_use(
-    line: str, fault: str, tmp_path: Path
-) -> None:
+def test_a_value_that_a_backend_cannot_use(line, fault, tmp_path):
     module = REFUSES.format(in_create=line)
     conf = "--rdzv-conf=interval=1.5,power=999"
     done = _launch_with_theirs(OURS, tmp_path, module, conf)
@@ -217,9 +213,7 @@ def test_a_value_that_a_backend_cannot_use(
 @pytest.mark.parametrize(
     ("line", "options"), [("", ["--rdzv-conf=a=1"]), ("int('no number')", [])]
 )
-def test_a_fault_that_is_not_of_a_value(
-    line: str, options: list[str], tmp_path: Path
-) -> None:
+def test_a_fault_that_is_not_of_a_value(line, options, tmp_path):
     """It is raised later, or without the option: torch's traceback shows where."""
     module = REFUSES.format(in_create=line)
     done = _launch_with_theirs(OURS, tmp_path, module, *options)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch.distributed.run import get_args_parser
 
-from tests.support.patience import NEVER_S, PATIENCE, until
-from tests.support.stock.side_by_side import (
-    COMMANDS,
-    OURS,
-    STOCK,
-    bare,
-    clean_environ,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from tests.support.patience import NEVER_S, until
+from tests.support.processes import RunningProgram, clean_environ
+from tests.support.stock.compared import C10D
+from tests.support.stock.side_by_side import COMMANDS, OURS, STOCK, bare
 
 USR1, USR2, TERM = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM
 
@@ -37,7 +30,7 @@ takes_signals = pytest.mark.skipif(
     reason="this torchrun has no --signals-to-handle",
 )
 
-# A worker: it writes down what happens to it, and goes on until a signal ends it.
+# A worker: it writes down what happens to it, and runs until a signal ends it.
 SCRIPT = """
 import os, signal, sys, time
 
@@ -75,8 +68,8 @@ write("end")
 """
 
 
-class Launch:
-    """A running agent with two workers."""
+class LaunchOfTwo(RunningProgram):
+    """A running agent with two workers; both streams are one file."""
 
     def __init__(
         self,
@@ -90,18 +83,14 @@ class Launch:
         self.folder.mkdir()
         script = self.folder / "train.py"
         script.write_text(SCRIPT.replace("NEVER_S", str(NEVER_S)))
-        with (self.folder / "stderr").open("w") as stderr:
-            self.process = subprocess.Popen(
-                [
-                    *(command or COMMANDS[which]),
-                    *("--nproc-per-node=2", *bare(which), *options, str(script)),
-                ],
-                env={**clean_environ(), "FOLDER": str(self.folder), **environ},
+        command = command or COMMANDS[which]
+        with (self.folder / "output").open("wb") as output:
+            super().__init__(
+                [*command, "--nproc-per-node=2", *bare(which), *options, script],
+                environ={**clean_environ(), "FOLDER": str(self.folder), **environ},
                 cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=stderr,
-                stderr=stderr,
-                start_new_session=True,
+                stdout=output,
+                stderr=output,
             )
 
     def written(self) -> list[list[str]]:
@@ -125,31 +114,41 @@ class Launch:
         """Wait until both workers have written these words."""
         until(
             lambda: all(set(words) <= set(lines) for lines in self.written()),
-            lambda: (self.written(), self.stderr()),
+            lambda: (self.written(), self.output()),
         )
 
-    def send(self, number: signal.Signals) -> None:
+    def until_all_got(self, *numbers: int, signal: signal.Signals = USR1) -> None:
+        """Wait until each worker got a signal so often."""
+        until(lambda: self.got(signal) == [*numbers], self.output)
+
+    def deliver(self, number: signal.Signals) -> None:
         """Send the agent a signal; wait until it is delivered, or the agent ends."""
-        self.process.send_signal(number)
-        status = Path(f"/proc/{self.process.pid}/status")
+        self.send(number)
+        status = Path(f"/proc/{self.pid}/status")
         until(
             lambda: (
-                self.process.poll() is not None
+                not self.is_running
                 or re.search("^ShdPnd:\t0+$", status.read_text(), re.MULTILINE)
             ),
-            self.stderr,
+            self.output,
         )
 
     def tell(self, word: str) -> None:
         (self.folder / word).touch()
 
-    def stderr(self) -> str:
-        return (self.folder / "stderr").read_text()
+    def output(self) -> str:
+        return (self.folder / "output").read_text()
 
-    def end(self) -> int:
+    def finish(self) -> int:
         """Let the workers end by themselves; return the agent's exit code."""
         self.tell("end")
-        return self.process.wait(PATIENCE)
+        return self.wait()
+
+    def end(self) -> None:
+        """Kill the agent, and its workers if they outlive it."""
+        super().end()
+        for pid in self.alive():
+            os.kill(pid, signal.SIGKILL)
 
 
 def _alive(pid: int) -> bool:
@@ -160,36 +159,41 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
-    started: list[Launch] = []
+def launch(tmp_path):
+    with contextlib.ExitStack() as ending:
 
-    def start(*args: Any, **options: Any) -> Launch:
-        started.append(Launch(tmp_path, *args, **options))
-        return started[-1]
+        def start(*args: Any, **options: Any) -> LaunchOfTwo:
+            return ending.enter_context(LaunchOfTwo(tmp_path, *args, **options))
 
-    yield start
-    for one in started:
-        one.process.kill()
-        one.process.wait()
-        for pid in one.alive():
-            os.kill(pid, signal.SIGKILL)
+        yield start
+
+
+@pytest.fixture
+def site_path(tmp_path):
+    """Return what writes a sitecustomize; it returns the PYTHONPATH that finds it."""
+
+    def write(text: str) -> str:
+        (tmp_path / "sitecustomize.py").write_text(text)
+        return os.pathsep.join([str(tmp_path), clean_environ()["PYTHONPATH"]])
+
+    return write
 
 
 # --- SIGUSR1 and SIGUSR2 --------------------------------------------------------------
 
 
-def test_each_reaches_every_worker_once(launch: Callable[..., Launch]) -> None:
+def test_each_reaches_every_worker_once(launch):
     """The next one shows it: it comes later than all of those before."""
     ours = launch()
     ours.until("ready")
-    for number, *expected in ((USR1, 1, 0), (USR1, 2, 0), (USR2, 2, 1), (USR2, 2, 2)):
-        ours.process.send_signal(number)
-        got = lambda: [ours.got(USR1), ours.got(USR2)]  # noqa: E731
-        until(lambda got=got, last=[[n] * 2 for n in expected]: got() == last, got)
-    assert ours.end() == 0
-    assert got() == [[2, 2], [2, 2]]
+    for number, *times in ((USR1, 1, 0), (USR1, 2, 0), (USR2, 2, 1), (USR2, 2, 2)):
+        ours.send(number)
+        for each, often in zip((USR1, USR2), times, strict=True):
+            ours.until_all_got(often, often, signal=each)
+    assert ours.finish() == 0
+    assert [ours.got(USR1), ours.got(USR2)] == [[2, 2], [2, 2]]
     assert [lines[-1] for lines in ours.written()] == ["end", "end"]
-    assert len(ours.stderr().splitlines()) == 1, ours.stderr()
+    assert len(ours.output().splitlines()) == 1, ours.output()
 
 
 # The signal comes as soon as it may, before torch is imported.
@@ -204,39 +208,37 @@ main.main()
 """
 
 
-def test_one_that_comes_before_the_workers(launch: Callable[..., Launch]) -> None:
+def test_one_that_comes_before_the_workers(launch):
     """And before their handlers."""
     ours = launch(command=[sys.executable, "-c", EARLY], LATE="1")
     ours.until("ready", "SIGUSR1")
-    assert ours.end() == 0
+    assert ours.finish() == 0
     assert ours.got() == [1, 1]
 
 
 @takes_signals
-def test_what_torch_is_to_handle_comes_before_it_can(
-    launch: Callable[..., Launch],
-) -> None:
+def test_what_torch_is_to_handle_comes_before_it_can(launch):
     """It ends the launcher at once, as it ends torchrun."""
     command = [sys.executable, "-c", EARLY]
     ours = launch(OURS, "--signals-to-handle=SIGTERM,SIGUSR1", command=command)
-    assert ours.process.wait(PATIENCE) == -USR1
+    assert ours.wait() == -USR1
     assert ours.pids() == []
 
 
 @takes_signals
-def test_what_torch_is_to_handle_ends_the_job(launch: Callable[..., Launch]) -> None:
+def test_what_torch_is_to_handle_ends_the_job(launch):
     option = "--signals-to-handle=SIGTERM,SIGUSR1"
     both = [launch(which, option) for which in (OURS, STOCK)]
     for one in both:
         one.until("ready")
-        one.process.send_signal(USR1)
+        one.send(USR1)
     codes = []
     for one in both:
-        until(lambda one=one: one.got() == [1, 1], one.stderr)
-        codes.append(one.end())
+        one.until_all_got(1, 1)
+        codes.append(one.finish())
         assert one.got() == [1, 1]
         # Ours says how the job has ended.
-        assert ("death signal, shutting down" in one.stderr()) is (one is both[1])
+        assert ("death signal, shutting down" in one.output()) is (one is both[1])
     assert codes == [1, 1]
 
 
@@ -251,60 +253,58 @@ print("went on", flush=True)
 """
 
 
-def test_a_program_of_its_own(tmp_path: Path, launch: Callable[..., Launch]) -> None:
+def test_a_program_of_its_own(tmp_path, launch):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     ours = launch(command=[sys.executable, str(program)])
     ours.until("ready")
-    ours.process.send_signal(USR1)
-    until(lambda: ours.got() == [1, 1], ours.stderr)
-    assert ours.end() == 0, ours.stderr()
-    assert "went on" in ours.stderr()
+    ours.send(USR1)
+    ours.until_all_got(1, 1)
+    assert ours.finish() == 0, ours.output()
+    assert "went on" in ours.output()
 
 
 # --- SIGTERM, and more of them --------------------------------------------------------
 
 
-def test_ctrl_c_ends_agent_and_workers(launch: Callable[..., Launch]) -> None:
+def test_ctrl_c_ends_agent_and_workers(launch):
     both = [launch(which) for which in (OURS, STOCK)]
     for one in both:
         one.until("ready")
-        one.process.send_signal(signal.SIGINT)
-    ours, stock = (one.process.wait(PATIENCE) for one in both)
+        one.send(signal.SIGINT)
+    ours, stock = (one.wait() for one in both)
     assert ours == stock != 0
     assert both[0].alive() == []
 
 
-def test_checkpoints_are_written_after_sigterm(launch: Callable[..., Launch]) -> None:
+def test_checkpoints_are_written_after_sigterm(launch):
     """With more signals the agent of stock torchrun is gone before its workers."""
     one = launch(OURS, *PATIENT, CHECKPOINT="1")
     one.until("ready")
-    one.process.send_signal(TERM)
-    until(lambda: one.got(TERM) == [1, 1], one.stderr)
+    one.send(TERM)
+    one.until_all_got(1, 1, signal=TERM)
     for number in (TERM, signal.SIGINT, signal.SIGHUP):
-        one.send(number)
+        one.deliver(number)
     one.tell("checkpoint")
-    assert one.process.wait(PATIENCE) == 1
+    assert one.wait() == 1
     assert one.alive() == []
     assert [lines[3:] for lines in one.written()] == [["SIGTERM", "checkpoint"]] * 2
-    assert one.stderr().count("SignalException: ") == 1
-    assert "death signal, shutting down" not in one.stderr()
+    assert one.output().count("SignalException: ") == 1
+    assert "death signal, shutting down" not in one.output()
 
 
-def test_sigterm_while_workers_are_stopped_for_a_restart(
-    launch: Callable[..., Launch],
-) -> None:
+def test_sigterm_while_workers_are_stopped_for_a_restart(launch):
     """It is the first one, so the agent ends of it, as soon as they have ended."""
     ours = launch(OURS, "--max-restarts=1", *PATIENT, CHECKPOINT="1")
     ours.until("ready")
     ours.tell("fail0")
-    until(lambda: ours.got(TERM) == [0, 1], ours.stderr)
-    ours.send(TERM)
+    ours.until_all_got(0, 1, signal=TERM)
+    ours.deliver(TERM)
     ours.tell("checkpoint")
-    assert ours.process.wait(PATIENCE) == 1
+    assert ours.wait() == 1
     assert ours.written()[1][3:] == ["SIGTERM", "checkpoint"]
     assert len(ours.pids()) == 2
-    assert "death signal, shutting down" not in ours.stderr()
+    assert "death signal, shutting down" not in ours.output()
 
 
 # Python calls it before it forks a worker, and ignores its exceptions.
@@ -321,18 +321,13 @@ if "RANK" not in os.environ:
 """
 
 
-@pytest.mark.parametrize("meets", ["", "c10d"])
-def test_sigterm_while_a_worker_is_started(
-    meets: str, tmp_path: Path, launch: Callable[..., Launch]
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(AT_FORK)
-    path = os.pathsep.join([str(tmp_path), clean_environ()["PYTHONPATH"]])
-    options = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"] if meets else []
+@pytest.mark.parametrize("options", [[], C10D.split()], ids=["", "c10d"])
+def test_sigterm_while_a_worker_is_started(options, launch, site_path):
     # The first fork is a worker's.
-    ours = launch(OURS, "--hpc-preload=none", *options, PYTHONPATH=path)
-    assert ours.process.wait(PATIENCE) == 1, ours.stderr()
+    ours = launch(OURS, "--hpc-preload=none", *options, PYTHONPATH=site_path(AT_FORK))
+    assert ours.wait() == 1, ours.output()
     assert (ours.folder / "signalled").exists()
-    assert "Exception ignored" not in ours.stderr()
+    assert "Exception ignored" not in ours.output()
     assert ours.alive() == []
 
 
@@ -352,14 +347,10 @@ sys.meta_path.insert(0, Finder)
 
 
 @pytest.mark.parametrize("options", [[], ["--hpc-preload=none"]])
-def test_ctrl_c_while_torch_is_imported(
-    options: list[str], tmp_path: Path, launch: Callable[..., Launch]
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(AT_IMPORT)
-    path = os.pathsep.join([str(tmp_path), clean_environ()["PYTHONPATH"]])
-    ours = launch(OURS, *options, PYTHONPATH=path)
-    assert ours.process.wait(PATIENCE) == -signal.SIGINT, ours.stderr()
-    assert ours.stderr() == ""
+def test_ctrl_c_while_torch_is_imported(options, launch, site_path):
+    ours = launch(OURS, *options, PYTHONPATH=site_path(AT_IMPORT))
+    assert ours.wait() == -signal.SIGINT, ours.output()
+    assert ours.output() == ""
 
 
 # The job has ended well, and the process ends.
@@ -372,28 +363,24 @@ if "RANK" not in os.environ:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
-@pytest.mark.parametrize("meets", ["", "c10d"])
-def test_a_signal_after_the_job(
-    meets: str, name: str, tmp_path: Path, launch: Callable[..., Launch]
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(AT_EXIT.format(name=name))
-    path = os.pathsep.join([str(tmp_path), clean_environ()["PYTHONPATH"]])
-    options = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"] if meets else []
-    # Forks would call this at their end, too.
+@pytest.mark.parametrize("options", [[], C10D.split()], ids=["", "c10d"])
+def test_a_signal_after_the_job(options, name, launch, site_path):
+    path = site_path(AT_EXIT.format(name=name))
+    # Forks would also call this at their end.
     ours = launch(OURS, "--hpc-preload=none", *options, PYTHONPATH=path)
     ours.until("ready")
-    assert ours.end() == 0, ours.stderr()
-    assert "Traceback" not in ours.stderr()
+    assert ours.finish() == 0, ours.output()
+    assert "Traceback" not in ours.output()
 
 
 # --- SIGKILL --------------------------------------------------------------------------
 
 
-def test_an_agent_that_is_killed(launch: Callable[..., Launch]) -> None:
+def test_an_agent_that_is_killed(launch):
     """With stock torchrun its workers would live on."""
     ours = launch()
     ours.until("ready")
-    ours.process.kill()
-    ours.process.wait(PATIENCE)
+    ours.send(signal.SIGKILL)
+    ours.wait()
     until(lambda: ours.alive() == [], ours.written)
     assert not any("end" in lines for lines in ours.written())

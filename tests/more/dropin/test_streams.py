@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.broken_streams import FAILS, SCRIPT, ran_in
-from tests.support.stock.side_by_side import BROKEN, COMMANDS, OURS, clean_environ, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.stock.side_by_side import Launcher
+from tests.support.processes import clean_environ, run, run_launcher
+from tests.support.stock.side_by_side import BROKEN, COMMANDS, OURS, Command
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scripts")
     (folder / "train.py").write_text(SCRIPT)
     return folder
@@ -35,7 +30,7 @@ STREAMS = {
     "all closed": {"0": "closed", "1": "closed", "2": "closed"},
 }
 
-# What is launched, what it ends with, and how often the script runs.
+# The arguments, the exit code, and how often the script runs.
 PHASES: dict[str, tuple[list[str], int, int]] = {
     "runs, with a warning": (["--nproc-per-node=3", "train.py", "0"], 0, 3),
     "fails, printed by torch": (["--tee=3", "train.py", FAILS], 1, 1),
@@ -45,30 +40,26 @@ PHASES: dict[str, tuple[list[str], int, int]] = {
 
 
 def _is_possible(streams: str, phase: str) -> bool:
-    """Say whether torch itself waits for nobody, as stock torchrun would."""
+    """Return whether torch itself waits for nobody, as stock torchrun would."""
     return not (streams == "stderr not read" and "runs" not in phase)
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_exit_code_is_the_jobs(
-    phase: str, launcher: Launcher, folder: Path, tmp_path: Path
-) -> None:
+def test_the_exit_code_is_the_jobs(phase, launcher, folder, tmp_path):
     argv, code, workers = PHASES[phase]
     names = [name for name in STREAMS if _is_possible(name, phase)]
-    results = launcher.many(
-        [(OURS, argv)] * len(names),
-        environs=[{"RAN": str(tmp_path / name)} for name in names],
-        streams=[STREAMS[name] for name in names],
-        cwd=folder,
-        at_once=4,
-    )
+    commands = [
+        Command(OURS, argv, {"RAN": str(tmp_path / name)}, STREAMS[name])
+        for name in names
+    ]
+    results = launcher.launch_all(commands, cwd=folder, at_once=4)
     for name, result in zip(names, results, strict=True):
         ran = ran_in(tmp_path / name)
         assert (result.code, len(ran)) == (code, workers), (name, result.err)
         # If a stream was closed, nothing else has its number.
         assert [worker["wrong"] for worker in ran] == [[]] * workers, name
         if "2" not in STREAMS[name]:
-            assert result.own_lines, name  # what can be said, is
+            assert result.own_lines, name  # it reports what it can
 
 
 DRY_RUNS: list[tuple[dict[str, str], int, str]] = [
@@ -83,22 +74,17 @@ DRY_RUNS: list[tuple[dict[str, str], int, str]] = [
 ]
 
 
-def test_the_output_of_a_dry_run_is_its_purpose(
-    launcher: Launcher, folder: Path
-) -> None:
-    results = launcher.many(
-        [(OURS, ["--hpc-dry-run", "train.py"])] * len(DRY_RUNS),
-        streams=[streams for streams, *_ in DRY_RUNS],
-        cwd=folder,
-        at_once=4,
-    )
+def test_the_output_of_a_dry_run_is_its_purpose(launcher, folder):
+    argv = ["--hpc-dry-run", "train.py"]
+    commands = [Command(OURS, argv, streams=streams) for streams, *_ in DRY_RUNS]
+    results = launcher.launch_all(commands, cwd=folder, at_once=4)
     for (streams, code, text), result in zip(DRY_RUNS, results, strict=True):
         assert result.code == code, (streams, result.err)
         assert text in "".join(result.own_lines)
         assert ("Dry run by" in result.out) is ("1" not in streams)
 
 
-# --- as they are typed ------------------------------------------------------------
+# --- in a shell -------------------------------------------------------------------
 
 AUTO = """
 import sys
@@ -142,25 +128,21 @@ DIRECT = [
     ("line", "environ"),
     [*((line, {}) for line in EXPLICIT), *((line, STEP) for line in DIRECT)],
 )
-def test_typed(
-    line: str, environ: dict[str, str], folder: Path, tmp_path: Path
-) -> None:
+def test_in_a_shell(line, environ, folder, tmp_path):
     (folder / "auto.py").write_text(AUTO)
     (folder / "set_up.py").write_text(SET_UP)
     done = run(
         ["bash", "-o", "pipefail", "-c", line],
-        env={**clean_environ(), **environ, "RAN": str(tmp_path / "ran")},
+        environ={**clean_environ(), **environ, "RAN": str(tmp_path / "ran")},
         cwd=folder,
     )
     assert done.code == 0, done.err
     assert [worker["wrong"] for worker in ran_in(tmp_path / "ran")] == [[]]
 
 
-def test_a_pipe_ends_its_writers_in_direct_mode() -> None:
-    """Python ignores SIGPIPE; the program that takes its place is not to."""
-    done = run(
-        [*COMMANDS[OURS], "--no-python", "sh", "-c", "yes | head -n1; kill -PIPE $$"],
-        env={**clean_environ(), **STEP},
-    )
+def test_a_pipe_ends_its_writers_in_direct_mode():
+    """Python ignores SIGPIPE; the program that takes its place must not."""
+    words = "--no-python", "sh", "-c", "yes | head -n1; kill -PIPE $$"
+    done = run_launcher(*words, **STEP)
     assert (done.code, done.out) == (-signal.SIGPIPE, "y\n")
     assert "Broken pipe" not in done.err

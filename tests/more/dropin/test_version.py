@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.support import ROOT
-from tests.support.stock.side_by_side import clean_environ, run
+from tests.support.processes import clean_environ, run, run_python
 from torchrun_hpc import __version__
 
 LINE = rf"torchrun_hpc {re.escape(__version__)}, torch \S+, Python 3\.\S+\n"
@@ -29,7 +29,7 @@ def ask(text, **environ):
     """Run a line of a shell, in which ``LAUNCH`` is the launcher."""
     program = f"{sys.executable} -m torchrun_hpc"
     line = text.replace("LAUNCH", program)
-    return run(["bash", "-c", line], env=clean_environ() | environ, cwd=ROOT)
+    return run(["bash", "-c", line], environ=clean_environ() | environ, cwd=ROOT)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,6 @@ def test_a_program_that_calls_torch(tmp_path):
         "main(['--version', 'script.py'])\n",
         encoding="utf-8",
     )
-    done = run([sys.executable, str(program)], env=clean_environ(), cwd=ROOT)
+    done = run_python(program, cwd=ROOT)
     assert (done.code, done.err) == (0, "")
     assert re.fullmatch(LINE, done.out)

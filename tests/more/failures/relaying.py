@@ -11,18 +11,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 
 from torchrun_hpc.failures.relay import Relay
 
 relay = Relay()
-children = [
-    relay.start(
-        lambda stderr, program=program: subprocess.Popen(
-            [sys.executable, "-c", program], stderr=stderr, start_new_session=True
-        )
-    )
-    for program in sys.argv[2:]
-]
+
+
+def start(program, stderr):
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, stderr=stderr, start_new_session=True)
+
+
+children = [relay.start(partial(start, program)) for program in sys.argv[2:]]
 codes = [child.wait() for child in children]
 ends = [
     relay.end_of(child.pid)[0].decode("latin-1") if relay.reads(child.pid) else ""

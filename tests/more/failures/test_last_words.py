@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from tests.support.patience import PATIENCE
+from tests.support.processes import run_python
 from torchrun_hpc.failures.last_words import last_words
 
 CRASH = """
@@ -40,13 +37,8 @@ raise ValueError("bad batch 17")
 
 
 def words_of(program: str):
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        stderr=subprocess.PIPE,
-        check=False,
-        timeout=PATIENCE,
-    )
-    return last_words(done.stderr, done.returncode)
+    done = run_python("-c", program)
+    return last_words(done.err.encode(), done.code)
 
 
 def test_an_exception():

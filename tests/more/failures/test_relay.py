@@ -1,4 +1,4 @@
-"""What workers write to stderr arrives as they have written it, whoever reads it."""
+"""The workers' stderr arrives as they have written it, whoever reads it."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ import psutil
 import pytest
 
 from tests.support.patience import PATIENCE, until
+from tests.support.processes import RunningProgram
 
 RELAYING = str(Path(__file__).with_name("relaying.py"))
 
 
-def command(*programs, seconds=1):
-    return [sys.executable, RELAYING, str(seconds), *programs]
+def relaying(*programs, seconds=1, **streams):
+    """Start programs whose stderr is passed on."""
+    command = [sys.executable, RELAYING, str(seconds), *programs]
+    return RunningProgram(command, **streams)
 
 
-def run(*programs, seconds=1, **options):
+def run(*programs, **options):
     """Run programs; return what was found out about them, and what arrived."""
-    done = subprocess.run(
-        command(*programs, seconds=seconds),
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
-        check=False,
-        timeout=PATIENCE,
-    )
-    return json.loads(done.stdout), done.stderr
+    with relaying(*programs, **options) as running:
+        out, err = running.process.communicate(timeout=PATIENCE)
+    return json.loads(out), err
 
 
 # Until its standard input is closed, which it has from the test.
@@ -43,12 +42,11 @@ WAITS = "import os, sys; sys.stdin.read();"
 
 def test_at_once():
     program = "import os; os.write(2, b'50 %\\r');" + WAITS
-    with subprocess.Popen(
-        command(program), stdin=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as running:
+    with relaying(program, stdin=subprocess.PIPE) as running:
         assert select.select([running.stderr], [], [], PATIENCE)[0]
         assert os.read(running.stderr.fileno(), 100) == b"50 %\r"
         running.stdin.close()
+        assert running.wait() == 0
 
 
 LINES = """
@@ -91,9 +89,7 @@ while True:
 
 
 def test_a_reader_that_has_gone_ends_the_writer():
-    with subprocess.Popen(
-        command(WRITES), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as running:
+    with relaying(WRITES) as running:
         running.stderr.read(10_000)
         running.stderr.close()
         found = json.loads(running.stdout.read())
@@ -115,11 +111,9 @@ def test_a_reader_that_is_slow_holds_the_writer_up(tmp_path):
         is_waiting = [w.status() for w in writers] == [psutil.STATUS_SLEEPING]
         return is_waiting and count.exists() and count.read_text()
 
-    with subprocess.Popen(
-        command(program), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as running:
+    with relaying(program) as running:
         now = until(is_held_up)
-        _, arrived = running.communicate()
+        _, arrived = running.process.communicate()
     assert int(now) < 2000  # two pipes are full, and a piece is on its way
     assert len(arrived) == 3999 * 1000
 
@@ -151,8 +145,9 @@ def test_nothing_is_lost_where_others_fill_a_pipe_that_does_not_block(program):
         return arrived.count(b"x") >= 5_000_000
 
     with (
-        subprocess.Popen(
-            command(program, seconds=0),
+        relaying(
+            program,
+            seconds=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=writer,
@@ -162,7 +157,7 @@ def test_nothing_is_lost_where_others_fill_a_pipe_that_does_not_block(program):
         pool.submit(fill)
         try:
             if program != MUCH:
-                until(lambda: os.read(reader, 2**16) and running.poll() is not None)
+                until(lambda: os.read(reader, 2**16) and not running.is_running)
             running.stdin.close()
             until(has_all, lambda: len(arrived))
         finally:
@@ -174,7 +169,7 @@ def test_nothing_is_lost_where_others_fill_a_pipe_that_does_not_block(program):
 
 
 def test_a_slow_reader_does_not_hide_how_it_ended():
-    """What is known does not wait for what is read; and nothing is lost."""
+    """The exit code does not wait for the reader, and nothing is lost."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     filled = 0
@@ -183,11 +178,9 @@ def test_a_slow_reader_does_not_hide_how_it_ended():
             filled += os.write(writer, b"o" * 1000)
     os.set_blocking(writer, True)
     program = "import os; os.write(2, b'the end' * 1000); os._exit(3)"
-    with subprocess.Popen(
-        command(program), stdout=subprocess.PIPE, stderr=writer
-    ) as running:
+    with relaying(program, stderr=writer) as running:
         os.close(writer)
-        found = json.loads(running.stdout.readline())
+        found = json.loads(running.line())
         with io.FileIO(reader) as file:
             arrived = file.read()
     assert (found["codes"], found["ends"]) == ([3], ["the end" * 1000])

@@ -1,4 +1,4 @@
-"""What the report says if stderr is a terminal, which the launcher does not read."""
+"""The report if stderr is a terminal, which the launcher does not read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import subprocess
 import pytest
 
 from tests.support.cluster.commands import FORMS
-from tests.support.patience import PATIENCE
-from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ
+from tests.support.processes import RunningProgram, clean_environ
+from tests.support.stock.side_by_side import COMMANDS, OURS
 
 WHERE = "look for its stderr in the output: it is a terminal. Pass --tee=3"
 ABORT = "import ctypes\nabort = ctypes.CDLL('libstdc++.so.6')._ZSt9terminatev\n"
@@ -43,19 +43,17 @@ def read(terminal):
 def test_an_abort_in_cxx(tmp_path, form, script, cause):
     (tmp_path / "train.py").write_text(script)
     terminal, stderr = pty.openpty()
-    with subprocess.Popen(
+    with RunningProgram(
         [*COMMANDS[OURS], "train.py"],
-        env={**clean_environ(), **FORMS[form]},
+        environ={**clean_environ(), **FORMS[form]},
         cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=stderr,
-        start_new_session=True,
     ) as launcher:
         os.close(stderr)
         written = read(terminal)
         os.close(terminal)
-        assert launcher.wait(PATIENCE) == 1, written
+        assert launcher.wait() == 1, written
     assert "terminate called without an active exception" in written
     assert WHERE in written
     assert written.rstrip().endswith(f"worker 0 was killed by SIGABRT (6){cause}")

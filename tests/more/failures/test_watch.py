@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -13,6 +13,10 @@ from torchrun_hpc import limits
 from torchrun_hpc.failures.relay import Relay
 from torchrun_hpc.failures.watch import Watch
 from torchrun_hpc.failures.worker import Worker, exit_code_of
+
+
+def popen(argv, stderr):
+    return subprocess.Popen(argv, stderr=stderr)
 
 
 @pytest.fixture
@@ -26,17 +30,10 @@ def watched(monkeypatch):
     def start(*programs, unread=""):
         relay.unread = unread
         for program in programs:
-            argv = [sys.executable, "-S", "-c", program]
-            children.append(
-                relay.start(
-                    lambda stderr, argv=argv: subprocess.Popen(argv, stderr=stderr),
-                    is_shown=bool(unread),
-                )
-            )
+            run = partial(popen, [sys.executable, "-S", "-c", program])
+            children.append(relay.start(run, is_shown=bool(unread)))
         workers = [
-            Worker(
-                rank, 8, 1, rank, child.pid, functools.partial(exit_code_of, child.pid)
-            )
+            Worker(rank, 8, 1, rank, child.pid, partial(exit_code_of, child.pid))
             for rank, child in enumerate(children)
         ]
         watch.begin(workers, 0)
@@ -63,5 +60,5 @@ def test_the_order_of_those_of_which_nothing_is_read(watched, monkeypatch):
     children, failures = watched(sleeps, sleeps, sleeps, unread="it is a terminal")
     for number, child in enumerate(reversed(children), 1):
         child.kill()
-        until(lambda number=number: len(failures) == number)
+        until(lambda: len(failures) == number)  # noqa: B023 - called at once
     assert [failure.rank for failure in failures] == [2, 1, 0]

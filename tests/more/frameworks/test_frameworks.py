@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cluster.commands import JUELICH, ONE_TASK, launch, require_package
 from tests.support.pages.blocks import block, replaced
-from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ, run
+from tests.support.processes import run_launcher
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 4
@@ -24,7 +24,7 @@ FAILED = EXTENSIONS.with_suffix(".log")
 
 
 class Framework(NamedTuple):
-    """What it needs, and how its script runs; two tasks a node are direct mode."""
+    """A package, and how its script runs; two tasks per node are direct mode."""
 
     package: str
     script: str
@@ -90,12 +90,10 @@ def test_exec_and_fork_train_alike(tmp_path):
     """Losses and weights are the same to the last digit."""
     for framework in ("lightning", "accelerate", "trainer"):
         _need(framework)
-    script = str(SCRIPTS / "all_train.py")
     forms = []
     for form in ("none", "torch"):
-        options = [f"--hpc-preload={form}", "--nproc_per_node=2"]
-        words = [*COMMANDS[OURS], *options, script, str(tmp_path)]
-        done = run(words, env=clean_environ())
+        options = f"--hpc-preload={form}", "--nproc_per_node=2"
+        done = run_launcher(*options, SCRIPTS / "all_train.py", tmp_path)
         assert done.code == 0, done.err
         assert "HPC169" not in done.err
         files = (tmp_path / f"{rank}.json" for rank in range(2))

@@ -8,14 +8,14 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.patience import PATIENCE
-from tests.support.stock.side_by_side import clean_environ, run
+from tests.support.processes import clean_environ, run
 
 # Nothing of the repository can be imported by what is started here.
 ENVIRON = {k: v for k, v in clean_environ().items() if k != "PYTHONPATH"}
 
 
 def run_tool(*command, limit=PATIENCE):
-    return run([sys.executable, "-m", *command], env=ENVIRON, cwd="/", limit=limit)
+    return run([sys.executable, "-m", *command], environ=ENVIRON, cwd="/", limit=limit)
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,16 @@ Python is a virtual environment that sees the folder LIBRARIES.
 import platform
 import sys
 from pathlib import Path
+from typing import Any
 
 from rattler_build import Package, Stage0Recipe
 
+interpreter: Any = sys
 recipe, output, libraries = map(Path, sys.argv[1:])
 names = ("pip", "hatchling", "pytorch", "psutil", "packaging", "tomli")
 site_packages = "$PREFIX/lib/python{}.{}/site-packages".format(*sys.version_info)
 python = (
-    f"{sys._base_executable} -m venv --without-pip $PREFIX"
+    f"{interpreter._base_executable} -m venv --without-pip $PREFIX"
     f" && echo {libraries} > {site_packages}/libraries.pth"
 )
 stubs = {"python": (platform.python_version(), python)}

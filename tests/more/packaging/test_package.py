@@ -1,4 +1,4 @@
-"""What is published: sdist and wheel, and the wheel in an empty environment."""
+"""The sdist and the wheel, and the wheel in an empty environment."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tarfile
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.metadata import Metadata
@@ -18,7 +19,7 @@ from tests.support import ROOT
 from tests.support.cluster.commands import require
 from tests.support.pages.blocks import block
 from tests.support.patience import NEVER_S
-from tests.support.stock.side_by_side import clean_environ, run
+from tests.support.processes import clean_environ, run
 
 pytestmark = pytest.mark.xdist_group("package")
 
@@ -69,7 +70,7 @@ def test_the_sdist_has_all_of_the_repository(sdist):
 
 def test_metadata(wheel):
     text = zipfile.ZipFile(wheel).read(f"{NAME}.dist-info/METADATA")
-    about = Metadata.from_email(text)
+    about: Any = Metadata.from_email(text)
     needed = {str(line) for line in about.requires_dist if "extra ==" not in str(line)}
     tomli = 'tomli; python_version < "3.11"'
     assert needed == {"torch>=2.0", "psutil", "packaging", tomli}
@@ -103,12 +104,12 @@ def environment(wheel, tool, tmp_path_factory):
     pip = ("pip", f"--python={folder / 'bin' / 'python'}", "install", "--quiet")
     # Most of torch is never imported here: to compile it takes longer than the rest.
     done = tool(*pip, "--no-compile", str(wheel), torch, limit=NEVER_S)
-    # What pip says, too, if it cannot reach an index.
+    # Pip also reports this if it cannot reach an index.
     if "No matching distribution found" in done.err:
         require(f"pip does not find all packages: {done.err}")
     assert done.code == 0, done.err
     yield folder
-    shutil.rmtree(folder)  # it is large, and pytest would keep it
+    shutil.rmtree(folder)  # pytest would keep it, and it is large
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def start(environment, tmp_path):
     environ["PATH"] = f"{programs}:{os.defpath}"
 
     def start(name, *arguments):
-        done = run([str(programs / name), *arguments], env=environ, cwd=tmp_path)
+        done = run([str(programs / name), *arguments], environ=environ, cwd=tmp_path)
         assert done.code == 0, done.err
         return done
 

@@ -7,12 +7,11 @@ import json
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
@@ -31,10 +30,7 @@ from tests.support.cluster.commands import (
     require,
 )
 from tests.support.pages.blocks import block, replaced
-from tests.support.patience import PATIENCE
-
-if TYPE_CHECKING:
-    from tests.support.cluster.testbed import Cluster
+from tests.support.processes import run
 
 check = SimpleNamespace(**runpy.run_path(str(ROOT / "patches" / "check.py")))
 RELEASE = ".".join(version("torch").split(".")[:2])
@@ -48,14 +44,15 @@ GLOO = ENVIRON | {"GLOO_SOCKET_IFNAME": "ib0"}
 
 
 @pytest.fixture(scope="module")
-def patched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def patched(tmp_path_factory):
     """Return the variables with which Python finds a patched copy of its torch.
 
     The copy is made of links. Only what the patch changes is copied.
     """
     require(None if shutil.which("patch") else "not installed: patch")
     spec = importlib.util.find_spec("torch")
-    original = Path(spec.origin).parents[1]
+    assert spec is not None
+    original = Path(str(spec.origin)).parents[1]
     root = tmp_path_factory.mktemp("patched")
     shutil.copytree(original / "torch", root / "torch", copy_function=os.symlink)
     patch = check.by_release(list((ROOT / "patches").glob("*.patch")))[RELEASE]
@@ -73,25 +70,21 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"PYTHONPATH": str(root)}
 
 
-def test_it_applies_and_can_be_undone() -> None:
+def test_it_applies_and_can_be_undone():
     assert check.main([RELEASE]) == 0
 
 
-def test_stock_torchrun_works_over_the_fast_network(
-    juelich: Cluster, patched: dict[str, str]
-) -> None:
+def test_stock_torchrun_works_over_the_fast_network(juelich, patched):
     line = block("patches/README.md", "main.py").text
     small = {"--nproc-per-node=4": "--nproc-per-node=1", "main.py": ALL_REDUCE}
     command = ["salloc", "-N2", ONE_TASK, "bash", "-c", replaced(line, small)]
     done = juelich.run(command, env=GLOO | patched)
     assert done.returncode == 0, done.stderr
-    assert column(read_workers(done), "RANK", "host", "total") == [
-        ("0", "jwb0001", 1.0),
-        ("1", "jwb0002", 1.0),
-    ], done.stdout
+    totals: list[Any] = column(done, "RANK", "host", "total")
+    assert totals == [("0", "jwb0001", 1.0), ("1", "jwb0002", 1.0)], done.stdout
 
 
-def test_the_address_that_is_shown(juelich: Cluster, patched: dict[str, str]) -> None:
+def test_the_address_that_is_shown(juelich, patched):
     line = block("patches/README.md", "printenv").text
     command = ["salloc", "-N2", ONE_TASK, "bash", "-c", line]
     done = juelich.run(command, env=ENVIRON | patched)
@@ -105,44 +98,38 @@ def test_the_address_that_is_shown(juelich: Cluster, patched: dict[str, str]) ->
     ids=["torchrun", "torchrun_hpc"],
 )
 def test_ranks_follow_the_names_and_the_address_is_on_the_endpoints_network(
-    unpadded: Cluster, patched: dict[str, str], launcher: tuple[str, ...]
-) -> None:
+    unpadded, patched, launcher
+):
     """Also if another node than the first one is the host; and not only in torchrun."""
     command = (*launcher, "--rdzv_endpoint=n10i:23456", WORLD)
     done = unpadded.srun(*TWO, *command, env=GLOO | patched)
     assert done.returncode == 0, done.stderr
     if "torchrun_hpc" in launcher:
         assert len(own_lines(done.stderr)) == 1, done.stderr
-    assert column(read_workers(done), "GROUP_RANK", "host", "MASTER_ADDR") == [
+    assert column(done, "GROUP_RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.20.0.1"),
         ("1", "n10", "10.20.0.1"),
     ], done.stdout
 
 
-def test_a_typed_address_wins(unpadded: Cluster, patched: dict[str, str]) -> None:
+def test_an_explicit_address_wins(unpadded, patched):
     command = " ".join([*STOCK, *BY_HAND, "--rdzv_endpoint=n9i:23456"])
     done = unpadded.srun(
         *(*TWO, "sh", "-c", f"exec {command} --local-addr=$(hostname) {WORLD}"),
         env=GLOO | patched,
     )
     assert done.returncode == 0, done.stderr
-    assert column(read_workers(done), "host", "MASTER_ADDR") == [
+    assert column(done, "host", "MASTER_ADDR") == [
         ("n9", "n9"),
         ("n10", "n9"),
     ], done.stdout
 
 
-def test_one_node_stays_by_itself(patched: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, *STOCK[1:], "--standalone", "--nproc_per_node=2", WORLD],
-        env=os.environ | patched,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert column(read_workers(done), "MASTER_ADDR", "RANK") == [
+def test_one_node_stays_by_itself(patched):
+    command = [sys.executable, *STOCK[1:], "--standalone", "--nproc_per_node=2", WORLD]
+    done = run(command, environ=os.environ | patched)
+    assert done.code == 0, done.err
+    assert column(read_workers(done.out), "MASTER_ADDR", "RANK") == [
         ("127.0.0.1", "0"),
         ("127.0.0.1", "1"),
     ]
@@ -174,9 +161,7 @@ OWN = ["localhost", "127.0.0.1", "jwb0001", "jwb0001i", "10.10.0.1", "10.20.0.1"
 FOREIGN = ["0.0.0.0", "jwb0002i", "10.20.0.2", "jwb0002", "unknown", "192.0.2.1"]
 
 
-def test_a_host_knows_its_own_names_and_addresses(
-    juelich: Cluster, patched: dict[str, str]
-) -> None:
+def test_a_host_knows_its_own_names_and_addresses(juelich, patched):
     """Also an address of which the kernel never sends by itself.
 
     And also if the kernel lets programs bind to addresses of other hosts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.support.cluster.commands import HPC, SCRIPTS
@@ -10,12 +11,12 @@ from tests.support.cluster.steps import Step
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.cluster.testbed import Cluster
+
+def has_changed(file: Path, text: str) -> bool:
+    return file.read_text() not in {text, ""}
 
 
-def test_agents_of_torchs_own_meet_in_its_rendezvous(
-    unpadded: Cluster, tmp_path: Path
-) -> None:
+def test_agents_of_torchs_own_meet_in_its_rendezvous(unpadded, tmp_path):
     """In ours each of them would take the end of another one for a failure."""
     options = ("--monitor-interval=0.1", "--max-restarts=1")
     script = (str(SCRIPTS / "steady.py"), str(tmp_path))
@@ -28,7 +29,7 @@ def test_agents_of_torchs_own_meet_in_its_rendezvous(
         job.wait((tmp_path / "up0.1").exists)
         # On their nodes it does not count as a restart.
         for file, number in zip(others, before, strict=True):
-            job.wait(lambda f=file, n=number: f.read_text() not in {n, ""})
+            job.wait(partial(has_changed, file, number))
         (tmp_path / "stop").touch()
         assert job.end() == 0, job.output
     assert "c10d rendezvous at n9" in job.output

@@ -1,21 +1,20 @@
-"""Scripts that are started by exec and by fork."""
+"""Scripts that exec and fork start."""
 
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
-from tests.support.forks import Forks
-from tests.support.python_programs import run_python
+from tests.support.forks import ForkingProcess
+from tests.support.processes import clean_environ, run_python
 
 BEGIN = "from tests.support.both_forms import main\n"
 
 
 @pytest.fixture(scope="session")
 def forks():
-    with Forks(BEGIN) as started:
+    with ForkingProcess(BEGIN) as started:
         yield started
 
 
@@ -32,13 +31,13 @@ def in_both_forms(tmp_path, forks):
             done = run_python(
                 *("-c", BEGIN + program),
                 cwd=tmp_path,
-                environ={**os.environ, **(environ or {})},
+                environ=clean_environ() | (environ or {}),
                 before=["sh", "-c", f'exec "$0" "$@" {closed}'],
             )
         else:
             done = forks.run(program, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        return found if scripts else found[0]
+        assert done.code == 0, done.err
+        results = json.loads(done.out)
+        return results if scripts else results[0]
 
     return run

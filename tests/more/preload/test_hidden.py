@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.python_programs import run_python
+from tests.support.processes import run_python
 
 BEGIN = """
 import importlib.util, logging, os, sys
@@ -38,7 +38,7 @@ def run(tmp_path):
 
     def run(program):
         done = run_python("-c", BEGIN + program, cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        assert (done.code, done.err) == (0, ""), done.err
 
     return run
 

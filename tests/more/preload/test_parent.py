@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from tests.support.python_programs import run_python
+from tests.support.processes import run_python
 from torchrun_hpc.preload.worker import end_with_parent
 
 
@@ -41,7 +41,7 @@ print(eval(child.stdout) == cpus)
 def test_a_program_has_the_cpus_that_it_was_given(tmp_path):
     """OpenMP libraries have hooks for forks that give a child other CPUs."""
     done = run_python("-c", MOVED_BY_A_HOOK, cwd=tmp_path)
-    assert done.stdout == "True\n", done.stderr
+    assert done.out == "True\n", done.err
 
 
 FORKS = """\
@@ -68,8 +68,8 @@ def test_the_agent_may_look_at_it(agent, tmp_path):
         cwd=tmp_path,
         before=("strace", *options),
     )
-    assert done.returncode == 0, done.stderr
-    parent, child, status = map(int, done.stdout.split())
+    assert done.code == 0, done.err
+    parent, child, status = map(int, done.out.split())
     assert status == 0  # also without Yama, where there is nothing to ask for
     asked = re.findall(rf"{child} +prctl\((\w+), (\w+)", trace.read_text())
     assert asked == [

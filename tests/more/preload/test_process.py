@@ -1,10 +1,11 @@
-"""To the script nothing has changed: all that it can see is what an exec hands on."""
+"""A script sees the same, whether exec or a fork has started it."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,8 @@ PROBE = Path(__file__).with_name("all_it_can_see.py")
 
 DECODE = json.JSONDecoder().raw_decode
 
-# What there is when a worker is started: prepared by the agent, or by who started it.
-CASES = {
+# Before a worker starts: a preparation of the agent, or of the program that started it.
+CASES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "umask": {"preparation": "os.umask(0o27)"},
     "signals are ignored": {

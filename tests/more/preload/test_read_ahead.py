@@ -10,7 +10,9 @@ import subprocess
 import sys
 import zipfile
 from compileall import compile_file
+from functools import partial
 from importlib.util import cache_from_source
+from typing import IO, cast
 
 import pytest
 
@@ -76,7 +78,7 @@ def test_the_program_holds_the_lock_until_its_end(monkeypatch, tmp_path):
 TRAP = "import pathlib\npathlib.Path(__file__ + '.ran').touch()\n"
 
 
-class Program:
+class ReadAhead:
     """The program; it is started again if another launch's has just run."""
 
     def __init__(self, *folders):
@@ -86,8 +88,9 @@ class Program:
     def _start(self):
         pipe = {"stdin": subprocess.PIPE, "bufsize": 0}
         self._running = programs.start("read_ahead", *self._folders, **pipe)
+        self._names = cast("IO[bytes]", self._running.stdin)
         with contextlib.suppress(BrokenPipeError):
-            self._running.stdin.write(b"package\nzipped.inner\nmissing\ncsv\n")
+            self._names.write(b"package\nzipped.inner\nmissing\ncsv\n")
 
     def reads(self, fifo):
         """Return whether it is just reading this file, and end the file."""
@@ -100,7 +103,7 @@ class Program:
         return False
 
     def end(self):
-        self._running.stdin.close()
+        self._names.close()
         self._running.wait()
 
 
@@ -125,10 +128,14 @@ def test_no_module_of_the_users_folders_is_run(tmp_path):
     last_file.parent.mkdir()
     for fifo in (last_module, last_file):
         os.mkfifo(fifo)
-    program = Program(tmp_path / "traps", archive, packages)
+
+    def is_read_or_run(fifo):
+        return program.reads(fifo) or [*tmp_path.rglob("*.ran")]
+
+    program = ReadAhead(tmp_path / "traps", archive, packages)
     try:
         for fifo in (last_module, last_file):
-            until(lambda fifo=fifo: program.reads(fifo) or [*tmp_path.rglob("*.ran")])
+            until(partial(is_read_or_run, fifo))
     finally:
         program.end()
     assert not [*tmp_path.rglob("*.ran")]

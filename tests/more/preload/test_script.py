@@ -120,7 +120,7 @@ def test_a_fault_in_c(in_both_forms):
     ],
 )
 def test_what_fails(in_both_forms, tmp_path, words, preparation, error):
-    """What is not there, a module, a compiled script, a full disk."""
+    """A missing script, a module, a compiled script, a full disk."""
     (tmp_path / "empty").mkdir()
     script = tmp_path / "script.py"
     script.write_text("print(__file__)\nraise ValueError(__loader__ is None)\n")

@@ -6,32 +6,30 @@ import textwrap
 
 import pytest
 
+from tests.support import ROOT
 from tests.support.cluster.bound import ALL, needs_two_cpus
-from tests.support.forks import Forks
+from tests.support.forks import ForkingProcess
 from tests.support.patience import NEVER_S
-from tests.support.python_programs import run_python
+from tests.support.processes import run_python
 
 BEGIN = """
 import os, re, signal, subprocess, sys, time
 from torchrun_hpc.preload import starter
 from torchrun_hpc.planning.workers import Preload
 from torchrun_hpc.errors import Setting
-from torchrun_hpc.preload import SplitOff, imports
+from torchrun_hpc.preload import imports
+from tests.support.both_forms import split_off
+
+sys.stdout.reconfigure(line_buffering=True)  # workers write to it, too
 
 def start(*modules, words=("script.py",), variables={}, later={}, is_bound=False):
     setting = Setting(",".join(modules), "--hpc-preload")
     preload = Preload(modules, setting, variables, is_bound=is_bound)
-    preloaded = starter.Preloaded(preload)
-    try:
-        preloaded.start(words)
-        environ = {**os.environ, **variables, **later}
-        problem = preloaded.check(environ, is_reporter=True)
-        preloaded.problem = problem and str(preload.not_used(problem)) or None
-        return preloaded
-    except SplitOff as split:
-        serve = split.serve
-    serve()
-    raise SystemExit
+    preloaded = split_off(preload, words)
+    environ = {**os.environ, **variables, **later}
+    problem = preloaded.check(environ, is_reporter=True)
+    preloaded.problem = problem and str(preload.not_used(problem)) or None
+    return preloaded
 
 def worker(preloaded, **environ):
     command = [sys.executable, "-u", "script.py"]
@@ -52,7 +50,7 @@ PREFIX = "HPC169 --hpc-preload={} is not used, so each worker imports by itself:
 
 @pytest.fixture(scope="module")
 def forks():
-    with Forks(BEGIN) as started:
+    with ForkingProcess(BEGIN) as started:
         yield started
 
 
@@ -66,8 +64,10 @@ def run(tmp_path, forks):
             (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
         program = textwrap.dedent(program)
         if not options:
-            return forks.run(program, cwd=tmp_path, environ=environ)
-        return run_python(*options, "-c", BEGIN + program, cwd=tmp_path)
+            return forks.run(program, cwd=tmp_path, environ=environ or {})
+        # With -I, Python does not read PYTHONPATH.
+        path = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        return run_python(*options, "-c", path + BEGIN + program, cwd=tmp_path)
 
     return run
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_preloaded(run, tmp_path, name):
         """
     done = run(program, **({name: text} if text else {}))
     reason = reason.format(folder=tmp_path)
-    assert (done.stdout, done.stderr) == (f"{PREFIX.format(name)}{reason} 0\n", "")
+    assert (done.out, done.err) == (f"{PREFIX.format(name)}{reason} 0\n", "")
 
 
 @needs_two_cpus
@@ -132,7 +132,7 @@ def test_a_module_that_binds_the_process(run):
     )
     problem = f"{PREFIX.format('binds')}{LEAVES}"
     expected = [str(ALL), "None 0", problem]
-    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
+    assert (done.out.splitlines(), done.err) == (expected, "")
 
 
 @needs_two_cpus
@@ -144,7 +144,7 @@ def test_openmp_that_hangs_in_a_fork(run):
         """
     computes = "import torch; torch.set_num_threads(2); torch.ones(2**16).add_(1)"
     done = run(program, computes=computes)
-    assert done.stdout == f"{PREFIX.format('computes')}{LEAVES}\n"
+    assert done.out == f"{PREFIX.format('computes')}{LEAVES}\n"
 
 
 def test_what_modules_do_is_not_for_the_agent(run):
@@ -170,7 +170,7 @@ def test_what_modules_do_is_not_for_the_agent(run):
     )
     prints = "<built-in function print>"
     expected = ["True", "True False", f"{prints} {prints} 1", "at the end", "0"]
-    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
+    assert (done.out.splitlines(), done.err) == (expected, "")
 
 
 def test_a_process_with_many_open_files(run):
@@ -185,7 +185,7 @@ def test_a_process_with_many_open_files(run):
         print(preloaded.problem, worker(preloaded).wait())
         """
     )
-    assert (done.stdout, done.stderr) == ("None 0\n", "")
+    assert (done.out, done.err) == ("None 0\n", "")
 
 
 def test_a_process_that_ignores_the_ends_of_children(run):
@@ -196,7 +196,7 @@ def test_a_process_that_ignores_the_ends_of_children(run):
         """
     done = run(A_THREAD + textwrap.dedent(program))
     problem = "[Errno 10] No child processes"
-    assert done.stdout == f"{PREFIX.format('json')}{problem}\n", done.stderr
+    assert done.out == f"{PREFIX.format('json')}{problem}\n", done.err
 
 
 def test_signals_to_the_parent_before_the_end(run):
@@ -219,7 +219,7 @@ def test_signals_to_the_parent_before_the_end(run):
             os._exit(3)
             """,
     )
-    assert (done.stdout, done.stderr) == ("{3}\n", "")
+    assert (done.out, done.err) == ("{3}\n", "")
 
 
 def test_a_library_that_ends_its_threads_before_a_fork(run):
@@ -232,7 +232,7 @@ def test_a_library_that_ends_its_threads_before_a_fork(run):
         script="import numpy, threading\nnumpy.ones((9, 9)) @ numpy.ones((9, 9))",
         environ={"OPENBLAS_NUM_THREADS": "2"},
     )
-    assert (done.stdout, done.stderr) == ("None 0\n", "")
+    assert (done.out, done.err) == ("None 0\n", "")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_library_that_ends_its_threads_before_a_fork(run):
 )
 def test_options_of_python(run, options, reason):
     done = run("print(start('json').problem)", *options)
-    assert done.stdout == (f"{PREFIX.format('json')}{reason}\n" if reason else "None\n")
+    assert done.out == (f"{PREFIX.format('json')}{reason}\n" if reason else "None\n")
 
 
 def test_variables_are_set_for_the_import_only(run):
@@ -255,11 +255,7 @@ def test_variables_are_set_for_the_import_only(run):
         preloaded = start("reads", variables={"OMP_NUM_THREADS": "3", "OTHER": "4"})
         print("OMP_NUM_THREADS" in os.environ, "OTHER" in os.environ, sys.path[0] == "")
         worker(preloaded, OTHER="5").wait()
-        preloaded = starter.Preloaded(preloaded._preload)
-        try:
-            preloaded.start(["script.py"])
-        except SplitOff as split:
-            split.serve()
+        preloaded = split_off(preloaded._preload, ["script.py"])
         print(preloaded.check(os.environ, is_reporter=True))
         """,
         reads="import os\nread = os.environ['OMP_NUM_THREADS'], os.environ['OTHER']",
@@ -269,7 +265,7 @@ def test_variables_are_set_for_the_import_only(run):
     reason = (
         "OMP_NUM_THREADS was 3 at the import, but is not set for the workers. Export it"
     )
-    assert done.stdout.splitlines() == [
+    assert done.out.splitlines() == [
         "True False True",  # the first was empty
         "('3', '4') 5",
         reason,
@@ -287,7 +283,7 @@ def test_variables_that_come_too_late(run):
         """
     )
     reason = "was not set at the import, but is 1 for the workers. Export it"
-    assert done.stdout.splitlines() == [
+    assert done.out.splitlines() == [
         f"{PREFIX.format('json')}PYTHONHASHSEED {reason}",
         f"{PREFIX.format('json')}TORCH_LOGS {reason}",
         "None",
@@ -304,7 +300,7 @@ def test_a_crash_is_described_as_python_would(run):
         """,
         script="import faulthandler\nprint(faulthandler.is_enabled())",
     )
-    assert (done.stdout.split(), done.stderr) == (["False"] * 2 + ["True"] * 2, "")
+    assert (done.out.split(), done.err) == (["False"] * 2 + ["True"] * 2, "")
 
 
 def test_what_was_imported_before_has_read_other_variables(run):
@@ -317,7 +313,7 @@ def test_what_was_imported_before_has_read_other_variables(run):
     )
     reason = "OMP_SCHEDULE was not set at the import, but is 1 for the workers. "
     known = PREFIX.format("torch") + reason + "Export it"
-    assert done.stdout.splitlines() == ["None", known]
+    assert done.out.splitlines() == ["None", known]
 
 
 def test_modules_are_found_as_the_script_finds_them(run, tmp_path):
@@ -337,7 +333,7 @@ def test_modules_are_found_as_the_script_finds_them(run, tmp_path):
         """
     )
     seen = "project ['project/script.py', '--lr', '1']\n0\n['-c'] True\n"
-    assert (done.stdout, done.stderr) == (seen, "")
+    assert (done.out, done.err) == (seen, "")
 
 
 def test_a_fork_server_that_is_killed(run):
@@ -352,33 +348,33 @@ def test_a_fork_server_that_is_killed(run):
         """,
         script=f"import time\ntime.sleep({NEVER_S})",
     )
-    assert done.stdout == "-9 -9 True\nNone None\n"
+    assert done.out == "-9 -9 True\nNone None\n"
     reason = f"{PREFIX.format('json')}the fork server has ended, perhaps killed"
-    assert done.stderr.startswith("torchrun_hpc: warning[HPC169]: ")
-    assert done.stderr.endswith(f"{reason.partition(' ')[2]}\n")
+    assert done.err.startswith("torchrun_hpc: warning[HPC169]: ")
+    assert done.err.endswith(f"{reason.partition(' ')[2]}\n")
 
 
 def test_an_agent_that_is_killed_leaves_nobody_behind(run):
+    """Two processes must end: the fork server and a worker."""
     done = run(
         """
-        preloaded = start("json")
-        one = worker(preloaded)
-        print(preloaded.server, one.pid, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        agent = os.fork()
+        if agent == 0:
+            preloaded = start("json")
+            print(preloaded.server, worker(preloaded).pid, file=open("pids", "w"))
+            os.kill(os.getpid(), signal.SIGKILL)
+        print(os.waitpid(agent, 0)[1])
+        print([ended(pid) for pid in open("pids").read().split()])
         """,
         script=f"import time\ntime.sleep({NEVER_S})",
     )
-    assert done.returncode == -9
-    numbers = done.stdout.split()
-    check = run(f"print([ended(pid) for pid in {numbers}])")
-    assert check.stdout == "[True, True]\n"
+    assert (done.out, done.err) == ("9\n[True, True]\n", "")
 
 
 def test_signals_to_all_of_a_group_are_not_for_the_fork_server(run):
     """Ctrl-C, and what a scheduler sends to all processes of a task."""
     done = run(
         """
-        os.setsid()
         preloaded = start("json")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, lambda *_: None)
@@ -387,7 +383,7 @@ def test_signals_to_all_of_a_group_are_not_for_the_fork_server(run):
         print(worker(preloaded).wait())
         """
     )
-    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert (done.out, done.err) == ("0\n", "")
 
 
 def test_an_import_that_takes_long(run):
@@ -403,7 +399,7 @@ def test_an_import_that_takes_long(run):
         slow="import os, time\nwhile not os.path.exists('said'):\n    time.sleep(0.01)",
     )
     text = "note[HPC170]: the import of slow has taken 0 s so far"
-    assert (done.stdout, done.stderr) == ("None\n", f"torchrun_hpc: {text}\n")
+    assert (done.out, done.err) == ("None\n", f"torchrun_hpc: {text}\n")
 
 
 def test_other_programs_are_not_forked_and_none_is_after_the_end(run):
@@ -417,7 +413,7 @@ def test_other_programs_are_not_forked_and_none_is_after_the_end(run):
         print(ended(server), worker(preloaded))
         """
     )
-    assert (done.stdout, done.stderr) == ("True None\n", "")
+    assert (done.out, done.err) == ("True None\n", "")
 
 
 def test_many_workers_and_restarts(run):
@@ -434,11 +430,11 @@ def test_many_workers_and_restarts(run):
         """,
         script="import os, sys\nsys.exit(int(os.environ['CODE']))",
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.code, done.out, done.err) == (0, "", "")
 
 
 def test_a_number_stays_a_worker_s_until_torch_has_its_code(run):
-    """Torch signals a worker's group after a poll; the watch reads its code, too."""
+    """Torch signals a worker's group after a poll; the watch also reads its code."""
     done = run(
         """
         preloaded = start("json")
@@ -457,4 +453,4 @@ def test_a_number_stays_a_worker_s_until_torch_has_its_code(run):
         """,
         script="raise SystemExit(3)",
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3 3\n", "")
+    assert (done.code, done.out, done.err) == (0, "3 3\n", "")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
 import sys
 
 import pytest
 
 from tests.support import stack_samples as inspected
 from tests.support.patience import PATIENCE
+from tests.support.processes import RunningProgram
 
 own_names, serve = inspected.own_names, inspected.serve
 
@@ -34,39 +34,35 @@ wait()
 """
 
 
-class Processes:
-    """Processes that end with the test."""
+class StartedPrograms(contextlib.ExitStack):
+    """Programs that end with the test.
+
+    Attributes:
+        all: In the order of their starts.
+    """
 
     def __init__(self, folder):
-        self._folder = folder
-        self._started = []
+        super().__init__()
+        self._script = folder / "sleeps.py"
+        self._script.write_text(SLEEPS)
+        self.all = []
 
     def start(self, *argv):
         """Start a program; return its process number once it has written a line."""
-        started = subprocess.Popen(argv, stdout=subprocess.PIPE)
-        self._started.append(started)
-        assert started.stdout.readline()
-        return started.pid
+        program = self.enter_context(RunningProgram(argv))
+        self.all.append(program)
+        program.line()
+        return program.pid
 
     def sleeping(self):
         """Start a Python that sleeps in a function, and another thread in another."""
-        script = self._folder / "sleeps.py"
-        script.write_text(SLEEPS)
-        return self.start(sys.executable, "-S", str(script))
-
-    def end(self):
-        for each in self._started:
-            each.kill()
-        for each in self._started:
-            each.stdout.close()
-            each.wait()
+        return self.start(sys.executable, "-S", self._script)
 
 
 @pytest.fixture
 def processes(tmp_path):
-    made = Processes(tmp_path)
-    yield made
-    made.end()
+    with StartedPrograms(tmp_path) as started:
+        yield started
 
 
 # --- another user ---------------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -73,7 +74,7 @@ def test_an_old_one_belongs_to_another_job_or_attempt(written, tmp_path):
 
 def test_another_users_is_not_read(written, monkeypatch):
     environ = written()
-    monkeypatch.setattr(calls.os, "getuid", lambda: os.geteuid() + 1)
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     assert calls.groups_in_dump(RANK_5, environ) == ()
 
 
@@ -93,10 +94,10 @@ class Hostile:
 
 def nested(levels=60):
     """Return a list that has 2 ** levels empty ones, in a few bytes of a pickle."""
-    found: list[list] = []
+    lists: list[Any] = []
     for _ in range(levels):
-        found = [found, found]
-    return found
+        lists = [lists, lists]
+    return lists
 
 
 def deep(levels=10**5):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.python_programs import run_python
+from tests.support.processes import run_python
 
 
 @pytest.mark.parametrize(
@@ -16,12 +16,12 @@ from tests.support.python_programs import run_python
 )
 def test_as_a_program(tmp_path, args, words):
     done = run_python("-m", "torchrun_hpc.stacks", *args, cwd=tmp_path)
-    assert done.returncode == (0 if args == ["--help"] else 2)
-    assert words in " ".join((done.stdout + done.stderr).split())
+    assert done.code == (0 if args == ["--help"] else 2)
+    assert words in " ".join((done.out + done.err).split())
 
 
 def test_it_imports_no_torch(tmp_path):
     """It starts on a node that is busy."""
     program = "import sys, torchrun_hpc.stacks.__main__; print('torch' in sys.modules)"
     done = run_python("-c", program, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("False\n", "")
+    assert (done.out, done.err) == ("False\n", "")

@@ -81,4 +81,4 @@ def test_all_answer(agents, processes):
             "  63 of 64 ranks (0-36,38-63): reduce <string>:2",
             "* 1 rank (37, n37): read <string>:3",
         ]
-    assert all(worker.poll() is None for worker in processes._started)
+    assert all(program.is_running for program in processes.all)

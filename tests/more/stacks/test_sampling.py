@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.patience import NEVER_S, PATIENCE, until
+from tests.support.processes import RunningProgram, run
 from tests.support.stack_samples import problem_of, worker
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.sampling import WorkerStack, sample
@@ -66,14 +66,14 @@ def test_it_runs_on(processes):
         "    time.sleep(.01)\n"
     )
     pid = processes.start(sys.executable, "-S", "-c", program)
-    (child,) = processes._started
+    (child,) = processes.all
     for _ in range(10):
         (found,) = sample([worker(pid)], PATIENCE)
         assert found.problem == ""
-        seen = int(child.stdout.readline())
-    while seen < 100:
-        seen = int(child.stdout.readline())
-    assert child.poll() is None
+        number = int(child.line())
+    while number < 100:
+        number = int(child.line())
+    assert child.is_running
 
 
 def test_a_program_that_is_no_python(processes):
@@ -82,7 +82,7 @@ def test_a_program_that_is_no_python(processes):
 
 
 def test_a_process_that_has_ended():
-    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as child:
+    with RunningProgram([sys.executable, "-S", "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         problem_of(child.pid)  # nobody has collected it
         child.wait()
@@ -104,11 +104,10 @@ def test_a_python_that_is_stopped(processes):
 def test_a_python_that_only_begins():
     """There may be no interpreter yet, or no frame."""
     for delay in range(0, 30, 3):
-        with subprocess.Popen([sys.executable, "-S", "-c", SLEEP]) as child:
+        with RunningProgram([sys.executable, "-S", "-c", SLEEP]) as child:
             time.sleep(delay / 1000)
             (found,) = sample([worker(child.pid)], PATIENCE)
-            assert child.poll() is None
-            child.kill()
+            assert child.is_running
         assert not (found.frames and found.problem)
 
 
@@ -127,7 +126,7 @@ def test_who_goes_on(processes):
     workers = [worker(pid, rank) for rank, pid in enumerate(pids)]
     before = sample(workers, PATIENCE)
     for _ in range(10):
-        assert processes._started[1].stdout.readline()
+        processes.all[1].line()
     after = sample(workers, PATIENCE)
     seconds = 1.0  # as it would be without any other program
     pairs = zip(after, before, strict=True)
@@ -139,7 +138,7 @@ def test_who_goes_on(processes):
 
 @pytest.fixture
 def instead(monkeypatch, tmp_path):
-    """Let a script stand in the place of py-spy."""
+    """Replace py-spy by a script."""
 
     def instead(script, mode=0o755):
         program = tmp_path / "py-spy"
@@ -154,15 +153,14 @@ def instead(monkeypatch, tmp_path):
 def test_what_the_real_one_says_where_it_is_not_allowed(processes):
     """Another user's process: as where a system forbids it."""
     pid = processes.sleeping()
-    user = {"user": 65534, "group": 65534, "extra_groups": []}
     # That of the environment may lie below a folder that only root can enter.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        py_spy = shutil.copy(sampling._program(), folder)
-        words = [py_spy, "dump", "--json", "--pid", str(pid)]
-        done = subprocess.run(words, **user, capture_output=True, check=False)
-    assert done.returncode
-    assert "py-spy has no permission" in sampling._forbidden(done.stderr.decode())
+        py_spy = shutil.copy(str(sampling._program()), folder)
+        as_user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        done = run([*as_user, py_spy, "dump", "--json", "--pid", str(pid)])
+    assert done.code
+    assert "py-spy has no permission" in sampling._forbidden(done.err)
 
 
 def test_one_that_hangs_is_ended(instead, processes, tmp_path, monkeypatch):

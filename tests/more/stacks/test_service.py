@@ -61,7 +61,7 @@ def test_the_agent_of_another_user_is_not_asked(serve, as_nobody):
 
 @pytest.mark.usefixtures("pretender")
 def test_another_user_may_not_pretend_to_be_this_one():
-    """Everybody may take a name. What stands there is not even read."""
+    """Everybody may take a name. The answer of another user is not even read."""
     (name,) = names()
     assert ask(name, PATIENCE) is None
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.stock.side_by_side import COMMANDS, OURS, run
+from tests.support.processes import run_launcher
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.stock.side_by_side import Result
+    from tests.support.processes import Result
 
 ALL = sorted(os.sched_getaffinity(0))
 
@@ -52,7 +52,7 @@ sys.exit(sys.argv[2:3] == [attempt])
 
 
 def launch(*words: str, front: tuple[str, ...] = ()) -> Result:
-    return run([*front, *COMMANDS[OURS], "--nproc_per_node=2", *words])
+    return run_launcher("--nproc_per_node=2", *words, before=front)
 
 
 def seen(folder: Path, attempt: int = 0) -> list[dict[str, Any]]:

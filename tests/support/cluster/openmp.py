@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.cluster.bound import ALL
 from tests.support.cluster.mpi import FOLDER
-from tests.support.stock.side_by_side import COMMANDS, OURS, clean_environ, run
+from tests.support.processes import run_launcher
 from torchrun_hpc.host.topology import this_node
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Case:
     @property
     def environ(self) -> dict[str, str]:
         """The variables of a launch."""
-        environ = {**clean_environ(), **self.variables}
+        environ = {**self.variables}
         if self.library:
             (path,) = _LIBRARIES.glob(f"lib/python*/site-packages/*/lib/{self.library}")
             environ["LD_PRELOAD"] = str(path)
@@ -101,8 +101,7 @@ def is_installed() -> bool:
 
 def launch(case: Case, *options: str, script: str) -> tuple[list[dict[str, Any]], str]:
     """Launch two workers; return their reports by rank, and the launcher's messages."""
-    words = ["--nproc_per_node=2", *options, script]
-    done = run([*COMMANDS[OURS], *words], env=case.environ)
+    done = run_launcher("--nproc_per_node=2", *options, script, **case.environ)
     assert done.code == 0, done.err
     reports = map(json.loads, done.out.splitlines())
     return sorted(reports, key=lambda report: report["rank"]), done.err

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
 import re
 import socket
 import stat
 import sys
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from tests.support.patience import PATIENCE, START, without_waits
 from tests.support.ports import own_port
-from tests.support.stock.side_by_side import OURS, STOCK, Launcher, bare, words_of
+from tests.support.processes import clean_environ
+from tests.support.stock.side_by_side import (
+    OURS,
+    STOCK,
+    Command,
+    LaunchingProcess,
+    bare,
+    words_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.stock.side_by_side import Result
+    from tests.support.processes import Result
+
+# What a worker reports.
+Report = dict[str, Any]
 
 # Torch is imported by the tests that need it: all workers of pytest import this module.
 FORKS = "forks"  # ours, with --hpc-preload
@@ -29,11 +42,17 @@ KINDS = (OURS, FORKS, STOCK)
 
 
 @pytest.fixture(scope="session")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+def launcher() -> Iterator[LaunchingProcess]:
     """One launching process for all tests of a worker of pytest."""
-    made = Launcher(tmp_path_factory.mktemp("launches"))
-    yield made
-    made.close()
+    with LaunchingProcess() as process:
+        yield process
+
+
+@pytest.fixture
+def outside_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be outside of any job."""
+    for name in os.environ.keys() - clean_environ().keys():
+        monkeypatch.delenv(name)
 
 
 # The training script: it writes down what it sees, and does what its arguments name.
@@ -121,7 +140,7 @@ main()
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the scripts are."""
+    """A folder with the scripts."""
     made = tmp_path_factory.mktemp("scripts")
     (made / "report.py").write_text(REPORT)
     (made / "recorded.py").write_text(RECORDED)
@@ -135,43 +154,46 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A command line to be compared.
+class ComparedLine:
+    """A command line that is compared.
 
     Attributes:
-        argv: The options. ``{port}`` becomes a port of its own, ``{folder}`` that of
-            the scripts, ``{which}`` the launcher, ``{base}`` a folder for what is
-            written.
-        script: What is launched.
-        environ: Variables to set.
+        text: Variables and options, as in a shell. ``{port}`` becomes a port of its
+            own, ``{folder}`` that of the scripts, ``{which}`` the launcher, ``{base}``
+            a folder for what is written.
+        script: The script, module or program.
         workers: How many workers start.
         same: Variables that may differ elsewhere, and must be the same here.
         warning: The code and the beginning of the only warning; empty for none.
     """
 
-    argv: tuple[str, ...] = ()
+    text: str = ""
     script: str = "report.py"
-    environ: dict[str, str] = field(default_factory=dict)
     workers: int = 1
     same: tuple[str, ...] = ()
     warning: str = ""
 
-    def launched_by(self, which: str) -> tuple[list[str], dict[str, str]]:
-        """Return options and variables for one of the launchers.
+    @functools.cached_property
+    def argv(self) -> list[str]:
+        """The options."""
+        return words_of(self.text)[0]
 
-        Forks are the default.
-        """
-        options = [*self.argv, *(bare(which) if self.bare else ())]
-        if which == OURS:
-            options = ["--hpc-preload=none", *options]
-        return options, self.environ
+    @functools.cached_property
+    def environ(self) -> dict[str, str]:
+        """The variables."""
+        return words_of(self.text)[1]
+
+    def options_for(self, which: str) -> list[str]:
+        """Return the options for one of the launchers; forks are the default."""
+        form = ["--hpc-preload=none"] if which == OURS else []
+        return [*form, *self.argv, *(bare(which) if self.is_bare else ())]
 
     @property
-    def bare(self) -> bool:
-        """Whether nothing is said of a rendezvous."""
+    def is_bare(self) -> bool:
+        """Whether it has no option of a rendezvous."""
         explicit = {w.partition("=")[0] for w in self.argv if not w.endswith("=")}
-        said = {"--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-port"}
-        return not explicit & said and "PET_RDZV_BACKEND" not in self.environ
+        named = {"--standalone", "--rdzv-backend", "--rdzv-endpoint", "--master-port"}
+        return not explicit & named and "PET_RDZV_BACKEND" not in self.environ
 
     @property
     def may_grow(self) -> bool:
@@ -184,82 +206,74 @@ class Line:
         return any("store_type=file" in word for word in self.argv)
 
 
-def typed(text: str, **changes: Any) -> Line:
-    """Return a line as it is typed: variables and options."""
-    argv, environ = words_of(text)
-    return Line(tuple(argv), environ=environ, **changes)
-
-
 # Different at each launch; the last three are ours to better.
 RUN, ADDRESS = "TORCHELASTIC_RUN_ID", "MASTER_ADDR"
 _DIFFERENT = {"REPORT", "TORCHELASTIC_ERROR_FILE", RUN, "MASTER_PORT", ADDRESS}
-C10D = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+C10D = "--rdzv-backend=c10d --rdzv-endpoint=localhost:0"
 
 # What argparse of Python 3.11 lets stock torchrun pass.
 PLAIN_ARGS = ["x", "--nnodes=7", "-h", "a b", "--standalone", "", "--", "*", "$HOME"]
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A launch.
+class ComparedLaunch(NamedTuple):
+    """A launch that is compared.
 
     Attributes:
         result: How it ended.
-        workers: What its workers saw, in the order of their ranks.
-        error_file: What it has left as TORCHELASTIC_ERROR_FILE, if it was to.
+        workers: The reports of its workers, in the order of their ranks.
+        error_file: The content of its TORCHELASTIC_ERROR_FILE, if it wrote one.
     """
 
     result: Result
-    workers: list[dict[str, Any]]
+    workers: list[Report]
     error_file: Any
 
 
-def reports(where: Path) -> list[dict[str, Any]]:
+def reports(folder: Path) -> list[Report]:
     """Return what the workers have written, in the order of ranks and attempts."""
-    paths = sorted(where.glob("*.json"), key=lambda p: p.name.split("-")[:2])
+    paths = sorted(folder.glob("*.json"), key=lambda p: p.name.split("-")[:2])
     return [json.loads(path.read_text()) for path in paths]
 
 
+@pytest.fixture
 def launch(
-    launcher: Launcher,
-    folder: Path,
-    line: Line,
-    base: Path,
-    *,
-    with_error_file: bool = False,
-) -> dict[str, Launch]:
-    """Launch a line with ours, in both forms, and with stock, at the same time.
+    launcher: LaunchingProcess, folder: Path, tmp_path: Path
+) -> Callable[..., dict[str, ComparedLaunch]]:
+    """ComparedLaunch a line by ours, in both forms, and by stock, at the same time.
 
     Torch's default port is taken meanwhile: nothing may depend on it.
     """
-    launches, environs = [], []
-    for which in KINDS:
-        words, environ = line.launched_by(which)
-        where = base / which
-        where.mkdir()
-        known = {"folder": str(folder), "which": which, "base": str(base)}
-        known["port"] = str(own_port())
-        words = [_filled(word, known) for word in (*words, line.script)]
-        launches.append((STOCK if which == STOCK else OURS, words + PLAIN_ARGS))
-        environ = {name: _filled(value, known) for name, value in environ.items()}
-        if with_error_file:
-            environ["TORCHELASTIC_ERROR_FILE"] = f"{base}/error-{which}"
-        environs.append({**environ, "REPORT": str(where)})
-    with default_port_taken():
-        results = launcher.many(
-            launches, environs=environs, cwd=folder, at_once=len(KINDS)
-        )
-    found = {}
-    for which, result in zip(KINDS, results, strict=True):
-        file = base / f"error-{which}"
-        error = json.loads(file.read_text()) if file.exists() else None
-        found[which] = Launch(result, reports(base / which), error)
-    return found
+
+    def launch(
+        line: ComparedLine, *, with_error_file: bool = False
+    ) -> dict[str, ComparedLaunch]:
+        commands = []
+        for which in KINDS:
+            (tmp_path / which).mkdir()
+            names = {"folder": str(folder), "which": which, "base": str(tmp_path)}
+            names["port"] = str(own_port())
+            words = [_filled(w, names) for w in (*line.options_for(which), line.script)]
+            environ = {k: _filled(value, names) for k, value in line.environ.items()}
+            environ["REPORT"] = str(tmp_path / which)
+            if with_error_file:
+                environ["TORCHELASTIC_ERROR_FILE"] = f"{tmp_path}/error-{which}"
+            command = STOCK if which == STOCK else OURS
+            commands.append(Command(command, words + PLAIN_ARGS, environ))
+        with default_port_taken():
+            results = launcher.launch_all(commands, cwd=folder, at_once=len(KINDS))
+        launched = {}
+        for which, result in zip(KINDS, results, strict=True):
+            file = tmp_path / f"error-{which}"
+            error = json.loads(file.read_text()) if file.exists() else None
+            launched[which] = ComparedLaunch(result, reports(tmp_path / which), error)
+        return launched
+
+    return launch
 
 
-def _filled(text: str, known: dict[str, str]) -> str:
-    """Replace each ``{name}`` by what is known."""
-    for name, value in known.items():
+def _filled(text: str, names: dict[str, str]) -> str:
+    """Replace each ``{name}`` by its value."""
+    for name, value in names.items():
         text = text.replace(f"{{{name}}}", value)
     return text
 
@@ -280,20 +294,20 @@ def default_port_taken() -> Iterator[None]:
 # --- launches that end well ---------------------------------------------------------
 
 
-def more(line: Line) -> set[str]:
+def more(line: ComparedLine) -> set[str]:
     """Return the variables of the workers that stock torchrun does not set."""
     return {"PYTHONFAULTHANDLER"}.difference(line.environ)
 
 
-def is_kept(worker: dict[str, Any]) -> bool:
-    """Say whether an agent keeps the workers' store; or worker 0 is to open it."""
+def is_kept(worker: Report) -> bool:
+    """Return whether an agent keeps the workers' store; otherwise worker 0 opens it."""
     from torchrun_hpc.host import capabilities  # noqa: PLC0415
 
     agents = worker["environ"]["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     return capabilities.SHARED_STORE.present or agents
 
 
-def assert_same(line: Line, launched: dict[str, Launch]) -> None:
+def assert_same(line: ComparedLine, launched: dict[str, ComparedLaunch]) -> None:
     """See that ours, in both forms, does what stock does, and is quiet about it."""
     stock = launched[STOCK]
     lines = [f"out {rank} {PLAIN_ARGS}" for rank in range(line.workers)]
@@ -310,7 +324,10 @@ def assert_same(line: Line, launched: dict[str, Launch]) -> None:
 
 
 def _assert_same_environment(
-    which: str, line: Line, ours: list[dict[str, Any]], stock: list[dict[str, Any]]
+    which: str,
+    line: ComparedLine,
+    ours: list[Report],
+    stock: list[Report],
 ) -> None:
     different = _DIFFERENT.difference(line.same)
     for mine, theirs in zip(ours, stock, strict=True):
@@ -323,7 +340,7 @@ def _assert_same_environment(
             assert mine[what] == theirs[what], (which, what)
 
 
-def _assert_reachable(which: str, line: Line, ours: list[dict[str, Any]]) -> None:
+def _assert_reachable(which: str, line: ComparedLine, ours: list[Report]) -> None:
     from torchrun_hpc.host import capabilities  # noqa: PLC0415
 
     for worker in ours:
@@ -341,7 +358,7 @@ def _assert_reachable(which: str, line: Line, ours: list[dict[str, Any]]) -> Non
             assert set(worker["listening"]) <= {"127.0.0.1", "::1"}, (which, worker)
 
 
-def _assert_clean(which: str, line: Line, result: Result) -> None:
+def _assert_clean(which: str, line: ComparedLine, result: Result) -> None:
     # The events that --event-log-handler=console asks for.
     lines = [x for x in result.err.splitlines() if '"name": "torchelastic' not in x]
     lines = [x for x in lines if not x.startswith("    export ")]  # a line to copy
@@ -394,7 +411,7 @@ BOX = "ChildFailedError: "
 TORCHS_LINES = ("Sending process ", "failed (exitcode: ")
 
 
-def assert_fails_alike(name: str, launched: dict[str, Launch]) -> None:
+def assert_fails_alike(name: str, launched: dict[str, ComparedLaunch]) -> None:
     """See that ours, in both forms, fails as stock does, and says why."""
     stock = launched[STOCK]
     assert (BOX in stock.result.err) is (stock.result.code != 0), stock.result.err
@@ -410,8 +427,8 @@ def assert_fails_alike(name: str, launched: dict[str, Launch]) -> None:
     if name == "recorded":
         assert "a fault of the script" in str(launched[OURS].error_file)
     if name == "second attempt":
-        for found in launched.values():
-            _assert_second_attempt(found.workers)
+        for compared in launched.values():
+            _assert_second_attempt(compared.workers)
     if name == "crashed":  # our report would not be there
         assert "Fatal" not in stock.result.err
 
@@ -424,9 +441,8 @@ def _assert_report(name: str, ours: Result) -> None:
         assert words not in ours.err, ours.err
     if name == "second attempt":  # which of the two, is chance
         restart = r"restart 1 of all workers: worker [01] ended with exit code 5"
-        assert re.fullmatch(rf"torchrun_hpc: note\[HPC128\]: {restart}", *restarts), (
-            ours.err
-        )
+        (note,) = restarts
+        assert re.fullmatch(rf"torchrun_hpc: note\[HPC128\]: {restart}", note), ours.err
         assert ours.err.splitlines() == ours.own_lines
         return
     *restarts, first, last = restarts
@@ -442,7 +458,7 @@ def _assert_report(name: str, ours: Result) -> None:
     assert restarts == (expected if name == "restarts used up" else []), ours.err
     written, _, shown = ours.err.partition(f"{first}\n")
     assert shown.splitlines()[-1] == last, ours.err
-    # What the worker has written stands in front of it, and once more in it.
+    # The worker's own text comes before it, and once more in it.
     details = shown.splitlines()[:-1]
     assert all(line.startswith("    ") for line in details), ours.err
     assert {line.strip() for line in details} <= {
@@ -454,7 +470,7 @@ def _assert_report(name: str, ours: Result) -> None:
 
 
 def _assert_traceback(name: str, lines: list[str]) -> None:
-    """Of a crash, too: the innermost frame is the first one there."""
+    """See that a traceback is whole; that of a crash has the innermost frame first."""
     frames = [line for line in lines if line.startswith("  File ")]
     if name == "crashed":
         assert lines[0] == "Fatal Python error: Segmentation fault", lines
@@ -463,11 +479,11 @@ def _assert_traceback(name: str, lines: list[str]) -> None:
     else:
         assert lines[0] == "Traceback (most recent call last):", lines
         assert lines[-1] == ENDINGS[name][1], lines
-        where = {"exception": "<module>", "recorded": "main"}[name]
-        assert re.search(rf"re\w+.py\", line \d+, in {where}$", frames[-1]), lines
+        function = {"exception": "<module>", "recorded": "main"}[name]
+        assert re.search(rf"re\w+.py\", line \d+, in {function}$", frames[-1]), lines
 
 
-def _assert_second_attempt(workers: list[dict[str, Any]]) -> None:
+def _assert_second_attempt(workers: list[Report]) -> None:
     last = []
     for worker in workers:
         attempt = worker["environ"]["TORCHELASTIC_RESTART_COUNT"]

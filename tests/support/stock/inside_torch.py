@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous import (
     static_tcp_rendezvous,
 )
 from torch.distributed.elastic.rendezvous import registry as torch_registry
-from torch.distributed.launcher import api as launcher_api
+from torch.distributed.launcher import api as torch_launcher_api
 
 from tests.support.patience import PATIENCE
 from tests.support.plans import make_launch_plan
@@ -33,7 +33,16 @@ from torchrun_hpc.host import capabilities
 from torchrun_hpc.planning.workers import Binding, Preload, Share
 
 if TYPE_CHECKING:
+    from unittest.mock import Mock
+
+    from torchrun_hpc.agent.patches import Patch
     from torchrun_hpc.planning.plan import LaunchPlan
+
+# Torch exports not all names of these modules to type checkers.
+c10d: Any = c10d_rendezvous_backend
+dist: Any = torch.distributed
+dynamic: Any = dynamic_rendezvous
+launcher_api: Any = torch_launcher_api
 
 Handler: Any = dynamic_rendezvous.DynamicRendezvousHandler
 Executor: Any = dynamic_rendezvous._DistributedRendezvousOpExecutor
@@ -46,7 +55,7 @@ SubprocessHandler = Multiprocessing.SubprocessHandler
 Starting: Any = sys.modules[SubprocessHandler.__module__]
 POPEN = "Popen" if hasattr(Starting, "Popen") else "subprocess"
 
-# All places that a patch can replace, and the capability of a torch that has one.
+# Each place that a patch can replace, and the capability of a torch that has it.
 _EVERY, _SHARED = capabilities.EVERY, capabilities.SHARED_STORE
 _INFO = capabilities.RENDEZVOUS_INFO
 EXPECTED = {
@@ -72,13 +81,14 @@ EXPECTED = {
 PLACES = [place for place, has in EXPECTED.items() if has.present or hasattr(*place)]
 
 
-def _needs(capability: capabilities.Capability, what: str) -> pytest.MarkDecorator:
+def needs(capability: capabilities.Capability, what: str) -> pytest.MarkDecorator:
+    """Skip with a torch that does not have a capability."""
     reason = f"torch {torch.__version__} has no {what}"
     return pytest.mark.skipif(not capability.present, reason=reason)
 
 
-needs_shared_store = _needs(_SHARED, "store that agents keep for workers")
-needs_listening = _needs(
+needs_shared_store = needs(_SHARED, "store that agents keep for workers")
+needs_listening = needs(
     capabilities.LISTENING_SOCKET, "store that listens on a given socket"
 )
 
@@ -101,14 +111,14 @@ def make_plan(**values: Any) -> LaunchPlan:
     return make_launch_plan(**{**given_values, **values})
 
 
-def expected_state(patch: registry.Patch) -> registry.PatchState:
+def expected_state(patch: type[Patch]) -> registry.PatchState:
     """Return the state that a patch must reach: none is left out."""
     needed = patch.IS_FOR.is_expected
     return registry.PatchState.APPLIED if needed else registry.PatchState.NOT_NEEDED
 
 
-_NOTHING: Any = None
-NO_HOOKS = Hooks(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+NOTHING: Any = None
+NO_HOOKS = Hooks(NOTHING, NOTHING, NOTHING, NOTHING)
 
 
 def patch_all(**values: Any) -> None:
@@ -145,14 +155,42 @@ def parameters_at(endpoint: str, **conf: Any) -> RendezvousParameters:
     )
 
 
+class RecordedAgent(LocalElasticAgent):
+    """Stands in for torch's agent: it does nothing, and lets a mock record that."""
+
+    def __init__(self, torch: Mock, **attributes: Any) -> None:
+        self._torch = torch
+        vars(self).update(attributes)
+
+    def _rendezvous(self, *args: Any) -> None:
+        self._torch.rendezvous(*args)
+
+    def _start_workers(self, *args: Any) -> Any:
+        return self._torch.start_workers(*args)
+
+    def _monitor_workers(self, *args: Any) -> Any:
+        return self._torch.monitor_workers(*args)
+
+    def _shutdown(self, *args: Any, **options: Any) -> None:
+        self._torch.shutdown(*args, **options)
+
+    def _exit_barrier(self) -> None:
+        self._torch.exit_barrier()
+
+
 HANDLER_TAKES = tuple(inspect.signature(SubprocessHandler).parameters)
 
 
 def start_worker(entrypoint: str, *args: str, **more: Any) -> Any:
     """Start a worker as torch does; older releases take other arguments."""
-    given = {"entrypoint": entrypoint, "args": args, "env": {}, "stdout": ""}
-    given |= {"stderr": "", "local_rank_id": 0, **more}
+    given = {"entrypoint": entrypoint, "args": args, "env": {}, "local_rank_id": 0}
+    given |= {"stdout": "", "stderr": "", **more}
     return SubprocessHandler(**{name: given.get(name) for name in HANDLER_TAKES})
+
+
+def open_store(endpoint: str, **conf: Any) -> Any:
+    """Open a store as torch's rendezvous does."""
+    return c10d_rendezvous_backend._create_tcp_store(parameters_at(endpoint, **conf))
 
 
 def two_agents(*addresses: str) -> tuple[list[Any], int]:
@@ -175,19 +213,10 @@ def two_agents(*addresses: str) -> tuple[list[Any], int]:
 
 def meet(handlers: list[Any]) -> list[Any]:
     """Return what the handlers answer when all of them are asked."""
-    found: dict[int, Any] = {}
-
-    def join(number: int) -> None:
-        found[number] = handlers[number].next_rendezvous()
-
-    numbers = range(len(handlers))
-    threads = [threading.Thread(target=join, args=(number,)) for number in numbers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    return [found[number] for number in numbers]
+    pool = ThreadPoolExecutor(len(handlers))
+    answers = [pool.submit(handler.next_rendezvous) for handler in handlers]
+    pool.shutdown(wait=False)
+    return [answer.result(PATIENCE) for answer in answers]
 
 
 def listening_at(port: int) -> set[str]:

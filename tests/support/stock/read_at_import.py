@@ -74,7 +74,7 @@ def read() -> dict[str, str]:
         compiler = ["cc", "-shared", "-fPIC", "-o", library]
         subprocess.run([*compiler, FOLDER / "getenv.c", "-ldl"], check=True)
         environ = {"PATH": "/usr/bin:/bin", "HOME": folder, ALL: "1"}
-        command = [sys.executable, "-W", "ignore", "-c", RECORD, log]
+        command = [sys.executable, "-W", "ignore", "-c", RECORD, str(log)]
         subprocess.run(command, env=environ | {"LD_PRELOAD": library}, check=True)
         lines = [line.split(" ", 1) for line in log.read_text().splitlines()]
     return {

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 from tests.support import ROOT
-from tests.support.patience import PATIENCE
+from tests.support.processes import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,17 +18,11 @@ def alone(example: str, *arguments: str, cwd: Path | None = None) -> str:
     """Train in one process, without any launcher, and return what it prints."""
     world = dict.fromkeys(("RANK", "LOCAL_RANK", "MASTER_PORT"), "0")
     world |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"), "1")
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / example, *arguments],
-        env=os.environ | world | {"MASTER_ADDR": "127.0.0.1"},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    environ = os.environ | world | {"MASTER_ADDR": "127.0.0.1"}
+    program = ROOT / "examples" / example
+    done = run([sys.executable, program, *arguments], environ=environ, cwd=cwd)
+    assert done.code == 0, done.err
+    return done.out
 
 
 def loss_of(output: str) -> float:

@@ -11,20 +11,21 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 METHODS = ("fork", "spawn", "forkserver")
 
 
 class Squares:
-    def __len__(self):
+    def __len__(self) -> int:
         return 8
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> "Sample":
         return Sample(index)
 
 
 class Sample:
-    def __init__(self, index):
+    def __init__(self, index: int) -> None:
         self.square = index**2
 
 
@@ -35,30 +36,31 @@ class Batch:
     squares: list[int]
 
 
-def collate(samples):
+def collate(samples: list[Sample]) -> Batch:
     return Batch([sample.square for sample in samples])
 
 
-def load(method):
+def load(method: str) -> list[list[int]]:
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(
-        Squares(), 4, num_workers=1, multiprocessing_context=method, collate_fn=collate
+    squares: Any = Squares()
+    loader: Any = DataLoader(
+        squares, 4, num_workers=1, multiprocessing_context=method, collate_fn=collate
     )
     return [batch.squares for batch in loader]
 
 
-def double(sample):
+def double(sample: Sample) -> Batch:
     return Batch([Sample(2 * sample.square).square])
 
 
-def map_in_a_pool(method):
+def map_in_a_pool(method: str) -> list[list[int]]:
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(1, context) as pool:
         return [batch.squares for batch in pool.map(double, [Sample(3)])]
 
 
-def compiled():
+def compiled() -> bool:
     import torch
 
     function = torch.compile(lambda values: torch.sin(values) + 1)
@@ -66,7 +68,7 @@ def compiled():
     return torch.allclose(function(values), torch.sin(values) + 1)
 
 
-def started():
+def started() -> dict[str, Any]:
     """Start processes in each way."""
     return {
         "loaders": [load(method) for method in METHODS],
@@ -75,7 +77,7 @@ def started():
     }
 
 
-def main():
+def main() -> None:
     import numpy as np
     import torch
 

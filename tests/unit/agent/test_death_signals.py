@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.patience import NEVER_S
-from tests.support.python_programs import run_python
+from tests.support.processes import run_python
 
 BEGIN = f"""
 import contextlib, logging, os, signal, subprocess, time
@@ -79,7 +79,7 @@ def run(tmp_path):
 @pytest.mark.parametrize("place", PLACES)
 def test_an_exception_without_effect_is_raised_again(run, place):
     done = run(PLACES[place] + "print(wait())")
-    assert (done.returncode, done.stdout) == (0, "SIGTERM\n"), done.stderr
+    assert (done.code, done.out) == (0, "SIGTERM\n"), done.err
 
 
 # What happens while signals are held for some time, and what is printed then.
@@ -165,7 +165,7 @@ print("agent")
 def test_signals_that_are_held(run, what):
     program, printed = HELD[what]
     done = run(program)
-    assert (done.returncode, done.stdout.split()) == (0, printed.split()), done.stderr
+    assert (done.code, done.out.split()) == (0, printed.split()), done.err
 
 
 def test_an_interrupt_kills_where_its_exception_may_be_ignored(run):
@@ -181,7 +181,7 @@ with interrupt_kills(), contextlib.suppress(BaseException):
     signal.raise_signal(signal.SIGINT)
 print("ignored")
 """)
-    assert (done.returncode, done.stdout, done.stderr) == (-2, "as before\n", "")
+    assert (done.code, done.out, done.err) == (-2, "as before\n", "")
 
 
 def test_a_process_that_ends_writes_its_last_lines(run):
@@ -194,4 +194,4 @@ print("last line", flush=True)
 ending._limit = 0.0  # the time is over
 time.sleep(NEVER_S)
 """)
-    assert (done.returncode, done.stdout, done.stderr) == (-15, "last line\n", "")
+    assert (done.code, done.out, done.err) == (-15, "last line\n", "")

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-from tests.support.stock.compared import launcher  # noqa: F401
+from tests.support.stock.compared import launcher, outside_of_jobs  # noqa: F401
 from tests.support.stock.inside_torch import PLACES
 from torchrun_hpc import limits
 from torchrun_hpc.agent import patches
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 @pytest.fixture
-def torch_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def torch_again(monkeypatch):
     """Put torch back behind the test."""
     patches.restore()
     for owner, name in PLACES:
@@ -28,7 +24,7 @@ def torch_again(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Let agents look at the state more often than once a second."""
     monkeypatch.setattr(dynamic_rendezvous, "_delay", lambda seconds: time.sleep(0.1))  # noqa: ARG005
     holder = dynamic_rendezvous._BackendRendezvousStateHolder
@@ -42,7 +38,7 @@ SOON = 0.3
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def soon(monkeypatch):
     """Report a wait within the patience of a test."""
     monkeypatch.setattr(limits, "FIRST_REPORT", SOON)
     monkeypatch.setattr(limits, "NEXT_REPORT", 60.0)

@@ -5,69 +5,44 @@ from __future__ import annotations
 import signal
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.launcher import api as launcher_api
 
+from tests.support.stock.inside_torch import NO_HOOKS, RecordedAgent, launcher_api
 from torchrun_hpc.agent.patches.agent import ActTogether, extend
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.handler import SchedulerRendezvous
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
 RESTARTS = 3
 
 
-class TorchsAgent(LocalElasticAgent):
-    """Stands in for torch's agent: it does nothing, and lets that be recorded."""
-
-    def __init__(self, handler: Any, torch: Mock) -> None:
-        spec = SimpleNamespace(rdzv_handler=handler, max_restarts=RESTARTS)
-        self._worker_group: Any = SimpleNamespace(spec=spec)
-        self._remaining_restarts = RESTARTS
-        self._torch = torch
-
-    def _rendezvous(self, *args: Any) -> None:
-        self._torch.rendezvous(*args)
-
-    def _shutdown(self, *args: Any, **options: Any) -> None:
-        self._torch.shutdown(*args, **options)
-
-    def _exit_barrier(self) -> None:
-        self._torch.exit_barrier()
-
-
 @pytest.fixture
-def seen() -> Mock:
+def seen():
     """Record what our handler gets to know, and what torch's agent does."""
     return Mock(handler=Mock(spec=SchedulerRendezvous, restarts=0))
 
 
 @pytest.fixture
-def make_agent(
-    torch_again: None,  # noqa: ARG001
-    seen: Mock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., Any]:
+def make_agent(torch_again, seen, monkeypatch):  # noqa: ARG001
     """Make an agent, as a launch does it; by default with our handler."""
-    monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
-    extend([ActTogether], None, None)
+    monkeypatch.setattr(launcher_api, "LocalElasticAgent", RecordedAgent)
+    extend([ActTogether], None, NO_HOOKS)
 
     def make(handler: Any = seen.handler) -> Any:
-        return launcher_api.LocalElasticAgent(handler, seen.torch)
+        group = SimpleNamespace(
+            spec=SimpleNamespace(rdzv_handler=handler, max_restarts=RESTARTS)
+        )
+        return launcher_api.LocalElasticAgent(
+            seen.torch, _worker_group=group, _remaining_restarts=RESTARTS
+        )
 
     return make
 
 
-def test_agents_of_other_rendezvous_are_left_alone(
-    make_agent: Callable[..., Any], seen: Mock
-) -> None:
+def test_agents_of_other_rendezvous_are_left_alone(make_agent, seen):
     torch_agent = make_agent(object())
     torch_agent._rendezvous("group")
     torch_agent._shutdown("signal")
@@ -81,9 +56,7 @@ def test_agents_of_other_rendezvous_are_left_alone(
 
 
 @pytest.mark.parametrize(("restarts", "left"), [(0, 3), (1, 2), (3, 0), (5, 0)])
-def test_all_agents_have_the_jobs_restarts_left(
-    restarts: int, left: int, make_agent: Callable[..., Any], seen: Mock
-) -> None:
+def test_all_agents_have_the_jobs_restarts_left(restarts, left, make_agent, seen):
     """An agent whose workers did not fail has counted none of them."""
     seen.handler.restarts = restarts
     torch_agent = make_agent()
@@ -96,9 +69,7 @@ def _raise(number: int) -> None:
     raise SignalException("ended by a signal", signal.Signals(number))
 
 
-def test_what_ends_the_workers_is_reported_first(
-    make_agent: Callable[..., Any], seen: Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ends_the_workers_is_reported_first(make_agent, seen, monkeypatch):
     """In a restart it is no failure."""
     torch_agent = make_agent()
     torch_agent._shutdown(is_restart=True)
@@ -114,8 +85,6 @@ def test_what_ends_the_workers_is_reported_first(
     ]
 
 
-def test_all_wait_for_each_other_in_place_of_the_exit_barrier(
-    make_agent: Callable[..., Any], seen: Mock
-) -> None:
+def test_all_wait_for_each_other_in_place_of_the_exit_barrier(make_agent, seen):
     make_agent()._exit_barrier()
     assert seen.mock_calls == [call.handler.finish()]

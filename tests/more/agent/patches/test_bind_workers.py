@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.stock.inside_torch import HANDLER_TAKES, make_plan, start_worker
+from tests.support.stock.inside_torch import (
+    HANDLER_TAKES,
+    NO_HOOKS,
+    make_plan,
+    start_worker,
+)
 from torchrun_hpc.agent.patches.agent import BindWorkers, extend
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.planning.workers import Binding, Share
@@ -32,14 +37,12 @@ def started(rank: int, file: Path, *, environ_rank: int) -> list[str]:
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize("sets_threads", [True, False])
 @pytest.mark.parametrize("is_virtual", [True, False])
-def test_cpus_and_threads(
-    tmp_path: Path, *, sets_threads: bool, is_virtual: bool
-) -> None:
+def test_cpus_and_threads(tmp_path, sets_threads, is_virtual):
     if is_virtual and "local_rank_id" not in HANDLER_TAKES:
         pytest.skip("this torch has no --virtual-local-rank")
     shares = tuple(Share(tuple(cpus), "", "") for cpus in (ALL[:1], ALL))
     binding = Binding(Setting("gpu", ""), shares, sets_threads=sets_threads)
-    extend([BindWorkers], make_plan(binding=binding), None)
+    extend([BindWorkers], make_plan(binding=binding), NO_HOOKS)
     for rank, share in enumerate(shares):
         environ_rank = 0 if is_virtual else rank
         found = started(rank, tmp_path / f"{rank}", environ_rank=environ_rank)

@@ -1,38 +1,32 @@
-"""What is known of releases of torch, against the one that is installed."""
+"""The table of torch's releases, and the one that is installed."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import inspect
-import os
 import re
 import socket
-import sys
 import types
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from packaging.version import Version
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import api
 
 import torchrun_hpc
 from tests.support.patience import PATIENCE
-from tests.support.stock.inside_torch import Node, State, make_executor
-from tests.support.stock.side_by_side import clean_environ, run
+from tests.support.processes import run_python
+from tests.support.stock.inside_torch import Node, State, dist, make_executor
 from torchrun_hpc import main
 from torchrun_hpc.agent import start
 from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.host.capabilities import Capability
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALL = {
     name: value
@@ -42,11 +36,11 @@ ALL = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_this_torch_has_what_it_is_known_to_have(name: str) -> None:
+def test_this_torch_has_what_it_is_known_to_have(name):
     assert ALL[name].present is ALL[name].is_expected, torch.__version__
 
 
-def test_every_patch_is_for_one_of_them() -> None:
+def test_every_patch_is_for_one_of_them():
     known = {id(capability) for capability in ALL.values()}
     assert {id(patch.IS_FOR) for patch in registry.PATCHES} <= known
 
@@ -69,18 +63,14 @@ def _looked_again() -> Any:
         ("2.9", "2.9"),
     ],
 )
-def test_the_release_of_a_version(
-    version: str, release: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_release_of_a_version(version, release, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
     found = _looked_again().RELEASE
     assert found == Version(release)
 
 
 @pytest.mark.parametrize("version", ["unknown", "", "git-1a2b3c"])
-def test_a_build_without_a_release_is_newer_than_all(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_without_a_release_is_newer_than_all(version, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
     found = _looked_again()
     assert Version("99") < found.RELEASE
@@ -89,7 +79,7 @@ def test_a_build_without_a_release_is_newer_than_all(
     assert not found.WARNS_OF_DEFAULT.is_expected
 
 
-def test_a_look_that_fails_has_found_nothing() -> None:
+def test_a_look_that_fails_has_found_nothing():
     def look() -> bool:
         raise error
 
@@ -97,7 +87,7 @@ def test_a_look_that_fails_has_found_nothing() -> None:
         assert capabilities._has(look) is False, error
 
 
-def test_what_was_looked_at_is_what_torch_says() -> None:
+def test_what_was_looked_at_is_what_torch_says():
     """By other ways than the looks."""
     agent: Any = inspect.unwrap(api.SimpleElasticAgent._rendezvous)
     reads_info = "bootstrap_store_info" in agent.__code__.co_names
@@ -136,16 +126,14 @@ def _decorated(*args: Any) -> Any:
         (functools.partial(_warns), False),  # it has no code
     ],
 )
-def test_whether_torch_warns_is_seen_in_its_code(
-    function: Any, monkeypatch: pytest.MonkeyPatch, *, warns: bool
-) -> None:
+def test_whether_torch_warns_is_seen_in_its_code(function, monkeypatch, warns):
     monkeypatch.setattr(torch_run, "config_from_args", function)
     assert _looked_again().WARNS_OF_DEFAULT.present is warns
 
 
 def _store_at(address: str, port: int, **options: Any) -> Any:
-    store: Any = dist.TCPStore
-    return store(address, port, is_master=True, wait_for_workers=False, **options)
+    options |= {"is_master": True, "wait_for_workers": False}
+    return dist.TCPStore(address, port, **options)
 
 
 def _takes_a_socket(**options: Any) -> bool:
@@ -162,7 +150,7 @@ def _takes_a_socket(**options: Any) -> bool:
     not capabilities.LISTENING_SOCKET.present,
     reason="no store of this torch listens on a given socket",
 )
-def test_a_store_takes_a_socket_as_it_is_told() -> None:
+def test_a_store_takes_a_socket_as_it_is_told():
     opened = socket.create_server(("127.0.0.3", 0))
     _, port = place = opened.getsockname()
     store = _store_at(*place, **capabilities.listening_on(opened))
@@ -176,13 +164,13 @@ def test_a_store_takes_a_socket_as_it_is_told() -> None:
     "use_libuv: bool = True" not in str(dist.TCPStore.__init__.__doc__),
     reason="this torch does not take libuv's by itself",
 )
-def test_libuvs_store_takes_a_socket_where_that_is_known() -> None:
+def test_libuvs_store_takes_a_socket_where_that_is_known():
     """Others refuse it, with a line of C++."""
     takes = _takes_a_socket(use_libuv=True)
     assert takes is capabilities.LIBUV_TAKES_SOCKET.present
 
 
-def test_torch_says_itself_what_it_raises_without_an_answer() -> None:
+def test_torch_says_itself_what_it_raises_without_an_answer():
     store = _store_at("127.0.0.1", 0)
     store.set_timeout(timedelta(seconds=0.3))  # a shorter one is none to connect in
     with pytest.raises(RuntimeError) as caught:
@@ -194,17 +182,17 @@ def test_torch_says_itself_what_it_raises_without_an_answer() -> None:
 
 
 @pytest.mark.parametrize("name", capabilities._OPTIONS)
-def test_an_option_is_that_of_torch_or_what_it_would_be(name: str) -> None:
+def test_an_option_is_that_of_torch_or_what_it_would_be(name):
     args = torch_run.parse_args(["train.py"])
     default = capabilities._OPTIONS[name]
     assert capabilities.option(args, name) == default
-    setattr(args, name, "typed")
-    assert capabilities.option(args, name) == "typed"
+    setattr(args, name, "explicit")
+    assert capabilities.option(args, name) == "explicit"
     delattr(args, name)  # as in a program that makes the arguments itself
     assert capabilities.option(args, name) == default
 
 
-def test_gpus_of_a_torch_that_knows_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_a_torch_that_knows_none(monkeypatch):
     monkeypatch.delattr(torch, "xpu", raising=False)
     assert capabilities.number_of_xpus() == 0
     two: Any = types.SimpleNamespace(device_count=lambda: 2)
@@ -215,7 +203,7 @@ def test_gpus_of_a_torch_that_knows_none(monkeypatch: pytest.MonkeyPatch) -> Non
 # --- the answer of a rendezvous -----------------------------------------------------
 
 
-def test_an_answer_is_of_the_kind_that_torch_expects() -> None:
+def test_an_answer_is_of_the_kind_that_torch_expects():
     store = dist.HashStore()
     found = capabilities.rendezvous_info(store, 1, 3, "127.0.0.2", 1234)
     if not capabilities.RENDEZVOUS_INFO.present:
@@ -226,7 +214,7 @@ def test_an_answer_is_of_the_kind_that_torch_expects() -> None:
     assert (where.master_addr, where.master_port) == ("127.0.0.2", 1234)
 
 
-def test_an_answer_without_a_place_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_without_a_place_to_meet(monkeypatch):
     older = Capability("<2.0", present=False)
     monkeypatch.setattr(capabilities, "RENDEZVOUS_INFO", older)
     store = dist.HashStore()
@@ -240,9 +228,7 @@ TOO_OLD = "is too old: torchrun_hpc needs 2.0 or newer. Load a newer torch"
 
 
 @pytest.fixture
-def old(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in set(os.environ).difference(clean_environ()):
-        monkeypatch.delenv(name)
+def old(outside_of_jobs, monkeypatch):  # noqa: ARG001
     monkeypatch.setattr(capabilities, "RELEASE", OLD)
     monkeypatch.setattr(torch, "__version__", str(OLD))
 
@@ -251,7 +237,7 @@ def old(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "ask", [capabilities.check_release, lambda: torchrun_hpc.describe([])]
 )
-def test_an_old_torch_is_refused_and_not_described(ask: Any) -> None:
+def test_an_old_torch_is_refused_and_not_described(ask):
     with pytest.raises(torchrun_hpc.LaunchError) as caught:
         ask()
     assert (caught.value.code, caught.value.everywhere) == ("HPC086", False)
@@ -259,7 +245,7 @@ def test_an_old_torch_is_refused_and_not_described(ask: Any) -> None:
 
 
 @pytest.mark.parametrize("release", ["2.0.0", "2.15.1", "3.7.0"])
-def test_others_are_not(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_are_not(release, monkeypatch):
     monkeypatch.setattr(capabilities, "RELEASE", Version(release))
     capabilities.check_release()
 
@@ -273,9 +259,9 @@ runpy.run_module("torchrun_hpc", run_name="__main__")
 """
 
 
-def test_starting_with_an_old_torch(tmp_path: Path) -> None:
+def test_starting_with_an_old_torch(tmp_path):
     """A program that imports torchrun_hpc.auto: more/dropin/test_auto.py."""
-    done = run([sys.executable, "-c", PRETENDING, "train.py"], cwd=tmp_path)
+    done = run_python("-c", PRETENDING, "train.py", cwd=tmp_path)
     assert (done.code, done.out) == (2, "")
     start = "torchrun_hpc: error[HPC086]: torch 1.13.1"
     assert re.fullmatch(re.escape(f"{start} {TOO_OLD}") + ".*\n", done.err), done.err
@@ -288,13 +274,12 @@ def _warned(
     monkeypatch: pytest.MonkeyPatch, *options: str, present: bool, nodes: int = 2
 ) -> list[str]:
     """Let a launch be announced, and return the codes of its warnings."""
-    for name in set(os.environ).difference(clean_environ()):
-        monkeypatch.delenv(name)
     some = Capability(">=2.1", present)
     monkeypatch.setattr(capabilities, "LISTENING_SOCKET", some)
     messages: list[Any] = []
     monkeypatch.setattr(
-        start.console, "write", lambda message, *_: messages.append(message)
+        "torchrun_hpc.agent.start.console.write",
+        lambda message, *_: messages.append(message),
     )
     argv = [*options, "train.py"]
     launch = main.CommandLaunch(argv, is_launch=False)
@@ -307,10 +292,9 @@ def _warned(
 AT_1 = "--rdzv-endpoint=localhost:1"
 
 
+@pytest.mark.usefixtures("outside_of_jobs")
 @pytest.mark.parametrize("present", [True, False])
-def test_who_listens_on_all_interfaces_says_so(
-    monkeypatch: pytest.MonkeyPatch, *, present: bool
-) -> None:
+def test_who_listens_on_all_interfaces_says_so(monkeypatch, present):
     for options, opens in {
         "": False,  # within the agent
         "--rdzv-backend=c10d --rdzv-endpoint=localhost:0": True,
@@ -327,9 +311,7 @@ def test_who_listens_on_all_interfaces_says_so(
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_what_torchs_rendezvous_is_told(
-    monkeypatch: pytest.MonkeyPatch, *, present: bool
-) -> None:
+def test_what_torchs_rendezvous_is_told(monkeypatch, present):
     some = Capability("==2.5.*", present, is_fault=True)
     monkeypatch.setattr(capabilities, "SHARED_RENDEZVOUS_STORE", some)
     wanted = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

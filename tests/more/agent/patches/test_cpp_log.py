@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from tests.support.stock.side_by_side import run
+from tests.support.processes import run_python
 
 STORES = """
 import os, sys, torch
@@ -20,8 +18,8 @@ for level in sys.argv[1:]:
 
 
 @pytest.mark.parametrize("levels", [("INFO", "ERROR"), ("ERROR", "INFO")])
-def test_the_level_of_the_log(levels: tuple[str, ...]) -> None:
-    done = run([sys.executable, "-c", STORES, *levels])
+def test_the_level_of_the_log(levels):
+    done = run_python("-c", STORES, *levels)
     assert done.code == 0, done.err
     _, _, first = done.err.partition(f"{levels[0]}\n")
     first, _, second = first.partition(f"{levels[1]}\n")

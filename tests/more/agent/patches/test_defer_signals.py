@@ -4,46 +4,44 @@ from __future__ import annotations
 
 import signal
 import time
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as multiprocessing
 from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
-from torch.distributed.launcher import api as launcher_api
 
+from tests.support.stock.inside_torch import NO_HOOKS, RecordedAgent, launcher_api
 from torchrun_hpc import limits
 from torchrun_hpc.agent.patches.agent import DeferSignals, extend
 from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.rendezvous.errors import JobFailedError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 FAILED = JobFailedError(Failure(Kind.LOST, (1,)))
 STOPPED = SignalException("SIGINT", signal.SIGINT)
 
 
-class TorchsAgent(LocalElasticAgent):
+class TwiceSignalled(RecordedAgent):
     """Gets a second signal while it ends its workers."""
 
     def __init__(self) -> None:
-        self._worker_group: Any = None
+        super().__init__(Mock(), _worker_group=None)
 
     def _shutdown(self, *_args: Any, **_options: Any) -> None:
-        PContext.close(self)  # type: ignore[arg-type]
+        context: Any = self
+        PContext.close(context)
 
 
 @pytest.fixture
-def signals(monkeypatch: pytest.MonkeyPatch, torch_again: None) -> Iterator[Any]:  # noqa: ARG001
+def signals(monkeypatch, torch_again):  # noqa: ARG001
     """Send SIGTERM while workers are ended."""
     monkeypatch.setattr(limits, "SIGNAL_TIMEOUT", 0.02)
-    monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
+    monkeypatch.setattr(launcher_api, "LocalElasticAgent", TwiceSignalled)
     monkeypatch.setattr(PContext, "close", lambda _: signal.raise_signal(15))
     held = DeathSignals()
-    extend([DeferSignals], None, SimpleNamespace(death_signals=held))  # type: ignore[arg-type]
+    extend([DeferSignals], None, replace(NO_HOOKS, death_signals=held))
     before = signal.signal(15, multiprocessing._terminate_process_handler)
     yield held
     held.end()
@@ -52,9 +50,9 @@ def signals(monkeypatch: pytest.MonkeyPatch, torch_again: None) -> Iterator[Any]
 
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("problem", [FAILED, STOPPED])
-def test_the_end_of_a_failed_job_is_not_interrupted(problem: Exception) -> None:
+def test_the_end_of_a_failed_job_is_not_interrupted(problem):
     """What follows reads the workers' last words."""
-    agent: Any = launcher_api.LocalElasticAgent()  # type: ignore[call-arg]
+    agent = launcher_api.LocalElasticAgent()
     steps = []
 
     def run() -> None:
@@ -71,7 +69,7 @@ def test_the_end_of_a_failed_job_is_not_interrupted(problem: Exception) -> None:
 
 
 @pytest.mark.usefixtures("signals")
-def test_a_job_that_has_not_failed_ends() -> None:
-    agent: Any = launcher_api.LocalElasticAgent()  # type: ignore[call-arg]
+def test_a_job_that_has_not_failed_ends():
+    agent = launcher_api.LocalElasticAgent()
     with pytest.raises(SignalException):
         agent._shutdown()

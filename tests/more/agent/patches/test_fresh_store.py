@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from tests.support.patience import PATIENCE
 from tests.support.stock.inside_torch import (
+    dist,
     listening_at,
     meet,
     needs_shared_store,
@@ -49,7 +49,7 @@ def _two_rounds() -> tuple[int, list[Any]]:
 
 @needs_shared_store
 @pytest.mark.usefixtures("quick")
-def test_stock_keeps_the_store_of_dead_workers() -> None:
+def test_stock_keeps_the_store_of_dead_workers():
     port, seen = _two_rounds()
     assert seen[0][0] == seen[1][0]
     assert (seen[0][0] == port) is capabilities.SHARED_RENDEZVOUS_STORE.present
@@ -62,7 +62,7 @@ def test_stock_keeps_the_store_of_dead_workers() -> None:
 )
 @pytest.mark.usefixtures("torch_again", "quick")
 @pytest.mark.parametrize("address", [None, "127.0.0.1"])
-def test_every_round_has_a_store_of_its_own(address: str | None) -> None:
+def test_every_round_has_a_store_of_its_own(address):
     """With the stores opened by torch, and with those opened on one address."""
     patch_all(local_address=address)
     port, seen = _two_rounds()

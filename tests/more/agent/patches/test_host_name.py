@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING
-
 import pytest
 
-from tests.support.stock.side_by_side import OURS, STOCK, bare, run
+from tests.support.processes import run_python
+from tests.support.stock.side_by_side import OURS, STOCK, bare
 from torchrun_hpc.agent.patches.torchrun import HostName
 from torchrun_hpc.host import capabilities
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 ASKED = """
 import socket, sys
@@ -30,7 +24,7 @@ main(sys.argv[1:])
 @pytest.mark.skipif(
     not HostName.IS_FOR.present, reason="this torch needs the name as an address"
 )
-def test_no_name_server_is_asked(tmp_path: Path) -> None:
+def test_no_name_server_is_asked(tmp_path):
     (tmp_path / "train.py").touch()
     asked = {}
     for which, module in (
@@ -39,8 +33,7 @@ def test_no_name_server_is_asked(tmp_path: Path) -> None:
     ):
         program = ASKED.format(module=module)
         options = ["--nproc-per-node=2", "--local-addr=127.0.0.1", *bare(which)]
-        command = [sys.executable, "-c", program, *options, "train.py"]
-        done = run(command, cwd=tmp_path)
+        done = run_python("-c", program, *options, "train.py", cwd=tmp_path)
         assert done.code == 0, done.err
         asked[which] = done.err.splitlines().count("asked")
     # Once for an address, which is put right afterwards.

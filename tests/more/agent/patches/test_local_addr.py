@@ -34,9 +34,7 @@ from torchrun_hpc.host import capabilities
         ({}, "n9.cl"),
     ],
 )
-def test_the_workers_meet_where_the_first_node_is(
-    ranks: dict[str, int], address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_workers_meet_where_the_first_node_is(ranks, address, monkeypatch):
     """Whichever node it is, and whatever torch answers."""
     state = State()
     state.participants = {Node(name, 1, 0): rank for name, rank in ranks.items()}
@@ -55,9 +53,7 @@ def test_the_workers_meet_where_the_first_node_is(
 )
 @pytest.mark.usefixtures("torch_again", "quick")
 @pytest.mark.parametrize("which", [STOCK, OURS])
-def test_workers_meet_at_the_address_of_the_first_node(
-    which: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_meet_at_the_address_of_the_first_node(which, monkeypatch):
     """The second agent to come is the first of the nodes."""
     if which == OURS:
         patch_all(local_address=None, hosts=())

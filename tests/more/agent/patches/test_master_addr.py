@@ -1,10 +1,10 @@
-"""Torch does not warn of an option that the user has not typed."""
+"""Torch does not warn of an option that the user has not set."""
 
 from __future__ import annotations
 
 import types
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch.distributed import run as torch_run
@@ -13,18 +13,12 @@ from torchrun_hpc.agent import patches
 from torchrun_hpc.agent.patches.torchrun import MasterAddr
 from torchrun_hpc.host import capabilities
 
-if TYPE_CHECKING:
-    import argparse
-    from pathlib import Path
-
 
 def _warns(args: Any) -> Any:
     return getattr(args, "master_addr", None)
 
 
-def _warned(
-    args: argparse.Namespace, caplog: pytest.LogCaptureFixture
-) -> tuple[Any, int]:
+def _warned(args: Any, caplog: pytest.LogCaptureFixture) -> tuple[Any, int]:
     caplog.clear()
     config, *_ = torch_run.config_from_args(args)
     texts = [record.getMessage() for record in caplog.records]
@@ -33,12 +27,10 @@ def _warned(
 
 @pytest.mark.skipif(
     not capabilities.WARNS_OF_DEFAULT.present,
-    reason="this torch warns of what was typed only",
+    reason="this torch warns of explicit options only",
 )
 @pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_torch_warns_of_nothing_that_was_not_typed(
-    backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_torch_warns_of_nothing_that_was_not_set(backend, tmp_path, caplog):
     line = [f"--rdzv-backend={backend}", f"--log-dir={tmp_path}", "train.py"]
     args = torch_run.parse_args(line)
     before = dict(vars(args))
@@ -53,15 +45,14 @@ def test_torch_warns_of_nothing_that_was_not_typed(
     assert vars(args) == before
 
 
-def test_what_is_patched_already_is_patched_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_patched_already_is_patched_again(monkeypatch):
     """In a second launch of one process."""
     monkeypatch.setattr(torch_run, "config_from_args", _warns)
     there = replace(capabilities.WARNS_OF_DEFAULT, present=True)
     monkeypatch.setattr(capabilities, "WARNS_OF_DEFAULT", there)
     args: Any = types.SimpleNamespace(rdzv_backend="c10d", master_addr="127.0.0.1")
-    assert torch_run.config_from_args(args) == "127.0.0.1"
+    config: Any = torch_run.config_from_args
+    assert config(args) == "127.0.0.1"
     MasterAddr.apply(None, None)
     try:
         assert torch_run.config_from_args(args) is None

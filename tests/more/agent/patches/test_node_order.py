@@ -34,14 +34,14 @@ def _ranks(nodes: list[Any]) -> dict[str, int]:
 NAMES = ("n9", "n10", "n11")
 
 
-def test_stock_ranks_by_text() -> None:
+def test_stock_ranks_by_text():
     found = _ranks([Node(name, 1, 0) for name in NAMES])
     assert found == {"n10": 0, "n11": 1, "n9": 2}
 
 
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_nodes_are_ranked_as_the_scheduler_numbers_them(order: tuple[int, ...]) -> None:
+def test_nodes_are_ranked_as_the_scheduler_numbers_them(order):
     nodes = []
     for rank in order:
         registry.apply_patches(make_plan(node_rank=rank))
@@ -55,7 +55,7 @@ def test_nodes_are_ranked_as_the_scheduler_numbers_them(order: tuple[int, ...]) 
 
 
 @pytest.mark.usefixtures("torch_again")
-def test_the_original_is_asked_for_the_rest() -> None:
+def test_the_original_is_asked_for_the_rest():
     registry.apply_patches(make_plan(node_rank=5))
     first = Handler._node_desc_generator.generate()
     second = Handler._node_desc_generator.generate("name")
@@ -69,19 +69,19 @@ def test_the_original_is_asked_for_the_rest() -> None:
     "values",
     [{"backend": "static"}, {"mode": Mode.MANUAL}, {"mode": Mode.ONE_NODE}],
 )
-def test_nodes_that_are_not_to_be_ranked_are_left_alone(values: dict[str, Any]) -> None:
+def test_nodes_that_are_not_to_be_ranked_are_left_alone(values):
     before = Handler._node_desc_generator
     registry.apply_patches(make_plan(**values))
     assert Handler._node_desc_generator is before
 
 
-def test_two_agents_on_a_node_keep_apart() -> None:
+def test_two_agents_on_a_node_keep_apart():
     nodes = [RankedNode("n", 2, 0, 1), RankedNode("n", 1, 1, 1), RankedNode("n", 1, 0)]
     assert sorted(nodes) == [nodes[2], nodes[1], nodes[0]]
     assert len({*nodes, RankedNode("n", 1, 0, 0)}) == 3
 
 
-def test_comparisons_agree_with_each_other() -> None:
+def test_comparisons_agree_with_each_other():
     first, second = RankedNode("n9", 1, 0, 0), RankedNode("n10", 1, 0, 1)
     assert (first < second, second > first) == (True, True)
     assert (first <= second, second >= first) == (True, True)
@@ -90,7 +90,7 @@ def test_comparisons_agree_with_each_other() -> None:
     assert (min(second, first), max(first, second)) == (first, second)
 
 
-def test_who_joined_from_outside_of_the_job_comes_last() -> None:
+def test_who_joined_from_outside_of_the_job_comes_last():
     """And agents that have no scheduler are ranked as torch does it."""
     nodes = [Node("n1", 1, 0), RankedNode("n9", 1, 0, 1), RankedNode("n10", 1, 0, 0)]
     for order in permutations([*nodes, Node("n11", 1, 0)]):
@@ -98,7 +98,7 @@ def test_who_joined_from_outside_of_the_job_comes_last() -> None:
 
 
 @pytest.mark.parametrize("other", ["n9", 0, None], ids=repr)
-def test_another_type_is_not_a_ranked_node(other: Any) -> None:
+def test_another_type_is_not_a_ranked_node(other):
     node = RankedNode("n9", 1, 0, 0)
     assert node != other
     with pytest.raises(TypeError):
@@ -107,6 +107,6 @@ def test_another_type_is_not_a_ranked_node(other: Any) -> None:
         sorted([other, node])
 
 
-def test_text_of_a_node_is_as_in_torch() -> None:
+def test_text_of_a_node_is_as_in_torch():
     """It is part of torch's own messages."""
     assert repr(RankedNode("n9", 12, 3, 0)) == repr(Node("n9", 12, 3))

@@ -15,6 +15,7 @@ from tests.support.stock.inside_torch import make_plan
 from torchrun_hpc.agent import patches
 from torchrun_hpc.agent.patches import agent
 from torchrun_hpc.agent.patches.agent import ParentDeathSignal
+from torchrun_hpc.preload.worker import end_with_parent
 
 HOMES = {
     "by name": {"Popen": subprocess.Popen},
@@ -24,9 +25,7 @@ HOMES = {
 
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize("home", HOMES)
-def test_workers_are_tied_wherever_torch_starts_them(
-    home: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_are_tied_wherever_torch_starts_them(home, monkeypatch):
     """Older ones ask the module, which all others keep as it is."""
     module: Any = types.ModuleType("home")
     vars(module).update(HOMES[home])
@@ -44,12 +43,12 @@ def test_workers_are_tied_wherever_torch_starts_them(
     assert ParentDeathSignal.fits()
     ParentDeathSignal.apply(make_plan(), None)
     options: list[Any] = []
-    kept = agent.end_with_parent
-    monkeypatch.setattr(
-        agent,
-        "end_with_parent",
-        lambda pid: options.append(pid) or kept(pid),
-    )
+
+    def noted(pid: int) -> Any:
+        options.append(pid)
+        return end_with_parent(pid)
+
+    monkeypatch.setattr(agent, "end_with_parent", noted)
     child = Handler()._popen([sys.executable, "-S", "-c", ""], dict(os.environ))
     assert child.wait() == 0
     assert options == [os.getpid()]

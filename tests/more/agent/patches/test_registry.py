@@ -7,28 +7,26 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from dataclasses import asdict, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import api as agent_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous import (
     c10d_rendezvous_backend,
-    dynamic_rendezvous,
     static_tcp_rendezvous,
 )
 from torch.distributed.elastic.rendezvous import registry as torch_registry
-from torch.distributed.launcher import api as launcher_api
 
 from tests.support import ROOT
+from tests.support.processes import run_python
 from tests.support.stock.inside_torch import (
     EXPECTED,
+    NOTHING,
     PLACES,
     POPEN,
     Executor,
@@ -36,12 +34,15 @@ from tests.support.stock.inside_torch import (
     Multiprocessing,
     Starting,
     SubprocessHandler,
+    c10d,
+    dist,
+    dynamic,
     expected_state,
+    launcher_api,
     make_plan,
     patch_all,
     targets,
 )
-from tests.support.stock.side_by_side import run
 from torchrun_hpc.agent.patches import Hooks, _originals, registry, restore
 from torchrun_hpc.agent.patches.agent import (
     ActTogether,
@@ -68,12 +69,9 @@ from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host import capabilities
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.mark.usefixtures("torch_again")
-def test_every_target_is_replaced_and_put_back() -> None:
+def test_every_target_is_replaced_and_put_back():
     before = targets()
     patch_all()
     replaced = [(owner, name) for owner, name, _ in _originals]
@@ -85,7 +83,7 @@ def test_every_target_is_replaced_and_put_back() -> None:
 
 
 @pytest.mark.usefixtures("torch_again")
-def test_the_agent_has_all_extensions_and_torchs_name() -> None:
+def test_the_agent_has_all_extensions_and_torchs_name():
     """Each is a part of one class; torch's own stays as it is."""
     own = dict(vars(LocalElasticAgent))
     patch_all()
@@ -101,7 +99,7 @@ def test_the_agent_has_all_extensions_and_torchs_name() -> None:
 
 
 @pytest.mark.usefixtures("torch_again")
-def test_a_programs_agent_keeps_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_programs_agent_keeps_its_names(monkeypatch):
     """It may have an attribute ``hooks``, or a method ``start_worker``."""
 
     class ProgramsAgent(LocalElasticAgent):
@@ -116,14 +114,14 @@ def test_a_programs_agent_keeps_its_names(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("torch_again")
-def test_a_dry_run_leaves_the_agent_as_it_is() -> None:
+def test_a_dry_run_leaves_the_agent_as_it_is():
     """The program may use torch's own afterwards."""
     registry.apply_patches(make_plan())
     assert launcher_api.LocalElasticAgent is LocalElasticAgent
 
 
 @pytest.mark.usefixtures("torch_again")
-def test_a_second_launch_in_one_process() -> None:
+def test_a_second_launch_in_one_process():
     """Programs that use torchrun_hpc.auto may launch twice; nothing has changed."""
     patch_all(node_rank=0)
     patch_all(node_rank=2)
@@ -131,7 +129,7 @@ def test_a_second_launch_in_one_process() -> None:
 
 
 @pytest.mark.usefixtures("torch_again")
-def test_what_became_of_each() -> None:
+def test_what_became_of_each():
     before = targets()
     outcomes = registry.examine(registry.PATCHES)
     assert targets() == before  # none is applied by looking
@@ -152,10 +150,8 @@ def test_what_became_of_each() -> None:
 
 
 @pytest.mark.usefixtures("torch_again")
-def test_what_a_torch_without_its_target_makes_of_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A fault that is not there has been mended; anything else may be elsewhere."""
+def test_what_a_torch_without_its_target_makes_of_each(monkeypatch):
+    """A fault that is not there has been fixed; anything else may be elsewhere."""
     for patch in registry.PATCHES:
         absent = replace(patch.IS_FOR, releases=">=2.0", present=False)
         monkeypatch.setattr(patch, "IS_FOR", absent)
@@ -178,19 +174,14 @@ def test_what_a_torch_without_its_target_makes_of_each(
     ],
 )
 def test_what_a_release_has_and_should_have(
-    releases: str,
-    state: registry.PatchState,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    present: bool,
-    is_fault: bool,
-) -> None:
+    releases, state, monkeypatch, present, is_fault
+):
     is_for = capabilities.Capability(releases, present, is_fault)
     monkeypatch.setattr(StateAsJson, "IS_FOR", is_for)
-    before = dynamic_rendezvous.pickle
+    before = dynamic.pickle
     first, *others = registry.apply_patches(make_plan())
     assert (first.patch.NAME, first.state) == ("state_as_json", state)
-    assert (dynamic_rendezvous.pickle is before) is (not present)
+    assert (dynamic.pickle is before) is (not present)
     codes = [message.code for message in registry.left_out([first])]
     assert codes == ["HPC080"] * (state is registry.PatchState.DOES_NOT_FIT)
     for outcome in others:
@@ -232,8 +223,8 @@ def _without_option(args: Any) -> Any:
     return args
 
 
-class HeirOfHandler(SubprocessHandler):
-    """Starts workers in a method that it inherits."""
+# It starts workers in a method that it inherits.
+HeirOfHandler = type("HeirOfHandler", (SubprocessHandler,), {})
 
 
 Local, Simple = LocalElasticAgent, agent_api.SimpleElasticAgent
@@ -241,9 +232,9 @@ Static = static_tcp_rendezvous.StaticTCPRendezvous
 AGENT = [ActTogether, KeepOpenOnRestart, ForwardSignals, WatchWorkers]
 START_WORKERS = [ParentDeathSignal, ForkWorkers, BindWorkers, WatchWorkers]
 
-# What is another one, or gone, and who must notice it.
+# A changed or missing name, and who must notice it.
 CHANGES: list[tuple[Any, str, Any, list[Any]]] = [
-    (dynamic_rendezvous, "pickle", None, [StateAsJson]),
+    (dynamic, "pickle", None, [StateAsJson]),
     (Executor, "_mark_rendezvous_complete", _by_address, [NodeOrder]),
     (Executor, "_mark_rendezvous_complete", _no_order, [NodeOrder]),
     (Executor, "_mark_rendezvous_complete", None, [NodeOrder]),
@@ -309,7 +300,7 @@ if capabilities.SHARED_STORE.present:
     ]
 
 
-def test_a_change_of_torch_is_tried_for_each() -> None:
+def test_a_change_of_torch_is_tried_for_each():
     tried = {patch.NAME for *_, patches in CHANGES for patch in patches}
     assert tried == {patch.NAME for patch in registry.PATCHES}
 
@@ -320,13 +311,7 @@ def test_a_change_of_torch_is_tried_for_each() -> None:
     CHANGES,
     ids=[f"{n}-{getattr(c, '__name__', c and type(c))}" for _, n, c, _ in CHANGES],
 )
-def test_a_torch_that_has_changed(
-    owner: Any,
-    name: str,
-    changed: Any,
-    patches: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_torch_that_has_changed(owner, name, changed, patches, monkeypatch):
     # Also one that this torch does not need, if it would fit.
     patches = [patch for patch in patches if patch.fits()]
     if not patches:
@@ -357,48 +342,36 @@ def test_a_torch_that_has_changed(
 
 
 @pytest.mark.usefixtures("torch_again")
-def test_one_that_does_not_fit_keeps_no_other_from_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_that_does_not_fit_keeps_no_other_from_it(monkeypatch):
     monkeypatch.setattr(Executor, "_mark_rendezvous_complete", _by_address)
     outcomes = registry.apply_patches(make_plan())
     (message,) = registry.left_out(outcomes)
     assert NodeOrder.TARGET in message.text
     assert len(outcomes) == len(registry.PATCHES)
-    assert dynamic_rendezvous.pickle is JsonPickle
-    assert c10d_rendezvous_backend.TCPStore is not dist.TCPStore
+    assert dynamic.pickle is JsonPickle
+    assert c10d.TCPStore is not dist.TCPStore
 
 
 WITHOUT = """
-import signal
 import sys
-from types import SimpleNamespace
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 delattr(dynamic_rendezvous, sys.argv[1])
 
 from torchrun_hpc.agent import elastic  # it imports all that torch is asked for
 from torchrun_hpc.agent.patches import registry
-from torchrun_hpc.options.options import Options
-from torchrun_hpc.planning.meeting import Meeting
-from torchrun_hpc.planning.mode import Mode
-from torchrun_hpc.planning.plan import LaunchPlan
-from torchrun_hpc.planning.workers import Workers
+from tests.support.plans import make_launch_plan
 
-meeting = Meeting(
-    "c10d", 2, hosts=("n9", "n10"), endpoint="head:1", local_address="127.0.0.2"
-)
-plan = LaunchPlan(Mode.SEVERAL_NODES, Options(), meeting, Workers())
+values = {"hosts": ("n9", "n10"), "endpoint": "head:1", "local_address": "127.0.0.2"}
+plan = make_launch_plan(backend="c10d", nodes=2, **values)
 for outcome in registry.apply_patches(plan):
     print(outcome.patch.NAME, outcome.state.name)
 """
 
 
 @pytest.mark.parametrize("name", ["_NodeDesc", "_RendezvousState"])
-def test_a_torch_without_a_class_that_two_patches_need(
-    name: str, tmp_path: Path
-) -> None:
-    done = run([sys.executable, "-c", WITHOUT, name], cwd=tmp_path)
+def test_a_torch_without_a_class_that_two_patches_need(name):
+    done = run_python("-c", WITHOUT, name)
     assert (done.code, done.own_lines) == (0, []), done.err
     found = dict(line.split() for line in done.out.splitlines())
     outcomes = registry.planned(make_plan(preload=None, binding=None))
@@ -408,7 +381,7 @@ def test_a_torch_without_a_class_that_two_patches_need(
 
 
 @pytest.mark.usefixtures("torch_again")
-def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_originals_are_called(monkeypatch):
     """But of the name of the host: that call is what must not happen."""
     called: list[Any] = []
 
@@ -422,9 +395,8 @@ def test_the_originals_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", monitor)
     monkeypatch.setattr(Multiprocessing.PContext, "close", close)
     forwarded: list[Any] = []
-    nothing: Any = None
-    hooks = Hooks(forwarded.append, nothing, nothing, DeathSignals())
-    extend([ForwardSignals, DeferSignals], nothing, hooks)
+    hooks = Hooks(forwarded.append, NOTHING, NOTHING, DeathSignals())
+    extend([ForwardSignals, DeferSignals], NOTHING, hooks)
 
     one = object.__new__(launcher_api.LocalElasticAgent)
     one._pcontext = None

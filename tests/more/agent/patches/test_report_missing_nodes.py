@@ -28,21 +28,20 @@ REPORT = "torchrun_hpc: note[HPC084]: waiting at head:1 for all 3 nodes, 0 s so 
     ],
 )
 def test_node_0_says_that_it_waits_for_others(
-    values: dict[str, Any],
-    waits: bool,  # noqa: FBT001
-    lines: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    values, waits, lines, capsys, monkeypatch
+):
     """As long as they have not met, and not later."""
     found: list[str] = []
 
     def meet(_handler: Any) -> None:
         if waits and not lines:  # nobody is there who would say it
             assert threading.enumerate() == before
-        until(
-            lambda: found.append(capsys.readouterr().err) or "".join(found) or not lines
-        )
+
+        def is_reported() -> bool:
+            found.append(capsys.readouterr().err)
+            return bool("".join(found)) or not lines
+
+        until(is_reported)
         raise RendezvousTimeoutError
 
     if not waits:

@@ -10,11 +10,10 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.stock.inside_torch import Node, State
+from tests.support.stock.inside_torch import Node, State, dist
 from tests.support.stock.side_by_side import OURS, STOCK
 from torchrun_hpc.agent.patches.c10d import RankedNode
 from torchrun_hpc.agent.patches.state_as_json import JsonPickle
@@ -22,8 +21,6 @@ from torchrun_hpc.host import capabilities
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.support.stock.side_by_side import Launcher
 
 
 class Payload:
@@ -37,7 +34,7 @@ class Payload:
 
 
 @pytest.mark.parametrize("which", [STOCK, OURS])
-def test_payload_in_the_store(which: str, launcher: Launcher, tmp_path: Path) -> None:
+def test_payload_in_the_store(which, launcher, tmp_path):
     marker, script = tmp_path / "payload-was-here", tmp_path / "train.py"
     script.write_text("print('started')\n")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -45,7 +42,7 @@ def test_payload_in_the_store(which: str, launcher: Launcher, tmp_path: Path) ->
     store.set("torch.rendezvous.victim", payload)
     where = [f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-conf=is_host=0"]
     argv = ["--rdzv-backend=c10d", *where, "--rdzv-id=victim", str(script)]
-    (result,) = launcher.many([(which, argv)])
+    result = launcher.launch(which, argv)
     assert result.code != 0
     assert "started" not in result.out
     if which == STOCK:
@@ -79,7 +76,7 @@ def _state(nodes: int = 3) -> Any:
 
 
 @pytest.mark.parametrize("nodes", [0, 1, 3, 1500])
-def test_a_state_is_read_as_it_was_written(nodes: int) -> None:
+def test_a_state_is_read_as_it_was_written(nodes):
     state = _state(nodes)
     read = JsonPickle.loads(JsonPickle.dumps(state))
     assert vars(read) == vars(state)
@@ -94,7 +91,7 @@ def test_a_state_is_read_as_it_was_written(nodes: int) -> None:
 @pytest.mark.parametrize(
     ("nodes", "limit"), [(5, 2048), (50, 16_384), (500, 163_840), (5000, 1_638_400)]
 )
-def test_a_state_is_no_larger_than_torchs_own(nodes: int, limit: int) -> None:
+def test_a_state_is_no_larger_than_torchs_own(nodes, limit):
     state = _state(0)
     for number in range(nodes):
         runs, waits = (
@@ -155,12 +152,12 @@ NOT_A_STATE = {
 }
 
 
-def test_the_form_that_the_bad_ones_are_made_of_is_good() -> None:
+def test_the_form_that_the_bad_ones_are_made_of_is_good():
     assert vars(JsonPickle.loads(_fields())) == vars(_state())
 
 
 @pytest.mark.parametrize("data", NOT_A_STATE.values(), ids=NOT_A_STATE)
-def test_anything_else_is_refused(data: bytes) -> None:
+def test_anything_else_is_refused(data):
     with pytest.raises(pickle.PickleError):
         JsonPickle.loads(data)
 
@@ -179,7 +176,7 @@ FUZZ = settings(deadline=None, database=None)
 
 @settings(FUZZ, max_examples=300)
 @given(data=st.binary(max_size=200))
-def test_arbitrary_bytes(data: bytes) -> None:
+def test_arbitrary_bytes(data):
     _assert_refused_or_state(data)
 
 
@@ -191,5 +188,5 @@ def test_arbitrary_bytes(data: bytes) -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     ),
 )
-def test_states_with_another_value(name: str, value: Any) -> None:
+def test_states_with_another_value(name, value):
     _assert_refused_or_state(_fields(**{name: value}))

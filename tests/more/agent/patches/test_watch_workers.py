@@ -15,12 +15,14 @@ from unittest.mock import Mock, call
 import psutil
 import pytest
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.launcher import api as launcher_api
 
 from tests.support.patience import NEVER_S, PATIENCE, until
-from tests.support.stock.inside_torch import start_worker
+from tests.support.stock.inside_torch import (
+    RecordedAgent,
+    launcher_api,
+    start_worker,
+)
 from torchrun_hpc.agent.patches import Hooks
 from torchrun_hpc.agent.patches.agent import (
     ForkWorkers,
@@ -32,46 +34,21 @@ from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.failures.relay import Relay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
 SLEEPS = f"import time; time.sleep({NEVER_S})"
 EXITS = "raise SystemExit(3)"
 LEFT = 2  # restarts
 
 
-class TorchsAgent(LocalElasticAgent):
-    """Stands in for torch's agent, of node 1 of two: it does nothing."""
-
-    def __init__(self, torch: Mock, pids: dict[int, int]) -> None:
-        ranks = range(len(pids), 2 * len(pids))
-        workers = [SimpleNamespace(global_rank=r, world_size=ranks.stop) for r in ranks]
-        self.group: Any = SimpleNamespace(
-            workers=workers, group_rank=1, group_world_size=3
-        )
-        self._remaining_restarts = LEFT
-        self._pcontext: Any = SimpleNamespace(stderrs={}, error_files={})
-        self._torch = torch
-        torch.start_workers.return_value = pids
-
-    def _start_workers(self, *args: Any) -> Any:
-        return self._torch.start_workers(*args)
-
-    def _monitor_workers(self, *args: Any) -> Any:
-        return self._torch.monitor_workers(*args)
-
-    def _shutdown(self, *args: Any, **options: Any) -> None:
-        self._torch.shutdown(*args, **options)
-
-
 @pytest.fixture
-def watch() -> Mock:
+def watch():
     """Record what a watch gets to know; and, as `torch`, what torch's agent does."""
     return Mock()
 
 
 @pytest.fixture
-def relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
+def relay(monkeypatch):
     monkeypatch.setattr("torchrun_hpc.failures.relay.reason_not_to_read", str)
     made = Relay()
     yield made
@@ -79,30 +56,33 @@ def relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
 
 
 @pytest.fixture
-def hooks(
-    torch_again: None,  # noqa: ARG001
-    watch: Mock,
-    relay: Relay,
-) -> Hooks:
+def hooks(torch_again, watch, relay):  # noqa: ARG001
     return Hooks(lambda _: None, relay, watch, DeathSignals())
 
 
 @pytest.fixture
-def make_agent(
-    hooks: Hooks, watch: Mock, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
+def make_agent(hooks, watch, monkeypatch):
     """Make an agent of node 1, as a launch does it."""
-    monkeypatch.setattr(launcher_api, "LocalElasticAgent", TorchsAgent)
+    monkeypatch.setattr(launcher_api, "LocalElasticAgent", RecordedAgent)
     extend([WatchWorkers], None, hooks)
 
     def make(pids: dict[int, int] | None = None) -> Any:
-        return launcher_api.LocalElasticAgent(watch.torch, pids or {})
+        pids = pids or {}
+        watch.torch.start_workers.return_value = pids
+        ranks = range(len(pids), 2 * len(pids))
+        workers = [SimpleNamespace(global_rank=r, world_size=ranks.stop) for r in ranks]
+        return launcher_api.LocalElasticAgent(
+            watch.torch,
+            group=SimpleNamespace(workers=workers, group_rank=1, group_world_size=3),
+            _remaining_restarts=LEFT,
+            _pcontext=SimpleNamespace(stderrs={}, error_files={}),
+        )
 
     return make
 
 
 @pytest.fixture
-def children() -> Iterator[list[subprocess.Popen[bytes]]]:
+def children():
     """A worker that fails, and one that runs."""
     started = [
         subprocess.Popen([sys.executable, "-S", "-c", program])
@@ -114,7 +94,7 @@ def children() -> Iterator[list[subprocess.Popen[bytes]]]:
         child.wait()
 
 
-def _wait_for(exit_code: Callable[[], int | None]) -> int:
+def _wait_for(exit_code: Callable[[], int | None]) -> int | None:
     until(lambda: exit_code() is not None)
     return exit_code()
 
@@ -122,11 +102,7 @@ def _wait_for(exit_code: Callable[[], int | None]) -> int:
 # --- who is watched -----------------------------------------------------------------
 
 
-def test_the_workers_are_watched_by_their_global_ranks(
-    make_agent: Callable[..., Any],
-    watch: Mock,
-    children: list[subprocess.Popen[bytes]],
-) -> None:
+def test_the_workers_are_watched_by_their_global_ranks(make_agent, watch, children):
     pids = {local: child.pid for local, child in enumerate(children)}
     torch_agent = make_agent(pids)
     torch_agent._pcontext.subprocess_handlers = {
@@ -147,11 +123,7 @@ def test_the_workers_are_watched_by_their_global_ranks(
     assert runs.exit_code() == -9
 
 
-def test_workers_of_a_function_are_watched_too(
-    make_agent: Callable[..., Any],
-    watch: Mock,
-    children: list[subprocess.Popen[bytes]],
-) -> None:
+def test_workers_of_a_function_are_watched_too(make_agent, watch, children):
     """There torch has no process handlers."""
     torch_agent = make_agent({0: children[0].pid})
     torch_agent._start_workers(torch_agent.group)
@@ -160,7 +132,7 @@ def test_workers_of_a_function_are_watched_too(
     assert children[0].wait() == 3  # it was left to be collected
 
 
-def test_where_a_worker_writes(make_agent: Callable[..., Any], watch: Mock) -> None:
+def test_where_a_worker_writes(make_agent, watch):
     torch_agent = make_agent({0: 1, 1: 1, 2: 1})
     torch_agent._pcontext.stderrs = {0: "", 1: "1/stderr.log"}
     torch_agent._pcontext.error_files = {0: "0/error.json", 1: "1/error.json"}
@@ -177,7 +149,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-# What is being handled, and whether a worker may have failed.
+# The exception that is handled, and whether a worker may have failed.
 HANDLED = {
     "nothing": (None, True),
     "a failure": (ValueError("another node"), True),
@@ -186,9 +158,7 @@ HANDLED = {
 
 
 @pytest.mark.parametrize("case", HANDLED)
-def test_what_ends_the_workers_decides_whether_they_fail(
-    case: str, make_agent: Callable[..., Any], watch: Mock
-) -> None:
+def test_what_ends_the_workers_decides_whether_they_fail(case, make_agent, watch):
     error, look = HANDLED[case]
     torch_agent = make_agent()
     try:
@@ -206,8 +176,8 @@ def test_what_ends_the_workers_decides_whether_they_fail(
 
 @pytest.mark.parametrize("state", WorkerState)
 def test_torch_stops_the_others_as_soon_as_it_sees_that_one_has_failed(
-    state: WorkerState, make_agent: Callable[..., Any], watch: Mock
-) -> None:
+    state, make_agent, watch
+):
     torch_agent = make_agent()
     watch.torch.monitor_workers.return_value = RunResult(state)
     assert torch_agent._monitor_workers(torch_agent.group).state is state
@@ -239,9 +209,7 @@ STDERR = {
 
 
 @pytest.mark.parametrize("case", STDERR)
-def test_what_becomes_of_stderr(
-    case: str, hooks: Hooks, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_what_becomes_of_stderr(case, hooks, tmp_path, capfdbinary):
     name, unread, is_read, is_shown = STDERR[case]
     file = tmp_path / name if name else None
     hooks.relay.unread = unread
@@ -262,10 +230,10 @@ def test_what_becomes_of_stderr(
     else:
         assert stderr == [*(file.stat() if file else os.fstat(2))[:3]]
     if name == "stderr.log":
-        assert file.read_bytes() == WRITTEN
+        assert (tmp_path / name).read_bytes() == WRITTEN
 
 
-def test_a_program_that_is_missing(hooks: Hooks, tmp_path: Path) -> None:
+def test_a_program_that_is_missing(hooks, tmp_path):
     """The error is the same as without, and no pipe is left open."""
     errors = []
     before = psutil.Process().num_fds()
@@ -281,9 +249,7 @@ def test_a_program_that_is_missing(hooks: Hooks, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_forked", [True, False])
-def test_a_fork_writes_to_the_relay_too(
-    hooks: Hooks, relay: Relay, monkeypatch: pytest.MonkeyPatch, *, is_forked: bool
-) -> None:
+def test_a_fork_writes_to_the_relay_too(hooks, relay, monkeypatch, is_forked):
     """It is not torch that starts it; where it cannot be one, torch does."""
     program = "import os; os.write(2, b'worker')"
 

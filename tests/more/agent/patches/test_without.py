@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.processes import clean_environ, run_launcher, run_python
 from tests.support.stock.inside_torch import expected_state, make_plan
-from tests.support.stock.side_by_side import OURS, clean_environ, run
+from tests.support.stock.side_by_side import OURS, Command
 from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.agent.patches.agent import ActTogether, WatchWorkers
 from torchrun_hpc.agent.patches.registry import PATCHES, PatchState
 from torchrun_hpc.host import capabilities
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.stock.side_by_side import Launcher, Result
 
 OPTION, VARIABLE = "--hpc-without-patches", "PET_HPC_WITHOUT_PATCHES"
 NAMES = [patch.NAME for patch in PATCHES]
@@ -27,11 +21,9 @@ NAMES = [patch.NAME for patch in PATCHES]
 
 @pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize("patch", PATCHES, ids=NAMES)
-def test_one_is_left_out_and_no_other(
-    patch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_is_left_out_and_no_other(patch, monkeypatch):
     monkeypatch.setattr(patch, "apply", None)
-    monkeypatch.setattr(patch, "fits", lambda: False)  # nobody need know
+    monkeypatch.setattr(patch, "fits", lambda: False)  # nobody has to know
     name = NAMES[PATCHES.index(patch)]
     outcomes = registry.apply_patches(make_plan(without_patches=(name,)))
     for outcome in outcomes:
@@ -43,9 +35,7 @@ def test_one_is_left_out_and_no_other(
 
 
 @pytest.fixture(scope="module")
-def launches(
-    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Result]:
+def launches(launcher, tmp_path_factory):
     """Two workers, without each in turn, and with what would need it."""
     folder = tmp_path_factory.mktemp("without")
     # In one piece: the two workers share a pipe.
@@ -55,15 +45,16 @@ def launches(
         "bind_workers": ("--hpc-bind=even",),
         "watch_workers": ("--hpc-stall-report=600",),
     }
-    argv = [
-        [f"{OPTION}={name}", *needs.get(name, ()), "--nproc-per-node=2", "train.py"]
+    words = "--nproc-per-node=2", "train.py"
+    commands = [
+        Command(OURS, [f"{OPTION}={name}", *needs.get(name, ()), *words])
         for name in NAMES
     ]
-    done = launcher.many([(OURS, words) for words in argv], cwd=folder)
-    return dict(zip(NAMES, done, strict=True))
+    results = launcher.launch_all(commands, cwd=folder)
+    return dict(zip(NAMES, results, strict=True))
 
 
-# What the start line, or a warning, says more.
+# More words in the start line, or a warning.
 MORE = {
     "fork_workers": "HPC169]: --hpc_preload=torch is not used",
     "bind_workers": "HPC222]: --hpc_bind=even binds nothing: ",
@@ -73,7 +64,7 @@ MORE = {
 
 @pytest.mark.xdist_group("without")
 @pytest.mark.parametrize("name", NAMES)
-def test_workers_are_started_without_it(name: str, launches: dict[str, Result]) -> None:
+def test_workers_are_started_without_it(name, launches):
     done = launches[name]
     assert (done.code, done.out) == (0, "trained\n" * 2), done.err
     note = f"HPC089]: --hpc_without_patches={name} switches these patches off"
@@ -82,13 +73,10 @@ def test_workers_are_started_without_it(name: str, launches: dict[str, Result]) 
     assert MORE.get(name, "") in "\n".join(done.own_lines)
 
 
-def _dry_run(*words: str, environ: dict[str, str] | None = None) -> Result:
-    command = [sys.executable, "-m", "torchrun_hpc", "--hpc-dry-run=json", *words]
-    return run([*command, "train.py"], env=clean_environ() | (environ or {}))
-
-
-def test_the_dry_run_shows_it() -> None:
-    done = _dry_run(environ={VARIABLE: " host_name,agent ,"})
+def test_the_dry_run_shows_it():
+    done = run_launcher(
+        "--hpc-dry-run=json", "train.py", **{VARIABLE: " host_name,agent ,"}
+    )
     (node,) = json.loads(done.out)["nodes"]
     states = {patch["name"]: patch["state"] for patch in node["patches"]}
     assert states["agent"] == "left out: --hpc-without-patches"
@@ -96,8 +84,8 @@ def test_the_dry_run_shows_it() -> None:
     assert [note["code"] for note in node["messages"]["notes"]] == ["HPC089"]
 
 
-def test_a_name_that_no_patch_has() -> None:
-    done = _dry_run(f"{OPTION}=agent,fresh-store")
+def test_a_name_that_no_patch_has():
+    done = run_launcher("--hpc-dry-run", f"{OPTION}=agent,fresh-store", "train.py")
     assert done.code == 2
     (line,) = done.own_lines
     assert line == (
@@ -116,10 +104,10 @@ print(dynamic_rendezvous.pickle is JsonPickle)
 
 
 @pytest.mark.parametrize("names", ["state_as_json", "nobody"])
-def test_a_program_that_imports_auto(names: str, tmp_path: Path) -> None:
+def test_a_program_that_imports_auto(names, tmp_path):
     """A name that there is not is for the launch to refuse."""
     environ = clean_environ() | {VARIABLE: names}
-    done = run([sys.executable, "-c", AUTO], env=environ, cwd=tmp_path)
+    done = run_python("-c", AUTO, environ=environ, cwd=tmp_path)
     assert (done.code, done.own_lines) == (0, []), done.err
     assert done.out.strip() == str(names != "state_as_json")
 
@@ -132,19 +120,15 @@ time.sleep(900)
 """
 
 
-def test_a_signal_that_nobody_forwards_ends_the_agent(
-    launcher: Launcher, tmp_path: Path
-) -> None:
+def test_a_signal_that_nobody_forwards_ends_the_agent(launcher, tmp_path):
     """As it does stock torchrun: it is not swallowed."""
     (tmp_path / "train.py").write_text(SIGNALLED)
     words = [f"{OPTION}=forward_signals", "train.py"]
-    assert launcher.ours(words, cwd=tmp_path).code == -signal.SIGUSR1
+    assert launcher.launch(OURS, words, cwd=tmp_path).code == -signal.SIGUSR1
 
 
 @pytest.mark.parametrize("patch", [ActTogether, WatchWorkers])
-def test_what_others_need_and_does_not_fit(
-    patch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_others_need_and_does_not_fit(patch, monkeypatch):
     assert registry.incompatible() == ()
     lost = capabilities.Capability(">=2.0", present=False)
     monkeypatch.setattr(patch, "IS_FOR", lost)

@@ -1,4 +1,4 @@
-"""What each script says at its end: one line of JSON per rank."""
+"""The last line of each script: JSON of each rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def report(  # noqa: PLR0913
     steps: int,
     environment: str,
 ) -> None:
-    """Say what the framework made of its environment, and what of the model.
+    """Print what the framework made of its environment, and of the model.
 
     Args:
         framework: Its name.
