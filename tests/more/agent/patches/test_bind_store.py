@@ -39,8 +39,9 @@ from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import capabilities
 
+pytestmark = pytest.mark.usefixtures("torch_again")
 
-@pytest.mark.usefixtures("torch_again")
+
 @pytest.mark.parametrize("may_join", [True, False])
 @pytest.mark.parametrize("takes_socket", [True, False])
 def test_who_finds_the_port_taken(capsys, monkeypatch, may_join, takes_socket):
@@ -90,7 +91,6 @@ def test_stock_listens_on_all_interfaces():
     del store
 
 
-@pytest.mark.usefixtures("torch_again")
 def test_a_torch_of_which_nobody_expects_that_its_stores_take_a_socket(monkeypatch):
     """Its stores open their ports themselves."""
     none = capabilities.Capability("<2.0", present=False)
@@ -105,7 +105,7 @@ def test_a_torch_of_which_nobody_expects_that_its_stores_take_a_socket(monkeypat
 
 
 @needs_listening
-@pytest.mark.usefixtures("torch_again", "quick")
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("address", "other"), [("127.0.0.2", "127.0.0.3"), ("::1", "127.0.0.1")]
 )
@@ -138,7 +138,6 @@ def test_all_stores_listen_on_one_address(address, other):
         handler.shutdown()
 
 
-@pytest.mark.usefixtures("torch_again")
 def test_a_client_that_comes_first_waits_quietly(capfd, monkeypatch):
     patch_all(node_rank=1)
     tried: list[Any] = []
@@ -168,7 +167,7 @@ def test_a_client_that_comes_first_waits_quietly(capfd, monkeypatch):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.usefixtures("torch_again", "soon")
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(
     ("head", "node_rank", "reports"),
     [(0, 1, 1), (0, 2, 0), (1, 0, 1), (1, 2, 0), (None, 1, 1)],

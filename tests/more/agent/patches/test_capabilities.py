@@ -21,7 +21,13 @@ from torch.distributed.elastic.agent.server import api
 import torchrun_hpc
 from tests.support.patience import PATIENCE
 from tests.support.processes import run_python
-from tests.support.stock.inside_torch import Node, State, dist, make_executor
+from tests.support.stock.inside_torch import (
+    Node,
+    State,
+    dist,
+    make_executor,
+    needs_listening,
+)
 from torchrun_hpc import main
 from torchrun_hpc.agent import start
 from torchrun_hpc.agent.patches import registry
@@ -146,10 +152,7 @@ def _takes_a_socket(**options: Any) -> bool:
     return True
 
 
-@pytest.mark.skipif(
-    not capabilities.LISTENING_SOCKET.present,
-    reason="no store of this torch listens on a given socket",
-)
+@needs_listening
 def test_a_store_takes_a_socket_as_it_is_told():
     opened = socket.create_server(("127.0.0.3", 0))
     _, port = place = opened.getsockname()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.processes import run_python
+from tests.support.stock.inside_torch import needs
 from tests.support.stock.side_by_side import OURS, STOCK, bare
 from torchrun_hpc.agent.patches.torchrun import HostName
 from torchrun_hpc.host import capabilities
@@ -21,9 +20,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.skipif(
-    not HostName.IS_FOR.present, reason="this torch needs the name as an address"
-)
+@needs(HostName.IS_FOR, "name of its own: it needs the host's as an address")
 def test_no_name_server_is_asked(tmp_path):
     (tmp_path / "train.py").touch()
     asked = {}

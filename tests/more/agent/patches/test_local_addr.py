@@ -13,6 +13,7 @@ from tests.support.stock.inside_torch import (
     Node,
     State,
     meet,
+    needs,
     patch_all,
     two_agents,
 )
@@ -47,10 +48,7 @@ def test_the_workers_meet_where_the_first_node_is(ranks, address, monkeypatch):
     assert vars(where) == {"master_addr": address, "master_port": 1234}
 
 
-@pytest.mark.skipif(
-    not capabilities.RENDEZVOUS_INFO.present,
-    reason="this torch does not say where the workers meet",
-)
+@needs(capabilities.RENDEZVOUS_INFO, "answer with the place where the workers meet")
 @pytest.mark.usefixtures("torch_again", "quick")
 @pytest.mark.parametrize("which", [STOCK, OURS])
 def test_workers_meet_at_the_address_of_the_first_node(which, monkeypatch):

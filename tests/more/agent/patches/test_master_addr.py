@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch.distributed import run as torch_run
 
+from tests.support.stock.inside_torch import needs
 from torchrun_hpc.agent import patches
 from torchrun_hpc.agent.patches.torchrun import MasterAddr
 from torchrun_hpc.host import capabilities
@@ -25,10 +26,7 @@ def _warned(args: Any, caplog: pytest.LogCaptureFixture) -> tuple[Any, int]:
     return config, len([text for text in texts if "master_addr is only" in text])
 
 
-@pytest.mark.skipif(
-    not capabilities.WARNS_OF_DEFAULT.present,
-    reason="this torch warns of explicit options only",
-)
+@needs(capabilities.WARNS_OF_DEFAULT, "warning of an option that is its default")
 @pytest.mark.parametrize("backend", ["c10d", "static"])
 def test_torch_warns_of_nothing_that_was_not_set(backend, tmp_path, caplog):
     line = [f"--rdzv-backend={backend}", f"--log-dir={tmp_path}", "train.py"]

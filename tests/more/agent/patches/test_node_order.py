@@ -21,6 +21,8 @@ from torchrun_hpc.agent.patches.c10d import RankedNode
 from torchrun_hpc.agent.patches.state_as_json import JsonPickle
 from torchrun_hpc.planning.mode import Mode
 
+pytestmark = pytest.mark.usefixtures("torch_again")
+
 
 def _ranks(nodes: list[Any]) -> dict[str, int]:
     """Let torch rank participants."""
@@ -39,7 +41,6 @@ def test_stock_ranks_by_text():
     assert found == {"n10": 0, "n11": 1, "n9": 2}
 
 
-@pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_nodes_are_ranked_as_the_scheduler_numbers_them(order):
     nodes = []
@@ -54,7 +55,6 @@ def test_nodes_are_ranked_as_the_scheduler_numbers_them(order):
     assert _ranks(list(copied.participants)) == {"n9": 0, "n10": 1, "n11": 2}
 
 
-@pytest.mark.usefixtures("torch_again")
 def test_the_original_is_asked_for_the_rest():
     registry.apply_patches(make_plan(node_rank=5))
     first = Handler._node_desc_generator.generate()
@@ -64,7 +64,6 @@ def test_the_original_is_asked_for_the_rest():
     assert second.local_id == first.local_id + 1
 
 
-@pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize(
     "values",
     [{"backend": "static"}, {"mode": Mode.MANUAL}, {"mode": Mode.ONE_NODE}],

@@ -16,11 +16,10 @@ import torch
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.agent.server import api as agent_api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.elastic.rendezvous import (
-    c10d_rendezvous_backend,
     static_tcp_rendezvous,
 )
-from torch.distributed.elastic.rendezvous import registry as torch_registry
 
 from tests.support import ROOT
 from tests.support.processes import run_python
@@ -69,8 +68,9 @@ from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host import capabilities
 
+pytestmark = pytest.mark.usefixtures("torch_again")
 
-@pytest.mark.usefixtures("torch_again")
+
 def test_every_target_is_replaced_and_put_back():
     before = targets()
     patch_all()
@@ -82,7 +82,6 @@ def test_every_target_is_replaced_and_put_back():
     assert targets() == before
 
 
-@pytest.mark.usefixtures("torch_again")
 def test_the_agent_has_all_extensions_and_torchs_name():
     """Each is a part of one class; torch's own stays as it is."""
     own = dict(vars(LocalElasticAgent))
@@ -98,7 +97,6 @@ def test_the_agent_has_all_extensions_and_torchs_name():
     assert ActTogether.fits()  # a second launch in this process
 
 
-@pytest.mark.usefixtures("torch_again")
 def test_a_programs_agent_keeps_its_names(monkeypatch):
     """It may have an attribute ``hooks``, or a method ``start_worker``."""
 
@@ -113,14 +111,12 @@ def test_a_programs_agent_keeps_its_names(monkeypatch):
         assert all(name.startswith(("_hpc", "__", "_abc")) for name in new), kind
 
 
-@pytest.mark.usefixtures("torch_again")
 def test_a_dry_run_leaves_the_agent_as_it_is():
     """The program may use torch's own afterwards."""
     registry.apply_patches(make_plan())
     assert launcher_api.LocalElasticAgent is LocalElasticAgent
 
 
-@pytest.mark.usefixtures("torch_again")
 def test_a_second_launch_in_one_process():
     """Programs that use torchrun_hpc.auto may launch twice; nothing has changed."""
     patch_all(node_rank=0)
@@ -128,7 +124,6 @@ def test_a_second_launch_in_one_process():
     assert Handler._node_desc_generator.generate("n").node_rank == 2
 
 
-@pytest.mark.usefixtures("torch_again")
 def test_what_became_of_each():
     before = targets()
     outcomes = registry.examine(registry.PATCHES)
@@ -149,7 +144,6 @@ def test_what_became_of_each():
         }
 
 
-@pytest.mark.usefixtures("torch_again")
 def test_what_a_torch_without_its_target_makes_of_each(monkeypatch):
     """A fault that is not there has been fixed; anything else may be elsewhere."""
     for patch in registry.PATCHES:
@@ -163,7 +157,6 @@ def test_what_a_torch_without_its_target_makes_of_each(monkeypatch):
     assert faults == {"local_addr", "keep_open_on_restart", "master_addr"}
 
 
-@pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize(
     ("releases", "present", "is_fault", "state"),
     [
@@ -232,67 +225,62 @@ Static = static_tcp_rendezvous.StaticTCPRendezvous
 AGENT = [ActTogether, KeepOpenOnRestart, ForwardSignals, WatchWorkers]
 START_WORKERS = [ParentDeathSignal, ForkWorkers, BindWorkers, WatchWorkers]
 
-# A changed or missing name, and who must notice it.
-CHANGES: list[tuple[Any, str, Any, list[Any]]] = [
-    (dynamic, "pickle", None, [StateAsJson]),
-    (Executor, "_mark_rendezvous_complete", _by_address, [NodeOrder]),
-    (Executor, "_mark_rendezvous_complete", _no_order, [NodeOrder]),
-    (Executor, "_mark_rendezvous_complete", None, [NodeOrder]),
-    (Handler, "_node_desc_generator", None, [NodeOrder]),
-    (Handler, "__init__", _other, [FreshStore, LocalAddr, HostExitsLast]),
-    (Handler, "next_rendezvous", _answer, [LocalAddr]),
-    (Handler, "next_rendezvous", None, [FreshStore, LocalAddr, ReportMissingNodes]),
-    (Static, "next_rendezvous", None, [ReportMissingNodes]),
-    (Handler, "shutdown", None, [HostExitsLast]),
-    (Static, "shutdown", None, [HostExitsLast]),
-    (Static, "__init__", _other, [HostExitsLast]),
-    (c10d_rendezvous_backend, "TCPStore", None, [BindStore]),
-    (launcher_api, "LocalElasticAgent", None, AGENT),
-    (launcher_api, "launch_agent", _other, AGENT),
-    (torch_registry, "get_rendezvous_handler", _other, [ActTogether]),
-    (torch_registry, "get_rendezvous_handler", None, [ActTogether]),
-    (Simple, "_rendezvous", _other, [ActTogether]),
-    (Simple, "_rendezvous", None, [ActTogether]),
-    (Simple, "_exit_barrier", _other, [ActTogether]),
-    (Simple, "_exit_barrier", None, [ActTogether]),
-    (Simple, "_invoke_run", None, [ActTogether]),
-    (Simple, "__init__", _other, [ActTogether, WatchWorkers]),  # it counts the restarts
-    (Local, "__init__", _other, [KeepOpenOnRestart, ForwardSignals, WatchWorkers]),
-    (Local, "_monitor_workers", _other, [ActTogether, ForwardSignals, WatchWorkers]),
-    (Local, "_monitor_workers", None, [ActTogether, ForwardSignals, WatchWorkers]),
-    (Local, "_shutdown", None, [ActTogether, DeferSignals, WatchWorkers]),
-    (Local, "_start_workers", _other, [DeferSignals, WatchWorkers]),
-    (Local, "_start_workers", None, [DeferSignals, WatchWorkers]),
-    (Local, "_stop_workers", None, [KeepOpenOnRestart]),
-    (Multiprocessing.MultiprocessContext, "pids", None, [ForwardSignals]),
-    (Multiprocessing.SubprocessContext, "pids", None, [ForwardSignals]),
-    (Multiprocessing.PContext, "__init__", _other, [WatchWorkers]),
-    (Multiprocessing.PContext, "close", _other, [DeferSignals]),
-    (Multiprocessing.PContext, "close", None, [DeferSignals]),
-    (Multiprocessing.PContext, "start", _other, [DeferSignals]),
-    (Multiprocessing, "_terminate_process_handler", None, [DeferSignals]),
-    (Multiprocessing, "SubprocessHandler", None, START_WORKERS),
-    (Multiprocessing, "SubprocessHandler", HeirOfHandler, START_WORKERS),
-    (SubprocessHandler, "_popen", _other, START_WORKERS),
-    (SubprocessHandler, "_popen", None, START_WORKERS),
-    (SubprocessHandler, "_popen", _popen_with_preexec, [ParentDeathSignal]),
+# A name, its changes (None: it is missing), and who must notice each of them.
+TABLE: list[tuple[Any, str, list[Any], list[Any]]] = [
+    (dynamic, "pickle", [None], [StateAsJson]),
     (
-        *(SubprocessHandler, "_popen", _popen_elsewhere),
+        *(Executor, "_mark_rendezvous_complete"),
+        [_by_address, _no_order, None],
+        [NodeOrder],
+    ),
+    (Handler, "_node_desc_generator", [None], [NodeOrder]),
+    (Handler, "__init__", [_other], [FreshStore, LocalAddr, HostExitsLast]),
+    (Handler, "next_rendezvous", [_answer], [LocalAddr]),
+    (Handler, "next_rendezvous", [None], [FreshStore, LocalAddr, ReportMissingNodes]),
+    (Static, "next_rendezvous", [None], [ReportMissingNodes]),
+    (Handler, "shutdown", [None], [HostExitsLast]),
+    (Static, "shutdown", [None], [HostExitsLast]),
+    (Static, "__init__", [_other], [HostExitsLast]),
+    (c10d, "TCPStore", [None], [BindStore]),
+    (launcher_api, "LocalElasticAgent", [None], AGENT),
+    (launcher_api, "launch_agent", [_other], AGENT),
+    (torch_registry, "get_rendezvous_handler", [_other, None], [ActTogether]),
+    (Simple, "_rendezvous", [_other, None], [ActTogether]),
+    (Simple, "_exit_barrier", [_other, None], [ActTogether]),
+    (Simple, "_invoke_run", [None], [ActTogether]),
+    (Simple, "__init__", [_other], [ActTogether, WatchWorkers]),  # counts the restarts
+    (Local, "__init__", [_other], [KeepOpenOnRestart, ForwardSignals, WatchWorkers]),
+    (
+        *(Local, "_monitor_workers", [_other, None]),
+        [ActTogether, ForwardSignals, WatchWorkers],
+    ),
+    (Local, "_shutdown", [None], [ActTogether, DeferSignals, WatchWorkers]),
+    (Local, "_start_workers", [_other, None], [DeferSignals, WatchWorkers]),
+    (Local, "_stop_workers", [None], [KeepOpenOnRestart]),
+    (Multiprocessing.MultiprocessContext, "pids", [None], [ForwardSignals]),
+    (Multiprocessing.SubprocessContext, "pids", [None], [ForwardSignals]),
+    (Multiprocessing.PContext, "__init__", [_other], [WatchWorkers]),
+    (Multiprocessing.PContext, "close", [_other, None], [DeferSignals]),
+    (Multiprocessing.PContext, "start", [_other], [DeferSignals]),
+    (Multiprocessing, "_terminate_process_handler", [None], [DeferSignals]),
+    (Multiprocessing, "SubprocessHandler", [None, HeirOfHandler], START_WORKERS),
+    (SubprocessHandler, "_popen", [_other, None], START_WORKERS),
+    (SubprocessHandler, "_popen", [_popen_with_preexec], [ParentDeathSignal]),
+    (
+        *(SubprocessHandler, "_popen", [_popen_elsewhere]),
         [ParentDeathSignal, ForkWorkers, WatchWorkers],
     ),
-    (Starting, POPEN, None, [ParentDeathSignal]),
-    (agent_api, "_get_fq_hostname", _other, [HostName]),
-    (agent_api, "_get_fq_hostname", None, [HostName]),
-    (Local, "_get_fq_hostname", None, [HostName]),
-    (Simple, "_construct_event", _other, [HostName]),
-    (torch_run, "config_from_args", _other, [MasterAddr]),
-    (torch_run, "config_from_args", _without_option, [MasterAddr]),
-    (torch_run, "config_from_args", None, [MasterAddr]),
+    (Starting, POPEN, [None], [ParentDeathSignal]),
+    (agent_api, "_get_fq_hostname", [_other, None], [HostName]),
+    (Local, "_get_fq_hostname", [None], [HostName]),
+    (Simple, "_construct_event", [_other], [HostName]),
+    (torch_run, "config_from_args", [_other, _without_option, None], [MasterAddr]),
 ]
+CHANGES = [(o, n, change, p) for o, n, changes, p in TABLE for change in changes]
 if POPEN == "subprocess":
     CHANGES += [(Starting, "subprocess", object(), [ParentDeathSignal])]
 if capabilities.LISTENING_SOCKET.present:
-    CHANGES += [(c10d_rendezvous_backend, "TCPStore", dist.HashStore, [BindStore])]
+    CHANGES += [(c10d, "TCPStore", dist.HashStore, [BindStore])]
 if capabilities.SHARED_STORE.present:
     CHANGES += [
         (Handler, "_create_tcp_store_server", changed, [BindStore])
@@ -305,7 +293,6 @@ def test_a_change_of_torch_is_tried_for_each():
     assert tried == {patch.NAME for patch in registry.PATCHES}
 
 
-@pytest.mark.usefixtures("torch_again")
 @pytest.mark.parametrize(
     ("owner", "name", "changed", "patches"),
     CHANGES,
@@ -341,7 +328,6 @@ def test_a_torch_that_has_changed(owner, name, changed, patches, monkeypatch):
     assert [inspect.getattr_static(*place, None) for place in PLACES] == before
 
 
-@pytest.mark.usefixtures("torch_again")
 def test_one_that_does_not_fit_keeps_no_other_from_it(monkeypatch):
     monkeypatch.setattr(Executor, "_mark_rendezvous_complete", _by_address)
     outcomes = registry.apply_patches(make_plan())
@@ -380,7 +366,6 @@ def test_a_torch_without_a_class_that_two_patches_need(name):
     assert found == {**expected, **left_out}
 
 
-@pytest.mark.usefixtures("torch_again")
 def test_the_originals_are_called(monkeypatch):
     """But of the name of the host: that call is what must not happen."""
     called: list[Any] = []
