@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 
-from tests.support.loopback import LoopbackJob, take_part, together
+from tests.support.loopback import (
+    LoopbackClient,
+    LoopbackJob,
+    started,
+    take_part,
+    together,
+)
 from tests.support.patience import PATIENCE
 from torchrun_hpc.agent.elastic import ask_for_stacks
 from torchrun_hpc.failures.worker import Worker
@@ -40,37 +46,31 @@ def workers(processes):
 @pytest.fixture
 def agents(workers):
     """Connect the agents, which answer as in rendezvous/connection.py."""
-    job = LoopbackJob()
 
     def answer(node, question):
         worker = Worker(node, NODES, node, 0, workers[node], lambda: None)
         stacks = sampling.sample([worker], PATIENCE)
-        of = [asdict(stack) for stack in stacks]
-        made[node].send(Reply(question.asker, question.number, of))
+        content = [asdict(stack) for stack in stacks]
+        clients[node].send(Reply(question.asker, question.number, content))
 
     def listener(node):
-        return Listener(
-            reply=lambda question: threading.Thread(
-                target=answer, args=(node, question)
-            ).start()
-        )
+        return Listener(reply=lambda question: started(partial(answer, node, question)))
 
-    job.start_server(nodes=NODES)
-    made = [
-        job.client(node, nodes=NODES, listener=listener(node)) for node in range(NODES)
-    ]
-    with ThreadPoolExecutor(NODES) as pool:
-        list(pool.map(lambda client: client.connect(), made))
-        list(pool.map(take_part, made))
-    yield made
-    with ThreadPoolExecutor(NODES) as pool:
-        list(pool.map(lambda client: client.leave(), made))
-    job.close()
+    with closing(LoopbackJob()) as job, ThreadPoolExecutor(NODES) as pool:
+        job.start_server(nodes=NODES)
+        clients = [
+            job.client(node, nodes=NODES, listener=listener(node))
+            for node in range(NODES)
+        ]
+        list(pool.map(LoopbackClient.connect, clients))
+        list(pool.map(take_part, clients))
+        yield clients
+        list(pool.map(LoopbackClient.leave, clients))
 
 
 def test_all_answer(agents, processes):
     for asking in (0, NODES - 1):
-        ask = functools.partial(ask_for_stacks, agents[asking], STACKS, PATIENCE)
+        ask = partial(ask_for_stacks, agents[asking], STACKS, PATIENCE)
         (answers,) = together(ask)
         assert sorted(answers) == [*range(NODES)]
         stacks = [s for node in answers for s in received(answers[node])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
+
 import pytest
 
 from tests.support.loopback import LoopbackJob, Raw
@@ -9,20 +11,12 @@ from tests.support.loopback import LoopbackJob, Raw
 
 @pytest.fixture
 def job():
-    made = LoopbackJob()
-    yield made
-    made.close()
+    with closing(LoopbackJob()) as job:
+        yield job
 
 
 @pytest.fixture
 def raw(job):
     """Connect peers that may send anything to the coordinator."""
-    made = []
-
-    def connect():
-        made.append(Raw(job.port))
-        return made[-1]
-
-    yield connect
-    for each in made:
-        each.close()
+    with ExitStack() as peers:
+        yield lambda: peers.enter_context(closing(Raw(job.port)))

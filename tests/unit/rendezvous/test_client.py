@@ -18,14 +18,13 @@ import pytest
 from tests.support.loopback import (
     LIMIT,
     OTHER_PROGRAMS,
-    STORE,
     WELCOME,
     Clock,
+    after_proof,
+    answer_with,
     failure_of,
     join_all,
-    line,
     other_program,
-    proving,
     settle,
     started,
     take_part,
@@ -34,8 +33,8 @@ from tests.support.loopback import (
 )
 from tests.support.patience import PATIENCE, until
 from tests.support.plans import make_launch_plan
-from tests.support.simulated_job import worker_failure
-from torchrun_hpc import limits, wire
+from tests.support.simulated_job import STORE, worker_failure
+from torchrun_hpc import limits
 from torchrun_hpc.agent.elastic import ask_for_stacks
 from torchrun_hpc.failures.failure import Failure, Kind, Summary
 from torchrun_hpc.rendezvous.client import JobState, Listener
@@ -49,7 +48,6 @@ from torchrun_hpc.rendezvous.messages import (
     Silent,
 )
 from torchrun_hpc.rendezvous.protocol import (
-    FROM_AGENT,
     Add,
     Answer,
     Ask,
@@ -60,10 +58,8 @@ from torchrun_hpc.rendezvous.protocol import (
     Question,
     Reply,
     Set,
-    Welcome,
 )
 from torchrun_hpc.stacks.inspection import HANG, STACKS
-from torchrun_hpc.wire import WireError
 
 
 def test_each_process_is_an_agent_of_its_own(monkeypatch):
@@ -71,10 +67,8 @@ def test_each_process_is_an_agent_of_its_own(monkeypatch):
     meeting = make_launch_plan(hosts=("n0",)).meeting
     requests = [request_of(meeting, run_id) for run_id in ("mine", "")]
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    first, same, fork = (
-        *(each.agent for each in requests),
-        request_of(meeting, "").agent,
-    )
+    first, same = (request.agent for request in requests)
+    fork = request_of(meeting, "").agent
     assert first == same != fork
     assert re.fullmatch(rf"[0-9a-f]{{32}}\.{requests[0].pid}", first)
 
@@ -83,47 +77,52 @@ def test_each_process_is_an_agent_of_its_own(monkeypatch):
 
 
 def test_a_job_from_its_beginning_to_its_end(job):
-    made = job.connected()
-    assert [client.state.next_round for client in made] == [0, 0, 0]
-    for go in join_all(made):
+    clients = job.connected()
+    assert [client.state.next_round for client in clients] == [0, 0, 0]
+    for go in join_all(clients):
         assert go == Go(0, STORE)
-    together(*(client.finish for client in made))
-    together(*(client.leave for client in made))
+    together(*(client.finish for client in clients))
+    together(*(client.leave for client in clients))
     job.server.close()
-    assert [client.state.failure for client in made] == [None] * 3
+    assert failures_of(clients) == [None] * 3
     assert job.simulated.is_finished
 
 
+BAD = "ValueError: bad batch 17"
+FIRST = worker_failure(5, text=BAD, lines=("Traceback ...", BAD))
+PEER = worker_failure(9, text="RuntimeError: Connection closed by peer [::1]:4711")
+WHY = FIRST.brief  # what all hear
+
+
+def failures_of(clients):
+    """Return why the job has failed, as each agent knows."""
+    return [client.state.failure for client in clients]
+
+
+def all_hear_that_the_round_is_over(clients):
+    until(lambda: all(client.state.is_over for client in clients))
+
+
 def test_a_job_that_restarts(job):
-    made = job.at_work(max_restarts=1)
-    made[1].worker_failed(worker_failure(5, code=7))
-    until(lambda: all(client.state.is_over for client in made))
-    assert [client.state.next_round for client in made] == [1, 1, 1]
-    for go in join_all(made):
-        assert go.round == 1
-    assert not any(client.state.is_over for client in made)
-    assert [client.state.failure for client in made] == [None] * 3
-    made[2].worker_failed(worker_failure(9, code=-9))
-    until(lambda: all(client.state.failure for client in made))
-    assert {client.state.failure for client in made} == {worker_failure(9, code=-9)}
-    for client in made:
+    clients = job.at_work(max_restarts=1)
+    clients[1].worker_failed(FIRST)
+    all_hear_that_the_round_is_over(clients)
+    clients[2].worker_failed(PEER)  # of the same round: because of it
+    assert [client.state.next_round for client in clients] == [1, 1, 1]
+    assert [go.round for go in join_all(clients)] == [1, 1, 1]
+    assert not any(client.state.is_over for client in clients)
+    job.clock.go_on(2 * limits.COLLECT_CAUSE_TIMEOUT)
+    assert failures_of(clients) == [None] * 3
+    assert job.events == [[Restart(1, FIRST)], [], []]  # no report
+    killed = worker_failure(9, code=-9)
+    clients[2].worker_failed(killed)
+    until(lambda: all(failures_of(clients)))
+    assert failures_of(clients) == [killed] * 3
+    for client in clients:
         with pytest.raises(JobFailedError):
             take_part(client)
         with pytest.raises(JobFailedError):
             client.finish()
-
-
-def test_the_first_failure_is_everybodys(job):
-    made = job.at_work()
-    first = Failure(Kind.SIGNAL, (1,), code=2)
-    made[1].fail(first)
-    until(lambda: job.simulated.failure)
-    # As if it was not informed yet.
-    made[2]._change(lambda state: replace(state, failure=None))
-    made[2].fail(Failure(Kind.AGENT, (2,), text="mine"))
-    made[2].leave()
-    until(lambda: made[0].state.failure)
-    assert {made[0].state.failure, made[1].state.failure} == {first}
 
 
 def test_a_forgotten_attempt_to_connect_ends_nothing(job, capfd):
@@ -149,23 +148,18 @@ def test_leaving_without_having_come(job):
 
 # --- workers that fail --------------------------------------------------------------
 
-BAD = "ValueError: bad batch 17"
-FIRST = worker_failure(5, text=BAD, lines=("Traceback ...", BAD))
-PEER = worker_failure(9, text="RuntimeError: Connection closed by peer [::1]:4711")
-WHY = FIRST.brief  # what all hear
 
-
-def all_hear_of(failure, made):
+def all_hear_of(failure, clients):
     """Wait until all agents have heard why the job failed, by the coordinator."""
-    until(lambda: all(client.state.ending for client in made))
-    settle(*made)
-    assert {client.state.failure for client in made} == {failure}
+    until(lambda: all(client.state.ending for client in clients))
+    settle(*clients)
+    assert failures_of(clients) == [failure] * len(clients)
 
 
-def leave(made):
+def leave(clients):
     """Let all leave, and time stand still; return what ends when they have left."""
-    left = [started(client.leave) for client in made]
-    until(lambda: all(map(waits, made)))
+    left = [started(client.leave) for client in clients]
+    until(lambda: all(map(waits, clients)))
     return left
 
 
@@ -175,51 +169,39 @@ def have_left(left):
 
 
 def test_a_worker_that_fails_is_reported_by_node_0(job):
-    made = job.at_work()
-    made[1].worker_failed(FIRST)
-    all_hear_of(WHY, made)
+    clients = job.at_work()
+    clients[1].worker_failed(FIRST)
+    all_hear_of(WHY, clients)
     assert job.events == [[], [], []]  # there may be more
-    made[2].worker_failed(worker_failure(10, text=BAD))
+    clients[2].worker_failed(worker_failure(10, text=BAD))
     job.clock.go_on(limits.COLLECT_TIMEOUT)
     until(lambda: job.events[0])
     assert job.events == [[Summary(FIRST, same_as_first=(10,))], [], []]
 
 
 def test_the_failure_that_was_the_first_is_known_with_the_report(job):
-    made = job.at_work()
-    made[2].worker_failed(PEER)
-    all_hear_of(PEER, made)
+    clients = job.at_work()
+    clients[2].worker_failed(PEER)
+    all_hear_of(PEER, clients)
     job.clock.go_on(limits.COLLECT_TIMEOUT)
     assert job.events == [[], [], []]  # a lost connection is no reason
-    made[1].worker_failed(FIRST)
+    clients[1].worker_failed(FIRST)
     job.clock.go_on(limits.COLLECT_CAUSE_TIMEOUT)
     until(lambda: job.events[0])
     assert job.events[0][0].first == FIRST
-    until(lambda: made[0].state.failure == FIRST)
+    until(lambda: clients[0].state.failure == FIRST)
 
 
 def test_why_there_is_no_restart_stays_known_with_the_report(job):
-    made = job.at_work(max_restarts=1)
-    made[2].send(Done(0))
+    clients = job.at_work(max_restarts=1)
+    clients[2].send(Done(0))
     until(lambda: job.simulated.rounds._done)
-    made[1].worker_failed(FIRST)
-    all_hear_of(replace(WHY, finished=1), made)
+    clients[1].worker_failed(FIRST)
+    all_hear_of(replace(WHY, finished=1), clients)
     job.clock.go_on(limits.COLLECT_TIMEOUT)
     until(lambda: job.events[0])
-    until(lambda: made[0].state.is_reported)
-    assert made[0].state.failure == replace(FIRST, finished=1)
-
-
-def test_a_worker_that_fails_while_restarts_are_left_is_a_restart_for_all(job):
-    made = job.at_work(max_restarts=1)
-    made[1].worker_failed(FIRST)
-    until(lambda: all(client.state.is_over for client in made))
-    made[2].worker_failed(PEER)  # of the same round: because of it
-    for go in join_all(made):
-        assert go.round == 1
-    job.clock.go_on(2 * limits.COLLECT_CAUSE_TIMEOUT)
-    assert [client.state.failure for client in made] == [None] * 3
-    assert job.events == [[Restart(1, FIRST)], [], []]  # no report
+    until(lambda: clients[0].state.is_reported)
+    assert clients[0].state.failure == replace(FIRST, finished=1)
 
 
 # How a worker's failure gets to the coordinator, and whether there is a report.
@@ -232,32 +214,31 @@ HOW = {
 @pytest.mark.parametrize("how", HOW)
 def test_all_leave_as_soon_as_it_is_reported(job, how):
     fail, is_reported = HOW[how]
-    made = job.at_work()
-    fail(made[1])
-    all_hear_of(WHY, made)
-    left = leave(made)
+    clients = job.at_work()
+    fail(clients[1])
+    all_hear_of(WHY, clients)
+    left = leave(clients)
     assert job.events == [[], [], []]
     job.clock.go_on(limits.COLLECT_TIMEOUT)
     have_left(left)
     assert [len(each) for each in job.events] == [is_reported, 0, 0]
-    assert not any(client.state.is_unreported for client in made)
+    assert not any(client.state.is_unreported for client in clients)
     job.server.close()
-    for client in made:
-        until(lambda client=client: not client.state.is_running)
+    until(lambda: not any(client.state.is_running for client in clients))
 
 
-def test_nobody_waits_for_ever_for_the_report(job, monkeypatch):
+def test_nobody_waits_forever_for_the_report(job, monkeypatch):
     never = 2 * limits.REPORT_TIMEOUT
     monkeypatch.setattr(limits, "COLLECT_TIMEOUT", never)
     monkeypatch.setattr(limits, "COLLECT_CAUSE_TIMEOUT", never)
-    made = job.at_work()
-    made[1].worker_failed(FIRST)
-    all_hear_of(WHY, made)
-    left = leave(made)
+    clients = job.at_work()
+    clients[1].worker_failed(FIRST)
+    all_hear_of(WHY, clients)
+    left = leave(clients)
     job.clock.go_on(limits.REPORT_TIMEOUT)
     have_left(left)
     assert job.events == [[], [], []]
-    assert all(client.state.is_unreported for client in made)
+    assert all(client.state.is_unreported for client in clients)
 
 
 OTHERS = [Failure(kind, (1,)) for kind in Kind if kind is not Kind.WORKER]
@@ -265,26 +246,26 @@ OTHERS = [Failure(kind, (1,)) for kind in Kind if kind is not Kind.WORKER]
 
 @pytest.mark.parametrize("failure", OTHERS, ids=lambda failure: failure.kind.value)
 def test_nobody_waits_for_a_report_where_no_worker_has_failed(job, failure):
-    made = job.at_work()
-    made[1].fail(failure)
-    all_hear_of(failure, made)
-    together(*(client.leave for client in made))
+    clients = job.at_work()
+    clients[1].fail(failure)
+    all_hear_of(failure, clients)
+    together(*(client.leave for client in clients))
 
 
 def test_others_end_after_the_coordinators_node(job):
     """Some launchers end all tasks with the first one that ends with an error."""
-    made = job.at_work()
+    clients = job.at_work()
     silent = Failure(Kind.SILENT, (1,), code=120)
-    made[1].fail(silent)
-    all_hear_of(silent, made)
+    clients[1].fail(silent)
+    all_hear_of(silent, clients)
     is_urgent = threading.Event()
-    urgent = started(lambda: made[1].leave(LIMIT, is_urgent.is_set))
-    left = started(lambda: made[2].leave(LIMIT))
-    until(lambda: waits(made[1]) and waits(made[2]))
-    made[0].leave()
-    settle(*made)
-    assert not (urgent.done())
-    assert not (left.done())
+    urgent = started(lambda: clients[1].leave(LIMIT, is_urgent.is_set))
+    left = started(lambda: clients[2].leave(LIMIT))
+    until(lambda: waits(clients[1]) and waits(clients[2]))
+    clients[0].leave()
+    settle(*clients)
+    assert not urgent.done()
+    assert not left.done()
     is_urgent.set()  # by a second signal
     urgent.result(PATIENCE)
     assert not left.done()
@@ -294,40 +275,40 @@ def test_others_end_after_the_coordinators_node(job):
 
 def test_workers_that_fail_because_an_agent_is_gone_are_not_why(job):
     """They follow from it, whatever they say."""
-    made = job.at_work()
+    clients = job.at_work()
     gone = Failure(Kind.LOST, (2,))
-    made[1].fail(gone)
-    made[1].worker_failed(FIRST)
-    all_hear_of(gone, made)
+    clients[1].fail(gone)
+    clients[1].worker_failed(FIRST)
+    all_hear_of(gone, clients)
     job.clock.go_on(2 * limits.COLLECT_CAUSE_TIMEOUT)
     assert job.events == [[], [], []]
-    assert made[0].state.failure == gone
+    assert clients[0].state.failure == gone
 
 
 def test_nobody_waits_for_a_report_without_a_coordinator(job):
-    made = job.at_work()
-    made[1].worker_failed(FIRST)
-    all_hear_of(WHY, made)
+    clients = job.at_work()
+    clients[1].worker_failed(FIRST)
+    all_hear_of(WHY, clients)
     job.end_server()
-    together(*(client.leave for client in made))
-    assert [client.state.failure for client in made] == [WHY] * 3
-    assert all(client.state.is_unreported for client in made)
+    together(*(client.leave for client in clients))
+    assert failures_of(clients) == [WHY] * 3
+    assert all(client.state.is_unreported for client in clients)
 
 
 def test_an_agent_that_hears_nothing_knows_its_own_workers(job):
     """The coordinator's node is lost, and nothing says so."""
-    made = job.at_work()
+    clients = job.at_work()
     goes_on = threading.Event()
     job.server._loop.call(goes_on.wait)
-    made[1].worker_failed(FIRST)
-    made[1].worker_failed(worker_failure(6, code=-9))
-    made[1].fail(worker_failure(6, code=-9))  # what torch says
+    clients[1].worker_failed(FIRST)
+    clients[1].worker_failed(worker_failure(6, code=-9))
+    clients[1].fail(worker_failure(6, code=-9))  # what torch says
     clock = Clock()
-    clock.drive(made[1])
-    clock.passes_while(made[1].leave, step=limits.REPORT_TIMEOUT)
+    clock.drive(clients[1])
+    clock.passes_while(clients[1].leave, step=limits.REPORT_TIMEOUT)
     goes_on.set()
-    assert made[1].state.is_unreported
-    assert made[1].state.failure == FIRST
+    assert clients[1].state.is_unreported
+    assert clients[1].state.failure == FIRST
 
 
 # --- what the workers are doing -----------------------------------------------------
@@ -338,49 +319,47 @@ class Sampled:
 
     Attributes:
         silent: Nodes that do not answer.
+        question: The latest one.
     """
 
     def __init__(self, job):
         self.clock = job.clock
         job.start_server(max_restarts=1)
         self.silent = set()
-        self.question = None  # the latest one
-        self.made = [
+        self.question = None
+        self.clients = [
             job.client(rank, listener=Listener(reply=partial(self._reply, rank)))
             for rank in range(3)
         ]
-        together(*(client.connect for client in self.made))
-        join_all(self.made)
+        together(*(client.connect for client in self.clients))
+        join_all(self.clients)
 
     def _reply(self, rank, question):
         self.question = question
         if rank not in self.silent:
             assert question.what in (STACKS, HANG)
             reply = Reply(question.asker, question.number, [f"of {rank}"])
-            self.made[rank].send(reply)
+            self.clients[rank].send(reply)
 
     def ask(self, *answered, what=STACKS):
         """Let node 0 ask for stacks; wait until these nodes have answered."""
-        found = started(lambda: ask_for_stacks(self.made[0], what, LIMIT))
-        until(
-            lambda: (
-                waits(self.made[0])
-                and [*map(set, self.made[0].state.replies.values())] == [set(answered)]
-            )
-        )
-        return found
+        asking = self.clients[0]
+        stacks = started(lambda: ask_for_stacks(asking, what, LIMIT))
+        until(lambda: [*map(set, asking.state.replies.values())] == [{*answered}])
+        until(lambda: waits(asking))
+        return stacks
 
     def ask_in_vain(self, *answered):
         """Let node 0 ask for stacks, of which only these come; return them."""
-        found = self.ask(*answered)
+        stacks = self.ask(*answered)
         self.clock.go_on(LIMIT, LIMIT)
-        return found.result(PATIENCE)
+        return stacks.result(PATIENCE)
 
     def __iter__(self):
-        return iter(self.made)
+        return iter(self.clients)
 
     def __getitem__(self, rank):
-        return self.made[rank]
+        return self.clients[rank]
 
 
 @pytest.fixture
@@ -406,9 +385,8 @@ def test_an_agent_that_does_not_send_its_stacks(sampled):
 def test_stacks_while_the_main_thread_asks_the_store(sampled):
     late = started(lambda: sampled[0].ask(Get(("late",)), LIMIT))
     until(lambda: waits(sampled[0]))
-    assert [ask_for_stacks(sampled[0], STACKS, LIMIT) for _ in range(3)] == [
-        ANSWERS
-    ] * 3
+    stacks = [ask_for_stacks(sampled[0], STACKS, LIMIT) for _ in range(3)]
+    assert stacks == [ANSWERS] * 3
     sampled[1].ask(Set({"late": "1"}), LIMIT)
     assert late.result(PATIENCE) == ["1"]
 
@@ -424,9 +402,9 @@ def test_many_questions_from_two_threads(sampled):
         return [ask_for_stacks(client, STACKS, LIMIT) for _ in range(50)]
 
     asking = [partial(ask_often, client) for client in sampled]
-    counted, *found = together(ask_the_store, ask_often, *asking)
+    counted, *stacks = together(ask_the_store, ask_often, *asking)
     assert counted == [*range(1, 201)]
-    assert found == [[ANSWERS] * 50] * 4
+    assert stacks == [[ANSWERS] * 50] * 4
 
 
 def test_a_job_that_has_failed(sampled):
@@ -434,9 +412,9 @@ def test_a_job_that_has_failed(sampled):
     sampled[1].fail(worker_failure(1))
     until(lambda: sampled[0].state.failure)
     sampled.silent = {0, 1}
-    found = sampled.ask(2, what=HANG)
+    stacks = sampled.ask(2, what=HANG)
     cut(sampled[1])
-    assert found.result(PATIENCE) == {2: ["of 2"]}
+    assert stacks.result(PATIENCE) == {2: ["of 2"]}
 
 
 def test_stacks_where_an_agent_is_gone(sampled):
@@ -459,34 +437,16 @@ def test_stacks_after_the_end(sampled):
 def test_stacks_before_the_coordinator_is_found(job):
     """It is not: that is for the main thread, which has to be told."""
     client = job.client(1, (job.unused_port(),))
-    found = started(lambda: ask_for_stacks(client, STACKS, math.inf))
+    stacks = started(lambda: ask_for_stacks(client, STACKS, math.inf))
     with pytest.raises(CoordinatorNotFoundError):
         job.clock.passes_while(client.connect, step=LIMIT)
-    assert found.result(PATIENCE) == {}
+    assert stacks.result(PATIENCE) == {}
 
 
-def test_an_agent_that_answers_what_nobody_has_asked(job, raw):
-    """The others go on."""
-    made = job.connected(0, 1)
-    odd = raw()
-    odd.request(2)
-    assert isinstance(odd.receive(), Welcome)
-    together(partial(join_all, made), odd.take_part)
-    for asks, number in [(0, 99), (0, -1), (2, 1), (7, 1), (-1, 1)]:
-        odd.send_message(Reply(asks, number, []))
-        odd.send_message(Ask(1, Check(("a",))))
-        while not isinstance(odd.receive(), Answer):
-            pass
-        settle(*made)
-        assert made[0].state.failure is None, number
-
-
-@pytest.mark.parametrize("number", [None, "x", [], {}])
-def test_an_answer_to_what_cannot_be_asked_is_refused(number):
-    with pytest.raises(WireError):
-        wire.decode(
-            FROM_AGENT, {"reply": {"asker": 0, "number": number, "content": []}}
-        )
+@pytest.mark.parametrize("number", [99, -1])
+def test_a_reply_that_nobody_has_asked_for(number):
+    state = JobState(replies={1: {}})
+    assert state.after(Reply(0, number, [])) == state
 
 
 # --- who is gone --------------------------------------------------------------------
@@ -497,53 +457,40 @@ def cut(client):
     client._loop.call(client._channel.transport.abort)
 
 
-def test_an_agent_that_is_gone(job):
-    made = job.at_work()
-    cut(made[2])
-    for client in made[:2]:
-        assert failure_of(client) == Failure(Kind.LOST, (2,))
-    assert job.events[0] == []  # nobody is waited for
-
-
 def test_an_agent_that_is_started_again(job):
-    made = job.at_work(max_restarts=1)
-    cut(made[2])
-    until(lambda: made[0].state.is_over and made[1].state.is_over)
-    made[2] = job.client(2, agent="second")
-    made[2].connect()
-    assert made[2].state.next_round == 1
-    for go in join_all(made):
-        assert go.round == 1
+    clients = job.at_work(max_restarts=1)
+    cut(clients[2])
+    all_hear_that_the_round_is_over(clients[:2])
+    clients[2] = job.connect(2, agent="second")
+    assert clients[2].state.next_round == 1
+    assert [go.round for go in join_all(clients)] == [1, 1, 1]
     assert job.events[0] == [Lost(2)]
 
 
 def test_the_coordinator_is_gone(job):
-    made = job.at_work()
+    clients = job.at_work()
     job.end_server()
-    for client in made:
+    for client in clients:
         assert failure_of(client) == Failure(Kind.COORDINATOR)
 
 
 def test_the_end_of_the_coordinator_is_no_loss_to_an_agent_that_has_finished(job):
-    made = job.at_work()
-    together(*(client.finish for client in made))
+    clients = job.at_work()
+    together(*(client.finish for client in clients))
     job.end_server()
-    for client in made:
-        until(lambda client=client: not client.state.is_running)
-    assert [client.state.failure for client in made] == [None] * 3
+    until(lambda: not any(client.state.is_running for client in clients))
+    assert failures_of(clients) == [None] * 3
 
 
 def test_an_agent_that_does_not_answer(job, raw):
-    made = job.connected(0, 1, silence_timeout=60)
-    silent = raw()
-    silent.request(2)
-    assert isinstance(silent.receive(), Welcome)
-    together(partial(join_all, made), silent.take_part)
+    clients = job.connected(0, 1, silence_timeout=60)
+    silent = raw().accepted(2)
+    together(partial(join_all, clients), silent.take_part)
     agents = job.simulated.coordinator.members.agents
     for _ in range(12):
         until(lambda: agents[0].silent_for < 5 > agents[1].silent_for)
         job.clock.go_on(5)
-    for client in made:
+    for client in clients:
         assert failure_of(client) == Failure(Kind.SILENT, (2,), code=60)
     # All others have answered all the time.
     reported = [event for event in job.events[0] if isinstance(event, Silent)]
@@ -552,7 +499,7 @@ def test_an_agent_that_does_not_answer(job, raw):
 
 def welcomes(later=lambda _: None):
     """Welcome an agent, and answer like this what it sends `later`."""
-    answers = iter([line(WELCOME)])
+    answers = iter([answer_with(WELCOME)])
 
     def answer(data):
         return next(answers, later)(data)
@@ -563,14 +510,13 @@ def welcomes(later=lambda _: None):
 @pytest.fixture
 def silent_coordinator(job):
     """Start a coordinator that sends a welcome, and nothing after it."""
-    with other_program(proving(welcomes())) as job.port:
+    with other_program(after_proof(welcomes())) as job.port:
         yield
 
 
 @pytest.mark.usefixtures("silent_coordinator")
 def test_a_coordinator_that_does_not_answer(job):
-    client = job.client(1, silence_timeout=50)
-    client.connect()
+    client = job.connect(1, silence_timeout=50)
     job.clock.go_on(49)
     assert client.state.failure is None
     with pytest.raises(JobFailedError) as caught:
@@ -580,13 +526,10 @@ def test_a_coordinator_that_does_not_answer(job):
 
 
 def test_a_coordinator_that_answers_again(job):
-
-    def answer(data):
-        return line(Answer(1, value=False))(data) if b'"check"' in data else None
-
-    with other_program(proving(welcomes(answer))) as port:
-        client = job.client(1, (port,), silence_timeout=1000)
-        client.connect()
+    answers = answer_with(Answer(1, value=False))
+    program = welcomes(lambda data: answers(data) if b'"check"' in data else None)
+    with other_program(after_proof(program)) as job.port:
+        client = job.connect(1, silence_timeout=1000)
         job.clock.go_on(1 + limits.SILENCE_REPORT)  # it has just answered
         for number in range(3):
             client.send(Ask(number, Check(("a",))))
@@ -598,8 +541,7 @@ def test_a_coordinator_that_answers_again(job):
 def test_a_coordinator_that_is_stopped_for_a_while(job):
     """As all of them, by the scheduler: nobody is older than what it did itself."""
     job.start_server(silence_timeout=60)
-    client = job.client(0, silence_timeout=60)
-    client.connect()
+    client = job.connect(0, silence_timeout=60)
     job.clock.go_on(75, 75)
     assert job.events[0] == []
     assert client.state.failure is None
@@ -611,9 +553,9 @@ def test_a_coordinator_that_is_stopped_for_a_while(job):
 @pytest.fixture
 def reads():
     """Return whether there is a reader of what the coordinator's node reports."""
-    made = threading.Event()
-    yield made
-    made.set()
+    has_reader = threading.Event()
+    yield has_reader
+    has_reader.set()
 
 
 @pytest.fixture
@@ -626,19 +568,18 @@ def sharing(job, reads):
         reads.wait(PATIENCE)
         return getattr(what, "first", None)
 
-    made = [job.client(0, loop=loop, listener=Listener(wait, wait, wait))]
-    made += [job.client(rank) for rank in (1, 2)]
-    together(*(client.connect for client in made))
-    return made
+    clients = [job.client(0, loop=loop, listener=Listener(wait, wait, wait))]
+    clients += [job.client(rank) for rank in (1, 2)]
+    together(*(client.connect for client in clients))
+    return clients
 
 
 def test_a_report_that_nobody_reads_stops_nothing(job, sharing, reads):
     join_all(sharing)
     sharing[1].worker_failed(FIRST)
-    until(lambda: all(client.state.is_over for client in sharing))
+    all_hear_that_the_round_is_over(sharing)
     agents = job.simulated.coordinator.members.agents
-    for go in join_all(sharing):  # this is reported
-        assert go.round == 1
+    assert [go.round for go in join_all(sharing)] == [1, 1, 1]  # this is reported
     sharing[0].send(Question(1, STACKS, None))  # and this
     for _ in range(60):
         job.clock.now += 1
@@ -647,14 +588,14 @@ def test_a_report_that_nobody_reads_stops_nothing(job, sharing, reads):
     assert sharing[0]._loop._aside.is_alive()
     assert sharing[0].ask(Add(key="a", by=1), LIMIT) == 1
     assert not reads.is_set()
-    assert [client.state.failure for client in sharing] == [None] * 3
+    assert failures_of(sharing) == [None] * 3
 
 
 def test_a_report_that_nobody_reads_is_not_confirmed(job, sharing, reads):
-    """The others stay until it is written, but not for ever."""
+    """The others stay until it is written, but not forever."""
     join_all(sharing)
     sharing[1].worker_failed(FIRST)
-    until(lambda: all(client.state.is_over for client in sharing))
+    all_hear_that_the_round_is_over(sharing)
     join_all(sharing)
     sharing[1].worker_failed(FIRST)
     until(lambda: all(client.state.ending for client in sharing))
@@ -699,34 +640,14 @@ def test_the_coordinator_stays_when_its_own_agent_has_left(job, sharing):
 
 
 def test_questions_to_the_store(job):
-    made = job.at_work()
-    assert made[1].ask(Set({"a": "1", "b": "\xff"}), LIMIT) is True
-    assert made[2].ask(
-        Get(
-            (
-                "b",
-                "a",
-            ),
-        ),
-        LIMIT,
-    ) == ["\xff", "1"]
-    assert made[0].ask(Add("a", 2), LIMIT) == 3
-    assert (
-        made[0].ask(
-            Check(
-                (
-                    "a",
-                    "c",
-                ),
-            ),
-            LIMIT,
-        )
-        is False
-    )
-
-    late = started(lambda: made[1].ask(Get(("c",)), LIMIT))
-    until(lambda: waits(made[1]))
-    assert made[0].ask(Set({"c": "late"}), LIMIT) is True
+    clients = job.at_work()
+    assert clients[1].ask(Set({"a": "1", "b": "\xff"}), LIMIT) is True
+    assert clients[2].ask(Get(("b", "a")), LIMIT) == ["\xff", "1"]
+    assert clients[0].ask(Add("a", 2), LIMIT) == 3
+    assert clients[0].ask(Check(("a", "c")), LIMIT) is False
+    late = started(lambda: clients[1].ask(Get(("c",)), LIMIT))
+    until(lambda: waits(clients[1]))
+    assert clients[0].ask(Set({"c": "late"}), LIMIT) is True
     assert late.result(PATIENCE) == ["late"]
 
 
@@ -745,10 +666,10 @@ def test_a_late_answer_hides_no_later_one():
 
 
 def test_no_answer_any_more(job):
-    made = job.at_work()
-    answer = started(lambda: made[0].ask(Get(("a",)), LIMIT))
-    until(lambda: waits(made[0]))
-    made[1].fail(Failure(Kind.AGENT, (1,), text="why"))
+    clients = job.at_work()
+    answer = started(lambda: clients[0].ask(Get(("a",)), LIMIT))
+    until(lambda: waits(clients[0]))
+    clients[1].fail(Failure(Kind.AGENT, (1,), text="why"))
     with pytest.raises(JobFailedError):
         answer.result(PATIENCE)
 
@@ -771,7 +692,7 @@ def signalled():
     def handle(_number, _frame):
         raise Signalled
 
-    old = signal.signal(signal.SIGTERM, handle)
+    before = signal.signal(signal.SIGTERM, handle)
 
     @contextmanager
     def while_it_waits(client, send=send_to_this_process):
@@ -785,14 +706,14 @@ def signalled():
         sent.result(PATIENCE)
 
     yield while_it_waits
-    signal.signal(signal.SIGTERM, old)
+    signal.signal(signal.SIGTERM, before)
 
 
 def leave_at_once(client):
     # After SIGTERM the coordinator looks for a lost agent first.
     client.fail(Failure(Kind.SIGNAL, (client.request.rank,), code=signal.SIGINT))
     client.leave()
-    until(lambda client=client: not client.state.is_running)
+    until(lambda: not client.state.is_running)
 
 
 @pytest.mark.parametrize("who", ["nobody", *list(OTHER_PROGRAMS)[:2]])
@@ -822,25 +743,24 @@ def test_a_signal_that_does_not_wake_the_main_thread(job, signalled, monkeypatch
 
 
 def test_a_signal_while_an_answer_is_waited_for(job, signalled):
-    made = job.at_work()
-    with signalled(made[0]):
-        made[0].ask(Get(("a",)), LIMIT)
-    leave_at_once(made[0])
-    until(lambda: made[1].state.failure)
+    clients = job.at_work()
+    with signalled(clients[0]):
+        clients[0].ask(Get(("a",)), LIMIT)
+    leave_at_once(clients[0])
+    until(lambda: clients[1].state.failure)
 
 
 def test_a_signal_while_others_are_at_work(job, signalled):
-    made = job.at_work()
-    with signalled(made[1]):
-        made[1].finish()
-    leave_at_once(made[1])
-    assert failure_of(made[2]) == Failure(Kind.SIGNAL, (1,), code=signal.SIGINT)
+    clients = job.at_work()
+    with signalled(clients[1]):
+        clients[1].finish()
+    leave_at_once(clients[1])
+    assert failure_of(clients[2]) == Failure(Kind.SIGNAL, (1,), code=signal.SIGINT)
 
 
 @pytest.mark.usefixtures("silent_coordinator")
 def test_a_signal_and_a_coordinator_that_does_not_answer(job, signalled):
-    client = job.client(1)
-    client.connect()
+    client = job.connect(1)
     with signalled(client):
         take_part(client)
     client.fail(Failure(Kind.SIGNAL, (1,), code=15))

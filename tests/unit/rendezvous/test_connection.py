@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.loopback import HERE, JOB, key_of, listening, started
-from tests.support.patience import NEVER_S, PATIENCE, until
+from tests.support.patience import NEVER_S, until
 from tests.support.plans import make_launch_plan
 from tests.support.simulated_job import SETTINGS
 from torchrun_hpc.errors import LaunchError
@@ -26,9 +26,9 @@ WHY = Failure(Kind.AGENT, (1,), text="why")
 @pytest.fixture
 def stranger():
     """Listen where the head node is expected, as somebody who knows the launch id."""
-    with listening() as opened:
-        opened.settimeout(0)
-        yield opened
+    with listening() as server:
+        server.settimeout(0)
+        yield server
 
 
 @pytest.fixture(params=["", "--hpc_key_file=FILE"], ids=["default", "explicit"])
@@ -47,16 +47,19 @@ def meeting(rank, key, port, spares):
     ).meeting  # fmt: skip
 
 
+def gives_up(this_meeting):
+    """See that a node gives up, and does not tell others why: that would be as bad."""
+    connection = Connection(this_meeting, SETTINGS, {}, Listener(print))
+    with pytest.raises(LaunchError, match="needs a usable key") as caught:
+        connection.open(NEVER_S)
+    connection.close()
+    assert caught.value.code == "HPC238"
+    assert inform(this_meeting, WHY, NEVER_S, print) is None
+
+
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_node_whose_key_cannot_be_used_calls_nobody(stranger, key, spares):
-    where = meeting(1, key, stranger.getsockname()[1], spares)
-    made = Connection(where, SETTINGS, {}, Listener(print))
-    with pytest.raises(LaunchError, match="needs a usable key") as caught:
-        made.open(NEVER_S)
-    made.close()
-    assert caught.value.code == "HPC238"
-    # To tell others why it gives up would be as bad.
-    assert inform(where, WHY, NEVER_S, print) is None
+    gives_up(meeting(1, key, stranger.getsockname()[1], spares))
     with pytest.raises(BlockingIOError):
         stranger.accept()
 
@@ -65,49 +68,46 @@ def test_a_node_whose_key_cannot_be_used_calls_nobody(stranger, key, spares):
 def test_a_head_node_whose_key_cannot_be_used_answers_nobody(key, spares, monkeypatch):
     ports = []
     monkeypatch.setattr(socket.socket, "listen", lambda *_: ports.append(1))
-    where = meeting(0, key, 1, spares)
-    made = Connection(where, SETTINGS, {}, Listener(print))
-    with pytest.raises(LaunchError, match="needs a usable key"):
-        made.open(PATIENCE)
-    made.close()
-    assert inform(where, WHY, NEVER_S, print) is None
+    gives_up(meeting(0, key, 1, spares))
     assert ports == []
 
 
 def test_who_gives_up_without_a_key_does_not_warn(stranger, tmp_path, capfd):
     """Its own failure ends the launch, whoever joins."""
-    where = meeting(1, KeyFile(str(tmp_path / "key")), stranger.getsockname()[1], 0)
+    port = stranger.getsockname()[1]
     stranger.close()
-    assert inform(where, WHY, 0, lambda _: None) is None
+    this_meeting = meeting(1, KeyFile(str(tmp_path / "key")), port, 0)
+    assert inform(this_meeting, WHY, 0, lambda _: None) is None
     assert capfd.readouterr().err == ""
 
 
 @pytest.fixture
 def opened(job, tmp_path, monkeypatch):
     """Let node 1 look for the head node, with spares; their keys differ."""
-    made, new_loop = [], asyncio.new_event_loop
+    connections, new_loop = [], asyncio.new_event_loop
 
     def by_clock():
         loop = new_loop()
-        loop.time = job.clock
+        monkeypatch.setattr(loop, "time", job.clock)
         return loop
 
     def opened(spare_after):
         job.start_server(key=key_of(b"theirs"))
-        where = meeting(1, KeyFile(str(tmp_path / "key"), "FILE"), job.port, 1)
+        this_meeting = meeting(1, KeyFile(str(tmp_path / "key"), "FILE"), job.port, 1)
         settings = replace(SETTINGS, coordinator=1, spares=1, spare_after=spare_after)
-        made.append(Connection(where, settings, {}, Listener()))
+        connection = Connection(this_meeting, settings, {}, Listener())
+        connections.append(connection)
         monkeypatch.setattr(asyncio, "new_event_loop", by_clock)
-        connected = started(lambda: made[0].open(NEVER_S))
-        client = made[0].client
-        until(lambda: client.state.is_running)
-        job.clock.drive(client)
+        connected = started(lambda: connection.open(NEVER_S))
+        until(lambda: connection.client.state.is_running)
+        job.clock.drive(connection.client)
         return connected
 
     yield opened
+    (connection,) = connections
     # So that it waits for no other node.
-    made[0].client._change(lambda state: replace(state, ending=Ended()))
-    closed = started(made[0].close)
+    connection.client._change(lambda state: replace(state, ending=Ended()))
+    closed = started(connection.close)
     job.clock.passes_until(closed.done)
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +15,7 @@ from tests.support.loopback import (
     FOREVER,
     HERE,
     LIMIT,
-    STORE,
     Clock,
-    fail,
     failure_of,
     join_all,
     key_of,
@@ -28,7 +27,7 @@ from tests.support.loopback import (
 )
 from tests.support.patience import NEVER_S, PATIENCE, until
 from tests.support.plans import make_launch_plan
-from tests.support.simulated_job import request_of
+from tests.support.simulated_job import STORE, request_of
 from torchrun_hpc import limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.head_node import ports_of
@@ -51,57 +50,51 @@ from torchrun_hpc.rendezvous.protocol import (
     Welcome,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 HOSTS = ("n0", "n1", "n2")
 
 
-def test_the_coordinator_stays_until_all_are_informed(job, raw):
-    (made,) = job.connected(0)
-    silent = raw()
-    silent.request(1)
-    assert isinstance(silent.receive(), Welcome)
-    made.fail(Failure(Kind.AGENT, (0,), text="why"))
-    assert silent.receive().failure.text == "why"
-    made.leave()
-    closing = started(job.server.close)
+def closing(job):
+    """Let the coordinator's node end; return the thread, which waits for others."""
+    closed = started(job.server.close)
     until(lambda: job.server._end)
     settle(job.server)
-    assert not closing.done()
-    silent.send_message(Read())
-    silent.send_message(Ask(1, Check(("a",))))
-    assert isinstance(silent.receive(), Answer)
-    assert not closing.done()  # node 2 has not been there yet
+    assert not closed.done()
+    return closed
+
+
+def test_the_coordinator_stays_until_all_are_informed(job, raw):
+    (client,) = job.connected(0)
+    peer = raw().accepted(1)
+    client.fail(Failure(Kind.AGENT, (0,), text="why"))
+    assert peer.receive().failure.text == "why"
+    client.leave()
+    closed = closing(job)
+    peer.send_message(Read())
+    peer.send_message(Ask(1, Check(("a",))))
+    assert isinstance(peer.receive(), Answer)
+    assert not closed.done()  # node 2 has not been there yet
     late = raw()
     late.request(2)
     assert late.receive().failure.text == "why"
-    assert not closing.done()
+    assert not closed.done()
     late.send_message(Read())
-    closing.result(PATIENCE)
+    closed.result(PATIENCE)
 
 
-def test_the_coordinator_does_not_stay_for_ever(job, raw):
+def test_the_coordinator_does_not_stay_forever(job, raw):
     job.start_server()
-    silent = raw()
-    silent.request(1)
-    silent.receive()
-    closing = started(job.server.close)
-    until(lambda: job.server._end)
-    settle(job.server)
-    assert not closing.done()
-    job.clock.passes_until(closing.done)
+    raw().accepted(1)
+    closed = closing(job)
+    job.clock.passes_until(closed.done)
     job.server.close()  # it is closed already
-
-
-def test_a_failure_of_the_head_node(job):
-    made = job.at_work()
-    own = Failure(Kind.AGENT, (0,), text="why")
-    fail(job.server, own)
-    for client in made:
-        assert failure_of(client) == own
 
 
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_coordinator_that_cannot_start_informs_all(job, spares):
-    """On a port of its own if those of the job are taken."""
+    """It uses a port of its own if the job's ports are taken."""
     job_id = f"19.{os.getpid()}"  # its ports for notices are no other test's
     with listening() as taken:
         _, notices = ports_of(job_id)
@@ -110,13 +103,10 @@ def test_a_coordinator_that_cannot_start_informs_all(job, spares):
             launch_id=job_id, ports=(taken.getsockname()[1],), listen=(HERE, 1),
             notice_ports=notices, spares=spares, is_coordinator=True,
         ).meeting  # fmt: skip
-        where = {"notice_ports": notices, "timeout": FOREVER}
-        ports = meeting.ports
+        search = {"notice_ports": notices, "timeout": FOREVER}
+        search["key"] = key_of(launch=job_id)
         others = [
-            job.client(
-                rank, ports, where=where, key=key_of(launch=job_id), spares=spares
-            )
-            for rank in (1, 2)
+            job.client(rank, meeting.ports, **search, spares=spares) for rank in (1, 2)
         ]
         failures = job.clock.passes_while(
             lambda: inform(meeting, FAILURE_BEFORE, NEVER_S, print),
@@ -127,8 +117,8 @@ def test_a_coordinator_that_cannot_start_informs_all(job, spares):
 
 def test_who_has_no_key_that_is_required_tells_nobody_the_failure():
     """Its port would be open to anybody who knows the launch id."""
-    with listening() as held:
-        port = held.getsockname()[1]
+    with listening() as server:
+        port = server.getsockname()[1]
     key = KeyFile(
         "/dev/null", source="--hpc_key_file=FILE", required="--hpc_auth=require"
     )
@@ -163,37 +153,27 @@ NO_AGENTS = {
 def test_a_peer_that_is_no_agent_is_disconnected(job, raw, case, caplog, capfd):
     """Whether it says so at first, or after a proof."""
     job.start_server(nodes=1)
-    for line in b"", wire.to_line:
+    for has_proved in False, True:
         peer = raw()
-        peer.send((line and line(peer.proved({}))) + NO_AGENTS[case])
+        proof = wire.to_line(peer.proved({})) if has_proved else b""
+        peer.send(proof + NO_AGENTS[case])
         assert peer.receive() is None
-    client = job.client(0, nodes=1)
-    client.connect()
-    assert take_part(client)
+    assert take_part(job.connect(0, nodes=1))
     assert (caplog.text, capfd.readouterr().err) == ("", "")
 
 
-INVALID_MESSAGES = [
-    {"gave_up": {"failure": 5}},
-    {"died": {"failure": {}, "round": 0}},
-    {"add": {"number": 1, "key": "a", "by": "x"}},
-    {"add": {"number": 1, "key": "a", "by": float("inf")}},
-    {"check": {"number": 1}},
-    {"unknown": {}},
-]
+INVALID_MESSAGES = [{"unknown": {}}, {"heartbeat": {"seconds": float("nan")}}]
 
 
 @pytest.mark.parametrize("message", INVALID_MESSAGES)
 def test_an_agent_that_sends_an_invalid_message(job, raw, message, caplog, capfd):
-    made = job.connected(0, 1)
-    odd = raw()
-    odd.request(2)
-    assert isinstance(odd.receive(), Welcome)
-    assert together(lambda: join_all(made), odd.take_part)[1] == Go(0, STORE)
+    clients = job.connected(0, 1)
+    odd = raw().accepted(2)
+    assert together(lambda: join_all(clients), odd.take_part)[1] == Go(0, STORE)
     odd.send_message(message)
     while odd.receive() is not None:
         pass
-    assert failure_of(made[0]) == Failure(Kind.LOST, (2,))
+    assert failure_of(clients[0]) == Failure(Kind.LOST, (2,))
     assert (caplog.text, capfd.readouterr().err) == ("", "")
 
 
@@ -217,21 +197,19 @@ TWICE = {
 def test_two_join_requests_on_one_connection(job, raw, case, caplog):
     """In one packet, so that the second one is there when the first is answered."""
     (first, *others), expected = TWICE[case]
-    made = job.connected(0, 2)
+    clients = job.connected(0, 2)
     peer = raw()
     peer.send(b"".join(map(wire.to_line, (peer.proved(first), *others))))
     assert [*map(type, iter(peer.receive, None))] == expected
     job.clock.go_on(20)
     assert job.simulated.connected == {0, 2}
-    assert [client.state.failure for client in made] == [None, None]
+    assert [client.state.failure for client in clients] == [None, None]
     assert caplog.text == ""
 
 
 def test_a_peer_that_sends_nothing_is_disconnected(job, raw):
     job.start_server()
-    silent, slow, agent = raw(), raw(), raw()
-    agent.request(1)
-    assert isinstance(agent.receive(), Welcome)
+    silent, slow, agent = raw(), raw(), raw().accepted(1)
     slow.send(b'{"protocol"')
     until(lambda: len(job.server._unproved) == 2)
     job.clock.go_on(limits.JOIN_REQUEST_TIMEOUT)
@@ -243,26 +221,23 @@ def test_a_peer_that_sends_nothing_is_disconnected(job, raw):
 
 def test_the_oldest_unknown_peer_is_disconnected_for_the_next(job, raw):
     job.start_server(nodes=1, unknown_peers=2)
-    there = [raw() for _ in range(3)]
+    peers = [raw() for _ in range(3)]
     until(lambda: len(job.server._callers) == 3)
-    there.append(raw())
-    assert there[0].receive() is None
-    client = job.client(0, nodes=1)
-    client.connect()
-    assert there[1].receive() is None
-    for other in there[2:]:  # the others are there, and the agent is not counted
+    peers.append(raw())
+    assert peers[0].receive() is None
+    client = job.connect(0, nodes=1)
+    assert peers[1].receive() is None
+    for other in peers[2:]:  # the others are there, and the agent is not counted
         other.request(0, nodes=4)
         assert other.receive() is Refused.NODES
     assert client.state.failure is None
 
 
 def test_an_agent_that_does_not_read(job, raw, monkeypatch):
-    """What is to be sent to it is not kept for ever."""
+    """Its messages are not kept forever."""
     monkeypatch.setattr(servers, "_UNSENT_LIMIT", 100_000)
     (client,) = job.connected(0)
-    silent = raw()
-    silent.request(1)
-    silent.receive()
+    silent = raw().accepted(1)
     has_a = Check(("a",))
     client.ask(Set({"a": "x" * 1_000_000}), LIMIT)
     for number in range(100):
@@ -314,16 +289,17 @@ def reset(peer):
     peer.close()
 
 
-def ends(job, made):
-    fail(job.server, Failure(Kind.AGENT, (0,), text="why"))
-    failure_of(made[0])
+def ends(job, clients):
+    job.fail(Failure(Kind.AGENT, (0,), text="why"))
+    for client in clients:
+        assert failure_of(client).text == "why"
 
 
 OURS = key_of(b"ours")
-STATES = {
-    "nobody is there": (0, lambda _job, _made: None),
-    "it waits for a node": (2, lambda _job, _made: None),
-    "it runs": (3, lambda _job, made: join_all(made)),
+STATES: dict[str, tuple[int, Callable[..., object]]] = {
+    "nobody is there": (0, lambda *_: None),
+    "it waits for a node": (2, lambda *_: None),
+    "it runs": (3, lambda _job, clients: join_all(clients)),
     "it has failed": (3, ends),
 }
 
@@ -334,17 +310,13 @@ def test_nothing_is_answered_without_a_proof(job, raw, state, key):
     """And nothing ends, in whatever state the job is."""
     number, go_on = STATES[state]
     job.start_server(key=OURS)
-    made = [job.client(rank, key=OURS) for rank in range(number)]
-    together(*(client.connect for client in made))
-    go_on(job, made)
+    go_on(job, [job.connect(rank, key=OURS) for rank in range(number)])
     failure = job.simulated.failure
     for more in {}, {"failed": wire.encode(FAILURE_BEFORE)}, {"asks": True}:
         peer, request = raw(), request_of(1, **more)
         peer.send_message(next(key.secret.call((HERE, job.port), request)))
-        assert {k: len(v) for k, v in peer.receive().items()} == {
-            "nonce": 32,
-            "proof": 64,
-        }
+        sizes = {name: len(value) for name, value in peer.receive().items()}
+        assert sizes == {"nonce": 32, "proof": 64}
         question = wire.encode(Ask(1, Get(("a",))), FROM_AGENT)
         lines = {**request, "proof": "0" * 64}, request, question
         peer.send(b"".join(map(wire.to_line, lines)))
@@ -355,15 +327,15 @@ def test_nothing_is_answered_without_a_proof(job, raw, state, key):
 
 
 def test_garbage_and_a_reset(job, raw, caplog):
-    """Where it came from is not known then."""
-    made = job.connected(0)
+    """Then the peer's address is unknown."""
+    (client,) = job.connected(0)
     for _ in range(50):
         peer = raw()
         peer.send(b"garbage\n")
         reset(peer)
     job.clock.go_on(2)
     assert caplog.text == ""
-    assert made[0].state.failure is None
+    assert client.state.failure is None
 
 
 # How a connection ends, and whether its process has ended.
@@ -377,9 +349,7 @@ ENDS = {
 @pytest.mark.parametrize("case", ENDS)
 def test_how_a_connection_ends(noted, job, raw, case):
     end, has_ended = ENDS[case]
-    peer = raw()
-    peer.request(1)
-    assert isinstance(peer.receive(), Welcome)
+    peer = raw().accepted(1)
     end(peer)
     until(lambda: noted)
     settle(job.server)
@@ -389,17 +359,14 @@ def test_how_a_connection_ends(noted, job, raw, case):
 @pytest.mark.usefixtures("noted")
 def test_a_connection_that_is_aborted_ends_with_a_reset(raw):
     """A living process must not look like one that has ended."""
-    peer = raw()
-    peer.request(1)
-    assert isinstance(peer.receive(), Welcome)
+    peer = raw().accepted(1)
     peer.send(b"?\n")
     with pytest.raises(ConnectionResetError):
         peer._socket.recv(1)
 
 
 def test_an_agent_that_aborts_its_connection_sends_a_reset(noted, job):
-    client = job.client(1)
-    client.connect()
+    client = job.connect(1)
     client._loop.call(client._channel.abort)
     until(lambda: noted)
     settle(job.server)
@@ -409,8 +376,7 @@ def test_an_agent_that_aborts_its_connection_sends_a_reset(noted, job):
 @pytest.mark.usefixtures("noted")
 @pytest.mark.parametrize("how", ["close", "abort"])
 def test_an_agent_notes_how_the_coordinator_has_ended(job, how):
-    client = job.client(1)
-    client.connect()
+    client = job.connect(1)
     (caller,) = job.server._callers.values()
     job.server._loop.call(getattr(caller, how))
     failure_of(client)
@@ -420,8 +386,7 @@ def test_an_agent_notes_how_the_coordinator_has_ended(job, how):
 @pytest.mark.usefixtures("noted")
 @pytest.mark.parametrize("text", ["{}", '{"go":{"round":"x"}}', '{"unknown":{}}'])
 def test_a_coordinator_that_sends_an_invalid_message_is_left(job, text):
-    client = job.client(1)
-    client.connect()
+    client = job.connect(1)
     (caller,) = job.server._callers.values()
     job.server._loop.call(caller.transport.write, f"{text}\n".encode())
     assert failure_of(client) == Failure(Kind.COORDINATOR)
@@ -432,8 +397,7 @@ def test_a_coordinator_that_sends_an_invalid_message_is_left(job, text):
 @pytest.mark.parametrize("place", ["coordinator.receive", "catch_up"])
 def test_a_fault_of_the_coordinator_resets_the_connection(job, monkeypatch, place):
     """Asyncio itself would send an end of file, and the process lives."""
-    client = job.client(1)
-    client.connect()
+    client = job.connect(1)
     owner = job.server.coordinator if "." in place else job.server
     monkeypatch.setattr(owner, place.rpartition(".")[2], lambda *_: 1 / 0)
     client.send(Join())
@@ -442,8 +406,7 @@ def test_a_fault_of_the_coordinator_resets_the_connection(job, monkeypatch, plac
 
 
 def test_a_fault_of_an_agent_resets_its_connection_and_ends_it(noted, job):
-    client = job.client(1)
-    client.connect()
+    client = job.connect(1)
     client._channel.on_message = lambda _: 1 / 0
     (caller,) = job.server._callers.values()
     job.server._loop.call(lambda: caller.transport.write(b'{"printed":{}}\n'))
