@@ -54,7 +54,10 @@ def agents(workers):
         clients[node].send(Reply(question.asker, question.number, content))
 
     def listener(node):
-        return Listener(reply=lambda question: started(partial(answer, node, question)))
+        def answer_aside(question):
+            started(partial(answer, node, question))
+
+        return Listener(reply=answer_aside)
 
     with closing(LoopbackJob()) as job, ThreadPoolExecutor(NODES) as pool:
         job.start_server(nodes=NODES)

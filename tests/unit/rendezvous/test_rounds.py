@@ -23,6 +23,7 @@ from torchrun_hpc.names import placed
 from torchrun_hpc.rendezvous.messages import Differ, Finishing, Restart, Waiting
 from torchrun_hpc.rendezvous.protocol import (
     FROM_AGENT,
+    FROM_COORDINATOR,
     Answer,
     Ask,
     Bye,
@@ -97,10 +98,23 @@ def test_only_the_prepared_round_is_confirmed(spares, age):
     assert job.confirm() == to(range(3), go(0))
 
 
-@pytest.mark.parametrize("confirm", [None, [], [0, 0], 0, {"term": [0], "round": 0}])
+NO_STORES = ["x", [], ["n0"], ["n0", 0], ["n0", 65536], [5, 5], ["n0", "5"]]
+NO_CONFIRMATIONS = [
+    *(None, [], [0, 0], 0, {"term": [0], "round": 0}),
+    *({"term": [0, 0], "round": 0, "store": store} for store in NO_STORES),
+]
+
+
+@pytest.mark.parametrize("confirm", NO_CONFIRMATIONS, ids=str)
 def test_what_is_no_confirmation(confirm):
     with pytest.raises(WireError):
         wire.decode(FROM_AGENT, {"confirm": confirm})
+
+
+@pytest.mark.parametrize("store", [None, *NO_STORES], ids=str)
+def test_no_round_begins_without_a_store(store):
+    with pytest.raises(WireError):
+        wire.decode(FROM_COORDINATOR, {"go": {"round": 0, "store": store}})
 
 
 @pytest.mark.parametrize(
