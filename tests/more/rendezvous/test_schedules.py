@@ -20,12 +20,12 @@ def test_a_job_is_one_world_or_ends_whatever_happens(first):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_slow_coordinator_that_hears_nobody(seed):
-    """A firewall rejects what it is sent: the others know at once, and it does not."""
+    """A firewall rejects all messages to it: only the others know that at once."""
     with Network(seed) as network:
         job = at_work(network, 4, 1, LONG)
-        slow_down(job, 0, 1, 0)
+        slow_down(job, 0)
         network.run(3 + seed % 5)
-        reject(job, 0, 1, 0.9)
+        reject(job, 0, share=0.9)
         network.run(5 * LONG)
         assert job.world() == (3, 1, 2)
 
@@ -33,7 +33,7 @@ def test_a_slow_coordinator_that_hears_nobody(seed):
 @pytest.mark.parametrize("wait", [5, 15, 25, 35])
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_coordinator_that_is_left_renews_leases_before_it_notices(wait, is_killed):
-    """Its connections are reset. Then it and another active node are cut off, too.
+    """Its connections are reset. Then it and another active node are also cut off.
 
     The node that takes over may be killed before its round has begun.
     """
@@ -47,5 +47,5 @@ def test_a_coordinator_that_is_left_renews_leases_before_it_notices(wait, is_kil
             network.run(wait)
             network.cut |= {left, left[::-1]}
             if is_killed:
-                kill(job, 2, 0, 0)
+                kill(job, 2)
             network.run(5 * LONG)
