@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from torchrun_hpc import wire
-from torchrun_hpc.failures.failure import Failure, Kind, Summary, WorkerPart
+from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.rendezvous.coordinator import Coordinator
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.messages import News
@@ -46,7 +46,7 @@ from torchrun_hpc.rendezvous.rounds import Phase
 from torchrun_hpc.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Mapping
 
     from typing_extensions import Self, Unpack
 
@@ -100,7 +100,7 @@ def worker_failure(rank: int, **changes: Any) -> Failure:
         changes: ``node``, and other fields of the failure, or of its part for a worker.
     """
     node = changes.pop("node", rank // 4)
-    part = {"size": 12, "local_rank": rank % 4}
+    part: dict[str, Any] = {"size": 12, "local_rank": rank % 4}
     part |= {k: changes.pop(k) for k in {*changes} & _OF_WORKERS}
     values = {"code": 1, "time": 1.7e9} | changes
     return Failure(Kind.WORKER, (node,), **values, worker=WorkerPart(rank, **part))
@@ -131,6 +131,11 @@ def as_sent(message: Any, kind: Any) -> Any:
         raise AssertionError(message) from error
     assert repr(arrived) == repr(message)  # text, because NaN is not itself
     return arrived
+
+
+def each_wrong(values: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
+    """Return changes of plain data: each field with each value that it cannot have."""
+    return [{name: value} for name in values for value in values[name]]
 
 
 def to(connections: Iterable[Hashable], *messages: Any) -> dict[Hashable, list[Any]]:
@@ -208,7 +213,7 @@ class SimulatedJob:
         if coordinates:
             self.coordinator.coordinate(self.member.record)
         self.confirms = True
-        self.news: list[News] = []
+        self.news: list[Any] = []
         self.records: list[tuple[Hashable, Prepare | Record]] = []
         self.heartbeats: list[tuple[Hashable, Heartbeat]] = []
         self._members: dict[Hashable, Member] = {}
@@ -267,8 +272,8 @@ class SimulatedJob:
         """The nodes that the coordinator looks for."""
         return {*(self.coordinator.absent(ask_all=False) or ())}
 
-    def reported(self) -> Summary | None:
-        """Let node 0 ask which workers have failed, and return the answer."""
+    def reported(self) -> Any:
+        """Let node 0 ask which workers have failed; return the summary, or None."""
         ((message,),) = self.send(0, WantsReport()).values()
         assert isinstance(message, Report)
         return message.summary
@@ -431,9 +436,14 @@ class SimulatedJob:
         """Let another member report that it saw the end of agents, in a round."""
         for rank in ranks:
             witness = next(each for each in self.connected if each != rank)
-            last = rank, self.record.round if number is None else number
-            known = {"term": self.record.term, "round": self.record.round}
-            present = Present(address(witness), done=False, gone=last, **known)
+            record = self.record
+            present = Present(
+                address(witness),
+                done=False,
+                term=record.term,
+                round=record.round,
+                gone=(rank, record.round if number is None else number),
+            )
             self.receive(witness, present)
 
     def wait(
@@ -455,7 +465,7 @@ class SimulatedJob:
                 sent[second] = messages
         return sent
 
-    def news_within(self, seconds: int, *silent: Hashable) -> dict[int, list[News]]:
+    def news_within(self, seconds: int, *silent: Hashable) -> dict[int, list[Any]]:
         """Let time pass, as `wait` does; return the news by second."""
         news = {}
         for second in range(1, seconds + 1):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +26,7 @@ from torchrun_hpc.wire import WireError
 
 
 def ask(store, connection, question):
-    """Ask a store; return what is answered, by connection."""
+    """Ask a store; return pairs: who gets an answer, and the answer."""
     answers = store.ask(connection, as_sent(question, FROM_AGENT))
     return [(each, as_sent(message, FROM_COORDINATOR)) for each, message in answers]
 
@@ -80,7 +82,7 @@ def test_a_newer_question_takes_the_place_of_one_that_waits():
 
 # What a connection does with a store, of which a key is missing.
 WAITS = Ask(1, Get(("a", "c")))
-WAITING = {
+WAITING: dict[str, list[Ask | None]] = {
     "it ends": [None],
     "it has ended, and ends once more": [None, None],
     "it asks for a thousand keys, one after the other": [
@@ -126,7 +128,9 @@ def test_nothing_is_kept_of_a_question_that_nobody_waits_for(case):
 )
 def test_a_question_is_answered_once_or_forgotten(happens):
     """Against a store that looks through all questions each time."""
-    store, known, waiting = KeyValueStore(), set(), {}
+    store = KeyValueStore()
+    existing: set[str] = set()
+    waiting: dict[str, tuple[int, set[str]]] = {}
     for number, (who, question) in enumerate(happens):
         expected = []
         if question is None:
@@ -134,20 +138,20 @@ def test_a_question_is_answered_once_or_forgotten(happens):
             store.forget(who)
             continue
         if isinstance(question.request, Set):
-            known |= question.request.values.keys()
+            existing |= question.request.values.keys()
             expected.append((who, number))
         else:
             waiting[who] = number, {*question.request.keys}
         for each, (asked, keys) in [*waiting.items()]:
-            if keys <= known:
+            if keys <= existing:
                 expected.append((each, asked))
                 del waiting[each]
         answers = ask(store, who, replace(question, number=number))
-        found = [(each, message.number) for each, message in answers]
-        assert sorted(found) == sorted(expected)
+        numbers = [(each, message.number) for each, message in answers]
+        assert sorted(numbers) == sorted(expected)
         assert store._missing.keys() == waiting.keys()
-        in_lists = [each for group in store._waiting.values() for each in group]
-        assert sorted(in_lists) == sorted(waiting)
+        groups: Any = store._waiting.values()
+        assert sorted(itertools.chain(*groups)) == sorted(waiting)
 
 
 NO_QUESTIONS = [
@@ -173,9 +177,8 @@ NO_QUESTIONS = [
 def test_what_is_no_question(question):
     store = KeyValueStore()
     answer(store, Set, {"text": "x"})
-    data = {"ask": {"number": 1, "request": question}}
     with pytest.raises(WireError):
-        list(store.ask(1, wire.decode(FROM_AGENT, data)))
+        list(store.ask(1, wire.decode(Ask, {"number": 1, "request": question})))
 
 
 def test_no_number_gets_too_long():
@@ -193,4 +196,4 @@ def test_the_store_has_its_limit(monkeypatch):
         assert answer(store, Set, {"a": value}) is True
     with pytest.raises(WireError, match="too much"):
         ask(store, 0, Ask(1, Set({"b": "123"})))
-    assert answer(store, Set, {"b": "1"}) is True  # others may go on
+    assert answer(store, Set, {"b": "1"}) is True  # others may continue

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tests.support.simulated_job import as_sent
+from tests.support.simulated_job import address, addresses, as_sent
 from torchrun_hpc import wire
 from torchrun_hpc.rendezvous.member import Member
 from torchrun_hpc.rendezvous.protocol import (
@@ -32,59 +33,48 @@ COORDINATES = Standby(coordinates=True)
 IS_STRONG = Standby(coordinates=True, has_quorum=True)
 
 
-def address(member):
-    return f"n{member}", 4000 + member
-
-
-def member_of(own, record, hints=()):
+def member_of(number, record, hints=()):
     """Return a member with this record, which knows where some others may be."""
-    member = Member(own, record)
-    member.listens(address(own), {each: address(each) for each in hints})
+    member = Member(number, record)
+    member.listens(address(number), addresses(*hints))
     return member
 
 
-def make_member(own, **changes):
+def make_member(number, **changes):
     """Return one of four members that know of each other, with a changed record."""
-    return member_of(own, replace(first_record(4, 1, 0), **changes), range(4))
+    return member_of(number, replace(first_record(4, 1, 0), **changes), range(4))
 
 
 # --- what another member answers ----------------------------------------------------
 
 
-def as_fields(standby):
-    names = "follows", "coordinates", "has_quorum"
-    return dict(zip(names, standby, strict=False))
+def fields_of(*values):
+    return dict(zip(("follows", "coordinates", "has_quorum"), values, strict=False))
 
 
 @pytest.mark.parametrize(
-    ("standby", "expected"),
-    [
-        ([None, False, False], Standby()),
-        ([2, False, False], Standby(follows=2)),
-        ([0, True, False], Standby(0, coordinates=True)),
-        ([0, True, True], Standby(0, coordinates=True, has_quorum=True)),
-    ],
+    "values",
+    [(None, False, False), (2, False, False), (0, True, False), (0, True, True)],
 )
-def test_an_answer(standby, expected):
-    assert as_sent(expected, FROM_COORDINATOR) == expected
-    assert wire.encode(expected, FROM_COORDINATOR) == {"standby": as_fields(standby)}
+def test_an_answer(values):
+    fields = fields_of(*values)
+    standby = Standby(**fields)
+    assert wire.encode(standby, FROM_COORDINATOR) == {"standby": fields}
+    as_sent(standby, FROM_COORDINATOR)
 
 
-@pytest.mark.parametrize(
-    "standby",
-    [
-        *([], ["n2", False, False], [2.0, False, False], [2, 0, 0], [2, None, False]),
-        *([None, False], [2]),
-    ],
-)
-def test_what_is_no_answer(standby):
-    with pytest.raises(WireError):
-        wire.decode(FROM_COORDINATOR, {"standby": as_fields(standby)})
+NO_ANSWERS = [
+    *((), ("n2", False, False), (2.0, False, False), (2, 0, 0), (2, None, False)),
+    *((None, False), (2,)),
+]
+NO_MESSAGES: list[dict[str, Any]] = [
+    *({}, {"standby": None}, {"welcome": 3}, {"refused": "unknown"}),
+    *({"standby": fields_of(*values)} for values in NO_ANSWERS),
+    *({"prepare": data} for data in ({}, {"record": None}, {"record": {}})),
+]
 
 
-@pytest.mark.parametrize(
-    "message", [{}, {"standby": None}, {"welcome": 3}, {"refused": "unknown"}]
-)
+@pytest.mark.parametrize("message", NO_MESSAGES)
 def test_what_is_no_message(message):
     with pytest.raises(WireError):
         wire.decode(FROM_COORDINATOR, message)
@@ -101,19 +91,19 @@ def asked(member, answers):
         answers: What each of the others answers; ``None`` if it does not in time.
 
     Returns:
-        The members that it asks, and itself last if it is to take over.
+        The members that it asks, and itself last if it must take over.
     """
-    found, reply = [], None
+    asked_members, reply = [], None
     candidates = member.candidates()
     with suppress(StopIteration):
         while True:
-            whom, where = candidates.send(reply)
-            assert where == member.addresses[whom]
-            found.append(whom)
-            if whom == member.number:
+            number, place = candidates.send(reply)
+            assert place == member.addresses[number]
+            asked_members.append(number)
+            if number == member.number:
                 break
-            reply = answers.get(whom)
-    return found
+            reply = answers.get(number)
+    return asked_members
 
 
 # Who asks; what each answers; whom it asks in which order, itself if it takes over.
@@ -140,8 +130,8 @@ ORDERS = {
 
 @pytest.mark.parametrize("case", ORDERS)
 def test_whom_it_asks(case):
-    own, answers, expected = ORDERS[case]
-    assert asked(make_member(own), answers) == expected
+    number, answers, expected = ORDERS[case]
+    assert asked(make_member(number), answers) == expected
 
 
 @pytest.mark.parametrize(
@@ -172,33 +162,28 @@ def test_a_coordinator_asks_itself_first(excluded):
     assert asked(member, dict.fromkeys((0, 1, 3), ALONE)) == [2]
 
 
-def test_it_begins_anew():
+def test_it_begins_again():
     member = make_member(2)
     assert asked(member, {0: GONE, 1: ALONE}) == [0, 1]
     assert asked(member, {}) == [0, 1, 2]
     assert member.follows is None
 
 
-def test_addresses_that_are_known_are_better_than_those_that_are_likely():
+def test_known_addresses_are_better_than_likely_ones():
     member = make_member(1, addresses={2: ("10.20.0.3", 25593)})
-    assert member.addresses == {
-        0: address(0),
-        1: address(1),
-        2: ("10.20.0.3", 25593),
-        3: address(3),
-    }
+    assert member.addresses == addresses(0, 1, 3) | {2: ("10.20.0.3", 25593)}
     assert [*member.addresses] == [0, 1, 2, 3]
 
 
 def test_members_of_which_nothing_is_known_are_not_asked():
-    record = replace(first_record(4, 1, 0), addresses={3: address(3)})
+    record = replace(first_record(4, 1, 0), addresses=addresses(3))
     assert asked(member_of(2, record), {}) == [2]
     assert asked(member_of(3, record), {}) == [3]
 
 
 # --- to whom it gives way -----------------------------------------------------------
 
-# The other members' answers, and whom it is to follow.
+# The other members' answers, and whom it must follow.
 GIVES_WAY = {
     "nobody answers": ({}, None),
     "others do not coordinate": ({0: ALONE, 3: Standby(follows=0)}, None),
@@ -244,13 +229,10 @@ def test_one_that_is_out_and_has_a_world_is_followed():
 # --- with a coordinator -------------------------------------------------------------
 
 
-def welcome(age=(-1, (0, 0)), coordinator=0):
-    return as_sent(Welcome(0, age, coordinator), FROM_COORDINATOR)
-
-
-def told(member, **changes):
+def told(member, age=(-1, (0, 0)), coordinator=0):
     """Return what a member tells a coordinator that has accepted it."""
-    return [as_sent(each, FROM_AGENT) for each in member.accepted(welcome(**changes))]
+    welcome = as_sent(Welcome(0, age, coordinator), FROM_COORDINATOR)
+    return [as_sent(each, FROM_AGENT) for each in member.accepted(welcome)]
 
 
 PRESENT = Present(address(1), done=False, term=(0, 0), round=-1)
@@ -311,9 +293,9 @@ def prepare(member, record):
     return member.prepared(as_sent(Prepare(record), FROM_COORDINATOR).record)
 
 
-@pytest.mark.parametrize(("own", "is_active"), [(1, True), (3, False)])
-def test_it_takes_part_in_a_round_that_is_prepared(own, is_active):
-    member = make_member(own)
+@pytest.mark.parametrize(("number", "is_active"), [(1, True), (3, False)])
+def test_it_takes_part_in_a_round_that_is_prepared(number, is_active):
+    member = make_member(number)
     assert prepare(member, RECORD) == (RECORD if is_active else None)
     assert member.record == RECORD
 
@@ -337,19 +319,12 @@ def test_it_confirms_a_round_that_is_newer(newer):
     assert prepare(member, record) == record
 
 
-def test_what_is_no_round():
-    for data in {}, {"record": None}, {"record": {}}:
-        with pytest.raises(WireError):
-            wire.decode(FROM_COORDINATOR, {"prepare": data})
-
-
 def test_node_rank_0_opens_the_store_once_for_each_round():
     """It may be asked to confirm a round again."""
-    opened = []
+    hosts = iter(["n0", "n1"])
 
     def open_store():
-        opened.append(f"n{len(opened)}")
-        return opened[-1], 1
+        return next(hosts), 1
 
     member = make_member(0)
     for number, host in [(3, "n0"), (3, "n0"), (4, "n1")]:
