@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -137,8 +139,8 @@ def test_an_agent_that_connects_anew_is_accepted_first():
 
 # --- which agents are refused -------------------------------------------------------
 
-# What differs in a request; why it is refused; both values.
-UNFIT = {
+# The changes of a request; why it is refused; both values.
+UNFIT: dict[str, tuple[dict[str, Any], Refused, str]] = {
     "an older protocol": (
         {"protocol": protocol.VERSION - 1},
         Refused.VERSION,
@@ -149,11 +151,7 @@ UNFIT = {
         Refused.VERSION,
         f"torchrun_hpc 0.1.0 instead of {__version__}",
     ),
-    "another id": (
-        {"run_id": "other"},
-        Refused.RUN_ID,
-        "--rdzv_id=other instead of mine",
-    ),
+    "another id": ({"run_id": "x"}, Refused.RUN_ID, "--rdzv_id=x instead of mine"),
     "more nodes": ({"nodes": 4}, Refused.NODES, "4 nodes instead of 3"),
     "fewer nodes": ({"nodes": 2}, Refused.NODES, "2 nodes instead of 3"),
     "spares": ({"spares": 1}, Refused.SPARES, "--hpc-spares=1 instead of 0"),
@@ -322,7 +320,7 @@ def test_an_agent_that_cannot_know_the_id_fits(own, theirs):
     assert job.connect(2, run_id=theirs) == {2: [Ended(cannot)]}
 
 
-SECRET = {
+SECRET: dict[str, Any] = {
     "run_id": "id4711",
     "nodes": 4711,
     "spares": 1147,

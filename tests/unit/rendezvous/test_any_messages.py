@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -112,7 +113,7 @@ worker_failures = st.builds(
 )
 
 
-ODD = {0: {"nodes": 4}, 1: {"run_id": "x"}, 2: {"spares": 1}, 3: {"protocol": 5}}
+ODD: Any = {0: {"nodes": 4}, 1: {"run_id": "x"}, 2: {"spares": 1}, 3: {"protocol": 5}}
 
 
 class AnyCoordinator(RuleBasedStateMachine):

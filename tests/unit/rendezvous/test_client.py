@@ -639,16 +639,12 @@ def test_the_coordinator_stays_when_its_own_agent_has_left(job, sharing):
 # --- the store ----------------------------------------------------------------------
 
 
-def test_questions_to_the_store(job):
+def test_an_answer_waits_until_the_key_exists(job):
     clients = job.at_work()
-    assert clients[1].ask(Set({"a": "1", "b": "\xff"}), LIMIT) is True
-    assert clients[2].ask(Get(("b", "a")), LIMIT) == ["\xff", "1"]
-    assert clients[0].ask(Add("a", 2), LIMIT) == 3
-    assert clients[0].ask(Check(("a", "c")), LIMIT) is False
-    late = started(lambda: clients[1].ask(Get(("c",)), LIMIT))
+    late = started(lambda: clients[1].ask(Get(("a",)), LIMIT))
     until(lambda: waits(clients[1]))
-    assert clients[0].ask(Set({"c": "late"}), LIMIT) is True
-    assert late.result(PATIENCE) == ["late"]
+    assert clients[0].ask(Set({"a": "\xff"}), LIMIT) is True
+    assert late.result(PATIENCE) == ["\xff"]
 
 
 def test_an_answer_that_does_not_come(job):

@@ -1,8 +1,9 @@
-"""What the coordinator does with agents that are lost or silent, and how a job ends."""
+"""The coordinator and its agents: how they are lost or silent, and how a job ends."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import pytest
 
@@ -406,7 +407,7 @@ def test_a_lost_agent_gets_no_answer_of_the_store():
 @pytest.mark.parametrize("nodes", [10, 1000])
 def test_each_node_receives_the_same_amount_in_a_job_of_any_size(nodes):
     job = SimulatedJob(nodes=nodes, max_restarts=1)
-    amounts = defaultdict(int)
+    amounts: dict[Any, int] = defaultdict(int)
     for sent in (
         job.connect(*range(nodes)),
         job.join(*range(nodes)),

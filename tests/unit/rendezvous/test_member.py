@@ -70,7 +70,7 @@ NO_ANSWERS = [
 NO_MESSAGES: list[dict[str, Any]] = [
     *({}, {"standby": None}, {"welcome": 3}, {"refused": "unknown"}),
     *({"standby": fields_of(*values)} for values in NO_ANSWERS),
-    *({"prepare": data} for data in ({}, {"record": None}, {"record": {}})),
+    *({"prepare": {}}, {"prepare": {"record": None}}, {"prepare": {"record": {}}}),
 ]
 
 

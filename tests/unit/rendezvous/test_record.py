@@ -53,7 +53,7 @@ def test_which_of_two_records_is_the_newer_one(older, newer):
 
 # --- who is active ------------------------------------------------------------------
 
-# What differs in the record; who is ready; who is not waited for; who is active.
+# The changes of the record; who is ready; who is not waited for; who is active.
 ASSIGNED: dict[str, tuple[dict[str, Any], Any, Any, Any]] = {
     "all are there": ({}, {0, 1, 2, 3, 4}, (), (0, 1, 2)),
     "no spare is needed": ({}, {0, 1, 2}, (), (0, 1, 2)),

@@ -87,13 +87,13 @@ def test_node_rank_0_gives_the_address_of_the_workers_store(spares, store):
 
 
 @both
-@pytest.mark.parametrize("age", [((0, 0), 1), ((0, 1), 0), ((1, 0), 0)])
-def test_only_the_prepared_round_is_confirmed(spares, age):
+@pytest.mark.parametrize(("term", "number"), [((0, 0), 1), ((0, 1), 0), ((1, 0), 0)])
+def test_only_the_prepared_round_is_confirmed(spares, term, number):
     job = SimulatedJob(spares=spares)
     job.confirms = False
     job.all_connected().join(0, 1, 2)
     for rank in range(3):
-        assert job.send(rank, Confirm(*age, STORE)) == {}
+        assert job.send(rank, Confirm(term, number, STORE)) == {}
     assert not job.is_running
     assert job.confirm() == to(range(3), go(0))
 
