@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.loopback import STORE, Raw
+from tests.support.loopback import Raw
 from tests.support.patience import NEVER_S, PATIENCE
+from tests.support.simulated_job import STORE
 from torchrun_hpc.rendezvous.errors import Refused
 from torchrun_hpc.rendezvous.protocol import (
     Confirm,

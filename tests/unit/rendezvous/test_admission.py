@@ -309,10 +309,10 @@ def test_nobody_waits_for_agents_that_were_refused():
     assert job.coordinator.all_informed
 
 
-@pytest.mark.parametrize(("own", "theirs"), [("", "mine"), ("mine", "")])
-def test_an_agent_that_cannot_know_the_id_fits(own, theirs):
+@pytest.mark.parametrize(("run_id", "theirs"), [("", "mine"), ("mine", "")])
+def test_an_agent_that_cannot_know_the_id_fits(run_id, theirs):
     """A node that cannot start does not know the id. The others must hear of it."""
-    job = SimulatedJob(run_id=own)
+    job = SimulatedJob(run_id=run_id)
     assert job.connect(0, run_id=theirs) == {0: [welcome()]}
     cannot = Failure(Kind.AGENT, (1,), text="no torch")
     sent = job.connect(1, run_id=theirs, failed=wire.encode(cannot))

@@ -402,7 +402,7 @@ def test_a_default_key_is_not_made_elsewhere(file):
 DIALLED = ("10.20.0.1", 20001)
 ASKED = request_of(1)
 
-# How many handshakes are tried. By hand, 100,000 were.
+# The number of tried handshakes. By hand, 100,000 were tried.
 TRIES = 2000
 
 
