@@ -1,4 +1,4 @@
-"""What holds for all tests, and the clusters that they share.
+"""Settings of all tests, and the clusters that they share.
 
 A cluster is started by the first test that asks for it.
 """
@@ -31,7 +31,7 @@ _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 pytest_plugins = ["tests.support.golden"]
 
-# Of these, too, pytest shows what an assertion compares.
+# Pytest also shows for these modules what an assertion compares.
 pytest.register_assert_rewrite("tests.support.stock", "tests.support.plans")
 
 # A busy machine is no failure. Otherwise as before: CI has a profile of its own.

@@ -10,10 +10,10 @@ from tests.support.cluster.commands import (
     CONTAINER,
     JUELICH,
     column,
-    launch,
     lines,
     read_workers,
 )
+from tests.support.cluster.real_job import launch
 
 
 def test_agents(juelich):

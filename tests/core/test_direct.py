@@ -12,10 +12,10 @@ from tests.support.cluster.commands import (
     SCRIPTS,
     WORLD,
     column,
-    launch,
     own_lines,
     read_workers,
 )
+from tests.support.cluster.real_job import launch
 
 
 @pytest.mark.release
@@ -49,15 +49,15 @@ def test_in_a_script(unpadded, tmp_path):
         "assert 'torch' not in sys.modules\n"
         f"exec(open({WORLD!r}).read())\n"
     )
-    for options, ranks in (
-        (("-N3", "--ntasks-per-node=1"), 3),
-        (("-N2", "--ntasks-per-node=2"), 4),
-    ):
-        done = unpadded.srun(*options, "python", str(script), env=ENVIRON)
+    for nodes, tasks in (3, 1), (2, 2):
+        done = launch(
+            unpadded, program=["python"], script=[script], nodes=nodes, tasks=tasks
+        )
+        ranks = nodes * tasks
         assert column(done, "RANK", "WORLD_SIZE", "MASTER_ADDR") == [
             (str(rank), str(ranks), "10.10.0.1") for rank in range(ranks)
         ], done.stdout
-        assert len(own_lines(done.stderr)) == 1, done.stderr
+        assert len(own_lines(done.stderr)) == 1
     done = unpadded.run(["python", str(script)], host="n9", env=ENVIRON)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["WORLD_SIZE"] == "1"

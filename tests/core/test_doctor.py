@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.support.cluster.examinations import MBITS, SMALL, examined, typed
+from tests.support.cluster.examinations import (
+    MBITS,
+    SMALL,
+    examine_as_on_page,
+    examined,
+)
 from tests.support.cluster.links import shaped
 
 
@@ -10,7 +15,7 @@ def test_a_healthy_cluster(juelich, tmp_path):
     """Nodes, links, and a launch of torch's collectives."""
     words = {".doctor": f".doctor {SMALL}"}
     with shaped(juelich, MBITS):
-        done = typed(juelich, tmp_path, "monday.json", words, lines=1)
+        done = examine_as_on_page(juelich, tmp_path, "monday.json", words, lines=1)
     found = examined(done, tmp_path / "monday.json")
     assert found.suspects == []
     assert found.verdict[0].startswith("Nothing suspicious on 3 nodes")

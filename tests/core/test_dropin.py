@@ -104,10 +104,10 @@ def test_every_option_in_every_spelling(capsys):
             assert_same(["--nnodes", "2", *line, "--role=r", SCRIPT], capsys)
     default = outcome(ours, [SCRIPT], capsys)
     for action in STORED:
-        value = [] if action in FLAGS else [sample(action)]
-        line = [action.option_strings[0], *value, SCRIPT]
-        found = outcome(ours, line, capsys)
-        assert found[action.dest] != default[action.dest], line
+        values = [] if action in FLAGS else [sample(action)]
+        words = [action.option_strings[0], *values, SCRIPT]
+        found = outcome(ours, words, capsys)
+        assert found[action.dest] != default[action.dest], words
 
 
 def test_the_table_has_the_options_of_this_torch():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from tests.support.cluster import failing_jobs as failures
 from tests.support.cluster.faults import FAULTS
-from tests.support.cluster.training_job import Job
+from tests.support.cluster.training_job import TrainingJob
 from tests.support.pages import faults_page
 
 
@@ -16,5 +18,6 @@ def test_an_exception_in_one_worker(juelich, tmp_path):
 
 @pytest.mark.parametrize("name", ["agent_killed", "head_killed"])
 def test_lost(name, juelich, tmp_path):
-    job = Job(juelich, juelich.names, tmp_path, FAULTS[name].form)
-    faults_page.check(faults_page.do([name], job))
+    job = TrainingJob(juelich, juelich.names, tmp_path, FAULTS[name].form)
+    with closing(job):
+        faults_page.check(faults_page.do([name], job))

@@ -1,4 +1,4 @@
-"""What is wrong is refused before torch is imported, and at once."""
+"""Wrong input is refused before torch is imported, and at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines without a scheduler: the same line, typed on each of them."""
+"""Machines without a scheduler: a user types the same line on each."""
 
 from __future__ import annotations
 

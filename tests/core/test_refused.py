@@ -6,12 +6,13 @@ from tests.support.cluster.commands import (
     AS_SUGGESTED,
     ENVIRON,
     LINE,
+    absent,
     errors,
-    launch,
     refused,
     see_one_world,
 )
 from tests.support.cluster.mpi import port_is_taken
+from tests.support.cluster.real_job import launch
 
 
 def test_what_is_told_to_type_in_a_batch_script_works(unpadded):
@@ -30,11 +31,7 @@ def test_a_port_that_is_taken_on_the_head_node(unpadded):
 def test_a_node_that_does_not_come(unpadded, tmp_path):
     """Its shell waits for the end of the other node's launcher."""
     tmp_path.chmod(0o777)
-    end = tmp_path / "end"
-    first = (
-        f"if test $SLURM_NODEID = 1; then until test -e {end}; do sleep 0.1; done; "
-        f'exit; fi; "$@"; code=$?; touch {end}; exit $code'
-    )
+    first = absent(1, tmp_path)
     done = launch(unpadded, "--rdzv_conf=join_timeout=3", first=first)
     refused(done, code=1)
     (line,) = errors(done.stderr)

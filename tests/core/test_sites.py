@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.cluster.commands import ENVIRON, column, launch, lines
+from tests.support.cluster.commands import ENVIRON, column, lines
+from tests.support.cluster.real_job import launch
 from tests.support.cluster.testbed import Cluster
 from tests.support.own_site import OWN, VARIABLES
 

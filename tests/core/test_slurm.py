@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.support.cluster.commands import DDP, FORMS, JUELICH, launch, lines
+from tests.support.cluster.commands import DDP, FORMS, JUELICH, lines
+from tests.support.cluster.real_job import launch
 from tests.support.stock.trainings import alone, loss_of
 
 SCRIPT = f"""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.cluster.faults import FAULTS
 from tests.support.cluster.testbed import Cluster
-from tests.support.cluster.training_job import Job
+from tests.support.cluster.training_job import TrainingJob
 from tests.support.pages.faults_page import check, do
 
 
@@ -20,4 +20,4 @@ def test_a_spare_takes_the_place(names, tmp_path):
     first = FAULTS[names[0]]
     hosts = [f"jwb000{number}" for number in range(1, 1 + first.nodes)]
     with Cluster(hosts) as cluster:
-        check(do([*names], Job(cluster, tuple(hosts), tmp_path, first.form)))
+        check(do([*names], TrainingJob(cluster, hosts, tmp_path, first.form)))

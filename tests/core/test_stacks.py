@@ -6,14 +6,14 @@ import json
 import os
 import re
 
-from tests.support.cluster.commands import ENVIRON, FORMS, HPC, SCRIPTS, lines
-from tests.support.cluster.steps import Step
+from tests.support.cluster.commands import ENVIRON, FORMS, JUELICH, SCRIPTS, lines
+from tests.support.cluster.real_job import RealJob
 from tests.support.pages.blocks import block, replaced
 from tests.support.patience import until
 
 LIMIT_S = 5
 
-# One of six workers, two on each node, waits for data, and the others for it.
+# One of six workers, two on each node, waits for data, and the others wait for it.
 TREE = (
     r"6 ranks: (.* > )?<module> stalls\.py:\d+",
     r"  5 of 6 ranks \(0-4\): step stalls\.py:\d+ > (.* > )?all_reduce \S+:\d+",
@@ -25,7 +25,7 @@ COLLECTIVE = (
     "not call it, nor any other"
 )
 
-# Where the command is started, in the job, and how.
+# How the command is started in the job.
 LINE = block("docs/troubleshooting.md", "--jobid=N").text
 ASKED = {
     "on another node": {"srun": "srun -N1 --nodelist=jwb0002"},
@@ -57,23 +57,24 @@ def answer_to(line, cluster):
 def test_a_stall(juelich, tmp_path):
     """Node 0 reports it once; who asks gets the same; then the training continues."""
     os.mkfifo(tmp_path / "data")
-    limit = f"--hpc-stall-report={LIMIT_S}"
-    launch = (*HPC, "--hpc-site=jsc", "--nproc_per_node=2", limit)
-    script = (str(SCRIPTS / "stalls.py"), str(tmp_path))
-    with Step(juelich, "--label", *launch, *script, environ=FORMS["fork"]) as job:
+    with RealJob(
+        juelich,
+        *("--nproc_per_node=2", f"--hpc-stall-report={LIMIT_S}"),
+        script=[SCRIPTS / "stalls.py", tmp_path],
+        nodes=3,
+        srun=["--label"],
+        environ=JUELICH | FORMS["fork"],
+    ) as job:
         job.says("HPC171")
-        queue = juelich.run(
-            ["squeue", "--noheader", "--states=RUNNING", "--format=%A"], check=True
-        )
-        job_id = {"--jobid=N": f"--jobid={queue.stdout.strip()}"}
+        in_job = {"--jobid=N": f"--jobid={job.job_id()}"}
         answers = {
-            name: answer_to(replaced(LINE, job_id | how), juelich)
+            name: answer_to(replaced(LINE, in_job | how), juelich)
             for name, how in ASKED.items()
         }
         writing = os.open(tmp_path / "data", os.O_WRONLY | os.O_NONBLOCK)
         os.write(writing, b"data")
         os.close(writing)
-        assert job.end() == 0, job.output
+        job.ends(0)
     assert {path.suffix[1:] for path in tmp_path.glob("ended.*")} == set("012345")
 
     assert "0: torchrun_hpc: warning[HPC171]: " in job.output

@@ -11,6 +11,7 @@ from tests.support.cluster.commands import (
     column,
     own_lines,
 )
+from tests.support.cluster.real_job import launch
 
 
 def test_an_array(unpadded):
@@ -45,8 +46,8 @@ def test_a_host_file_in_another_order(unpadded, tmp_path):
     tmp_path.chmod(0o755)
     hosts = tmp_path / "hosts"
     hosts.write_text("n10\nn9\n")
-    done = unpadded.srun("-N2", "-n2", "--distribution=arbitrary", *HPC, WORLD,
-                         env=ENVIRON | {"SLURM_HOSTFILE": str(hosts)})  # fmt: skip
+    environ = {"SLURM_HOSTFILE": str(hosts)}
+    done = launch(unpadded, srun=["--distribution=arbitrary"], environ=environ)
     assert column(done, "RANK", "GROUP_RANK", "host", "MASTER_ADDR") == [
         ("0", "0", "n10", "10.10.0.2"),
         ("1", "1", "n9", "10.10.0.2"),

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pytest
-import torch
+from tests.support.gpu import GPUS, forms, needs_gpu, run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="this machine has no GPU for CUDA"
-)
+pytestmark = needs_gpu
 
 HOLDS = """
 import torch
@@ -25,39 +22,31 @@ input()
 """
 
 
-def examine(folder: Path, *options: str, code: int) -> dict:
+def examine(folder: Path, *options: str, code: int) -> dict[str, Any]:
     """Examine this machine; return the report."""
     file = folder / "report.json"
-    command = [sys.executable, "-m", "torchrun_hpc.doctor", "--nproc_per_node=gpu"]
-    done = subprocess.run(
-        [*command, *options, f"--json={file}"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return json.loads(file.read_text())
+    words = ("--nproc_per_node=gpu", *options, f"--json={file}")
+    run(*words, module="torchrun_hpc.doctor", code=code)
+    report: dict[str, Any] = json.loads(file.read_text())
+    return report
 
 
-@pytest.mark.parametrize("form", [[], ["--hpc-preload=torch"]], ids=["exec", "fork"])
+@forms
 def test_all_gpus(form: list[str], tmp_path: Path) -> None:
     report = examine(tmp_path, "--max-bytes=64M", *form, code=0)
-    gpus = torch.cuda.device_count()
     workers = report["workers"]
-    assert (report["backend"], len(workers)) == ("nccl", gpus)
+    assert (report["backend"], len(workers)) == ("nccl", GPUS)
     assert {worker["dtype"] for worker in workers} == {"bfloat16"}
     assert all(worker["norm"] > 0 and worker["wrong"] == 0 for worker in workers)
     computed = {(w["device"], digest) for w in workers for digest in w["digests"]}
     assert len(computed) == len({worker["device"] for worker in workers})
-    is_group = gpus > 1  # one worker has nobody to communicate with
+    is_group = GPUS > 1  # one worker has nobody to communicate with
     assert bool(report["collectives"]) is is_group
     assert not any(row["wrong"] for row in report["collectives"])
     assert all(bool(worker["transport"]) is is_group for worker in workers)
     (node,) = report["nodes"]
     assert all(gpu["memory"] > 0 for gpu in node["gpus"])
-    assert node["torch"]["gpus"] == len(node["gpus"]) == gpus
+    assert node["torch"]["gpus"] == len(node["gpus"]) == GPUS
 
 
 def test_a_gpu_that_another_program_uses(tmp_path: Path) -> None:

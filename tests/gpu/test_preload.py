@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
+
+from tests.support.gpu import GPUS, forms, needs_gpu, run
 
 SCRIPT = Path(__file__).with_name("all_reduce.py")
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="this machine has no GPU for CUDA"
-)
+pytestmark = needs_gpu
 
 
 def launch(
     *options: str, script: Path = SCRIPT, words: tuple[str, ...] = ()
-) -> tuple[list[dict], str]:
+) -> tuple[list[dict[str, Any]], str]:
     """Launch; return what the workers printed, and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torchrun_hpc", *options, str(script), *words],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    if "Duplicate GPU" in done.stderr + done.stdout:
-        pytest.skip("NCCL does not let two workers share a GPU")
-    assert done.returncode == 0, done.stderr
+    done = run(*options, script, *words)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return sorted(map(json.loads, lines), key=lambda seen: seen["rank"]), done.stderr
 
 
-def check(seen: list[dict], workers: int) -> None:
+def check(seen: list[dict[str, Any]], workers: int) -> None:
     total = workers * (workers + 1) / 2
     assert [worker["rank"] for worker in seen] == list(range(workers))
     assert {worker["sum"] for worker in seen} == {total}
     assert {worker["product"] for worker in seen} == {256**3 * total**2}
 
 
-@pytest.mark.parametrize("form", [["--hpc-preload=none"], []], ids=["exec", "fork"])
+@forms
 @pytest.mark.parametrize("count", ["gpu", "1"])
 def test_a_worker_for_each_gpu(form: list[str], count: str) -> None:
     seen, errors = launch(*form, f"--nproc-per-node={count}")
-    check(seen, torch.cuda.device_count() if count == "gpu" else 1)
+    check(seen, GPUS if count == "gpu" else 1)
     assert "HPC169" not in errors
 
 

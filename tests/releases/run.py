@@ -32,7 +32,7 @@ REQUIREMENTS = ROOT / "requirements-dev.txt"
 UV = Path(sys.executable).with_name("uv")
 
 RELEASES = tuple(f"2.{minor}" for minor in range(16))
-PYTHON = "3.11"  # the newest that torch 2.0 has wheels for; all others have them, too
+PYTHON = "3.11"  # the newest that torch 2.0 has wheels for; and all others have them
 TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "shtab")
 
 DROPIN = "tests/more/dropin"
@@ -195,7 +195,7 @@ def say(line: str) -> None:
 
 
 def main() -> int:
-    """Try the releases that are typed, or all; return the exit code."""
+    """Try the given releases, or all; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help="such as 2.4")
     releases = parser.parse_args().releases or RELEASES
@@ -221,7 +221,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # SIGINT, too: in the background it is ignored, also by the programs started here.
+    # Also SIGINT: in the background it is ignored, also by the programs started here.
     for number in signal.SIGTERM, signal.SIGINT:
         signal.signal(number, signal.default_int_handler)
     try:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.cluster.bound import ALL, needs_two_cpus
-from tests.support.cluster.training_job import ended
+from tests.support.cluster.real_job import ended
 from tests.support.patience import NEVER_S, PATIENCE, until
 from tests.support.processes import RunningProgram
 from torchrun_hpc import waiting

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from tests.support.cluster.commands import (
     NODES,
     SCRIPTS,
     lines,
+    on_node,
 )
 from tests.support.cluster.examinations import (
     DOCTOR,
@@ -24,17 +24,18 @@ from tests.support.cluster.examinations import (
     PRELOADED,
     SMALL,
     STEP,
+    examine_as_on_page,
     examined,
-    typed,
 )
 from tests.support.cluster.mpi import OPENMPI_4, once, run, type_on_each
-from tests.support.cluster.steps import Step
+from tests.support.cluster.real_job import RealJob, kill
 from tests.support.doctor_reports import make_report
 from tests.support.patience import NEVER_S
 from torchrun_hpc import wire
 
 HALF = MBITS // 2
 HANGS = str(SCRIPTS / "hangs.py")
+COLLECTIVES = "torchrun_hpc.doctor.collectives"
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +96,10 @@ LINKS = {
 
 
 def test_a_link_with_half_the_rate(shaped, no_torch, tmp_path):
-    """Of what it sends; typed as the page has it."""
-    words = {"=gpu": f"=1 {SMALL} --json=file"}
+    """Of what it sends. The command is the page's."""
+    words, small = "doctor --nproc", {"=gpu": f"=1 {SMALL} --json=file"}
     with links.throttled(shaped, "jwb0002", HALF, egress_only=True):
-        done = typed(shaped, tmp_path, "doctor --nproc", words, env=no_torch)
+        done = examine_as_on_page(shaped, tmp_path, words, small, env=no_torch)
     found = examined(done, tmp_path / "file", 1)
     assert besides_torch(found) == [("HPC191", [1])]
     text = r"jwb0002, with 2 of 2 nodes: 4\d Mbit/s \(usual here: 9\d Mbit/s"
@@ -133,7 +134,7 @@ def test_a_bad_link(shaped, examine, fault, no_torch):
 
 # --- nodes ------------------------------------------------------------------------
 
-# Each on a node of its own, in one examination: commands in front of the doctor.
+# Each on a node of its own, in one examination: commands before the doctor's.
 SPOILED = {
     0: "exec faketime -f +60s",
     1: "mount -t tmpfs -o size=1m tmpfs {small}; export TMPDIR={small}; "
@@ -195,25 +196,6 @@ def test_a_torch_that_cannot_be_imported(examine, tmp_path):
 # --- nodes that do not take part --------------------------------------------------
 
 
-def send(cluster, host, module, number):
-    """Send a signal to the processes of a module on one node, once there are any."""
-    code = f"""
-import psutil, time
-def words(process):  # the title of a fork is one text
-    return " ".join(process.info["cmdline"] or []).split()
-while True:
-    running = [p for p in psutil.process_iter(["cmdline"])
-               if {module!r} in words(p)
-               and "torchrun_hpc.doctor.launch" not in words(p)]
-    for process in running:
-        process.send_signal({int(number)})
-    if running:
-        break
-    time.sleep(0.05)
-"""
-    cluster.run(["python", "-c", code], host=host, env=ENVIRON, check=True)
-
-
 def test_a_node_that_never_comes(examine, no_torch):
     only_two = "sh", "-c", 'test $SLURM_NODEID = 1 || exec "$@"', "sh"
     found = examine(*only_two, options=["--timeout=15"], env=no_torch)
@@ -243,22 +225,27 @@ def test_a_node_that_is_cut_off(shaped, examine, no_torch):
 def test_a_node_that_hangs(shaped, no_torch, tmp_path):
     """In the middle of the pairs; those without it are measured."""
     file = tmp_path / "report.json"
-    words = f"--hpc-site=jsc --timeout=15 {SMALL} --json={file}"
-    command = (
-        f"test $SLURM_NODEID = 2 && exec nice -n-40 python {HANGS} {words}; "
-        f"exec nice -n-40 {' '.join(DOCTOR)} {words}"
-    )
-    with Step(shaped, "sh", "-c", command, environ=no_torch) as job:
+    hangs = on_node(2, f'shift 3; set -- python {HANGS} "$@"')
+    with RealJob(
+        shaped,
+        *("--timeout=15", SMALL, f"--json={file}"),
+        program=DOCTOR,
+        script=(),
+        nodes=3,
+        first=f'{hangs}; set -- nice -n-40 "$@"',
+        environ=no_torch,
+    ) as job:
         # A node that continues before node 0 has ended may still learn of the end.
         job.says("task 0: Exited with exit code 1")
         assert "jwb0003 stopped responding" in job.output
-        send(shaped, "jwb0003", HANGS, signal.SIGCONT)
-        assert job.end() == 1, job.output
+        (hanging,) = job.programs(HANGS, 2)
+        hanging.resume()
+        job.ends(1)
     report = json.loads(file.read_text())
     suspects = [f for f in report["findings"] if "HPC179" in f["code"]]
     assert [f["nodes"] for f in suspects] == [[2]]
     assert "--exclude=jwb0003" in job.output
-    # The node that goes on after all says what it has found.
+    # The node that continues after all says what it saw.
     assert "HPC198]: node 0 stopped answering" in job.output
 
 
@@ -266,11 +253,12 @@ def test_a_worker_that_is_killed(shaped, tmp_path):
     """In torch's collectives: the others are measured once more without its node."""
     file = tmp_path / "report.json"
     options = (f"--timeout={NEVER_S}", f"--json={file}")
-    with Step(shaped, *DOCTOR, "--hpc-site=jsc", *options, nodes=2) as job:
+    with RealJob(shaped, *options, program=DOCTOR, script=(), environ=JUELICH) as job:
         job.says("launching 2 workers")
-        send(shaped, "jwb0002", "torchrun_hpc.doctor.collectives", signal.SIGKILL)
+        job.wait(lambda: job.programs(COLLECTIVES, 1))
+        kill(job.programs(COLLECTIVES, 1))
         job.says("launching 1 worker:")
-        assert job.end() == 1, job.output
+        job.ends(1)
     report = json.loads(file.read_text())
     (finding,) = (f for f in report["findings"] if f["code"] == "HPC193")
     assert (finding["is_suspect"], finding["nodes"]) == (True, [1])

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from tests.support.cluster.commands import FORMS, HPC, JUELICH, SCRIPTS, launch
+from tests.support.cluster.commands import FORMS, JUELICH, SCRIPTS
 from tests.support.cluster.failing_jobs import EXAMPLES, check
-from tests.support.cluster.steps import Step
+from tests.support.cluster.real_job import RealJob, launch
 from tests.support.patience import NEVER_S
 
 
@@ -37,10 +37,12 @@ sys.stderr.write("saved after SIGTERM\\n")
 
 
 def test_the_report_does_not_wait_for_the_workers(juelich, tmp_path):
-    """They wait for it; in the end the last line says the cause once more."""
+    """They wait for it. In the end the last line says the cause once more."""
     (tmp_path / "train.py").write_text(STUBBORN)
-    argv = (*HPC, f"--shutdown-timeout={NEVER_S}", "--nproc_per_node=2", "train.py")
-    with Step(juelich, *argv, nodes=2, environ=JUELICH, cwd=tmp_path) as job:
+    options = (f"--shutdown-timeout={NEVER_S}", "--nproc_per_node=2")
+    with RealJob(
+        juelich, *options, script=["train.py"], environ=JUELICH, cwd=tmp_path
+    ) as job:
         job.says(r"\(local rank 1, at ")
         (tmp_path / "reported").touch()
         job.end()
@@ -62,7 +64,6 @@ def last_line(cluster, folder, form):
         cluster,
         *("--nproc_per_node=2", f"--hpc-outcome={outcome}"),
         script=[SCRIPTS / "slow_end.py", "3", folder],
-        nodes=2,
         first="exec 1>&2",
         environ=JUELICH | FORMS[form],
     )
@@ -90,10 +91,9 @@ def test_a_cause_that_nobody_has_read(juelich, tmp_path):
 
 
 def test_direct_mode_has_no_agent(juelich, tmp_path):
-    """What a worker writes is all there is."""
+    """Nothing but the worker's own words says why."""
     (tmp_path / "train.py").write_text("raise ValueError('bad batch 17')\n")
-    where = {"environ": JUELICH, "cwd": tmp_path}
-    done = launch(juelich, script=["train.py"], tasks=2, **where)
+    done = launch(juelich, script=["train.py"], tasks=2, environ=JUELICH, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("ValueError: bad batch 17\n") == 4
     assert "HPC125" not in done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.cluster.faults import FAULTS, chains
 from tests.support.cluster.testbed import Cluster
-from tests.support.cluster.training_job import Job
+from tests.support.cluster.training_job import TrainingJob
 from tests.support.pages.faults_page import TITLES, WRITES, check, do, sections
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.xdist_group("faults")]
@@ -32,9 +32,9 @@ SPARE_NODES = 8  # for faults that are tried once more
 def outcome(request, tmp_path_factory):
     """Start all jobs that are asked for.
 
-    What is asked for twice, as by ``--reruns``, is started anew on nodes of its own.
+    A job that is asked for twice, as by ``--reruns``, starts again on other nodes.
     """
-    wanted = [
+    wanted: list[tuple[str, ...]] = [
         item.callspec.params["names"]
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_faults
@@ -48,7 +48,8 @@ def outcome(request, tmp_path_factory):
         def start(names):
             first = FAULTS[names[0]]
             hosts = tuple(islice(unused, first.nodes))
-            job = Job(cluster, hosts, tmp_path_factory.mktemp(names[0]), first.form)
+            folder = tmp_path_factory.mktemp(names[0])
+            job = TrainingJob(cluster, hosts, folder, first.form)
             return pool.submit(do, list(names), job)
 
         started = {names: start(names) for names in wanted}

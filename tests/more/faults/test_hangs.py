@@ -26,8 +26,8 @@ def test_workers_started_by_exec(juelich):
 
 
 def test_a_dead_rank(juelich):
-    """It is the first failure, and nothing more is to be explained."""
-    report = hangs.dead(juelich)
+    """It is the first failure, and nothing more must be explained."""
+    report = hangs.stderr_of(juelich, ["killed"])
     assert "worker 3 on jwb0002 (node 1) was killed by SIGKILL (9)" in report
     assert hangs.explained(report) == [[]]
 

@@ -9,17 +9,16 @@ import pytest
 
 from tests.support.cluster.commands import (
     HOSTS,
-    HPC,
-    LINE,
     SCRIPTS,
-    launch,
+    on_node,
     read_workers,
     refused,
+    until_there,
 )
-from tests.support.cluster.steps import Step
+from tests.support.cluster.real_job import RealJob, launch
+from tests.support.cluster.steady_job import SteadyJob
 from torchrun_hpc.host.procfs import file_system
 
-STEADY = str(SCRIPTS / "steady.py")
 MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -29,8 +28,8 @@ def own(name):
 
 def test_nodes_with_different_keys(unpadded, tmp_path):
     """Each names its own, and node 0 waits as for a node that is missing."""
-    first = f"export PET_HPC_KEY_FILE={tmp_path}/key.$SLURM_NODEID; exec "
-    with Step(unpadded, "sh", "-c", first + LINE, nodes=2) as job:
+    first = f"export PET_HPC_KEY_FILE={tmp_path}/key.$SLURM_NODEID"
+    with RealJob(unpadded, first=first) as job:
         job.says(
             r"warning\[HPC237\]: ignored 10\.10\.0\.2, which does not prove that it "
             rf"belongs to this job\. .*, has another key, .*\. Key here: {own('key.0')}"
@@ -42,7 +41,8 @@ def test_nodes_with_different_keys(unpadded, tmp_path):
         job.says(
             r"HPC114]: 1 of 2 nodes .* n10 \(node 1\).* without a proof: 10\.10\.0\.2"
         )
-        job.send("n9", "SIGINT")
+        job.signal(0, "SIGINT")
+        job.agent_ends(0)
     assert job.output.count("HPC237") == 1, job.output
     assert "Traceback" not in job.output
 
@@ -122,56 +122,51 @@ def test_a_node_whose_key_cannot_be_used(unpadded, tmp_path):
     """It does not join, and says so at once; the others wait for it."""
     key = tmp_path / "key.1"
     key.mkdir()
-    first = f"export PET_HPC_KEY_FILE={tmp_path}/key.$SLURM_NODEID; exec "
-    with Step(unpadded, "sh", "-c", first + LINE, nodes=2) as job:
+    first = f"export PET_HPC_KEY_FILE={tmp_path}/key.$SLURM_NODEID"
+    with RealJob(unpadded, first=first) as job:
         job.says(
             r"HPC238]: on n10: this node needs a usable key \(PET_HPC_KEY_FILE="
             rf"{key}\)\. Key here: unusable \({key}: Is a directory\)\. Set a file "
         )
         job.says(r"HPC114]: 1 of 2 nodes .* n10 \(node 1\)")
-        job.send("n9", "SIGINT")
+        job.signal(0, "SIGINT")
+        job.agent_ends(0)
     assert "HPC237" not in job.output, job.output  # it has not even called
 
 
 def test_a_job_keeps_its_key(unpadded, tmp_path):
     """An agent that starts later has to have the same."""
-    key, argv = tmp_path / "key", [*HPC, "--max-restarts=1", STEADY, str(tmp_path)]
-    line = " ".join(argv)
-    command = (
-        f"export PET_HPC_KEY_FILE={key}; {line}; code=$?; "
-        "test $code = 137 || exit $code; "
-        f"{line}; echo second $?; until test -e {tmp_path}/third; do sleep 0.1; done; "
-        f"exec {line}"
+    key = tmp_path / "key"
+    first = (
+        f'export PET_HPC_KEY_FILE={key}; "$@"; code=$?; test $code = 137 || exit $code'
+        f'; "$@"; echo second $?; {until_there(tmp_path / "third")}'
     )
-    with Step(unpadded, "sh", "-c", command) as job:
-        job.wait(lambda: len([*tmp_path.glob("up*.0")]) == 3)
+    with SteadyJob(unpadded, tmp_path, "--max-restarts=1", nodes=3, first=first) as job:
+        job.works()
         kept = key.rename(tmp_path / "kept")
-        job.send("n11", "SIGKILL")
+        job.signal(2, "SIGKILL")
         job.says("HPC123]: the agent on n11 .node 2. is gone")
         job.says(rf"HPC119]: on n11: .*, or has another key\. Key here: {own('key')}")
         job.says("second 2")
         kept.rename(key)
         (tmp_path / "third").touch()
-        job.wait(lambda: len([*tmp_path.glob("up*.1")]) == 3)
-        (tmp_path / "stop").touch()
-        assert job.end() == 0, job.output
+        job.works(1)
+        job.stop()
+        job.ends(0)
     assert job.output.count("HPC237]: ignored 10.10.0.3") == 1, job.output
 
 
 @pytest.mark.release
 def test_another_user_who_has_the_port_first(unpadded, tmp_path):
     """It is not believed, and what it passes on to the coordinator does not count."""
-    line = " ".join([*HPC, STEADY, str(tmp_path)])
-    command = (
-        f"if test $SLURM_NODEID = 0; then name=first; "
-        f"python {SCRIPTS}/imposter.py {tmp_path} 10.10.0.1 & else name=second; fi; "
-        f"until test -e {tmp_path}/$name; do sleep 0.1; done; exec {line}"
-    )
-    with Step(unpadded, "sh", "-c", command) as job:
-        job.wait(lambda: len([*tmp_path.glob("up*.0")]) == 3)
+    imposter = f"python {SCRIPTS}/imposter.py {tmp_path} 10.10.0.1"
+    first = f"name=second; {on_node(0, f'name=first; {imposter} &')}; "
+    first += until_there(f"{tmp_path}/$name")
+    with SteadyJob(unpadded, tmp_path, nodes=3, first=first) as job:
+        job.works()
         job.wait((tmp_path / "passed_on").exists)
         job.says("HPC237]: ignored 10.10.0.1, which does not prove")
-        (tmp_path / "stop").touch()
+        job.stop()
         job.says("rank 0, attempt 0")
     assert (tmp_path / "pretended").exists(), job.output
     assert not (tmp_path / "believed").exists(), job.output

@@ -3,77 +3,63 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
+from tests.support.cluster.attack import attacked
 from tests.support.cluster.commands import (
-    ENVIRON,
-    HPC,
-    LINE,
-    SCRIPTS,
     WORLD,
     column,
-    launch,
+    late,
+    on_node,
     own_lines,
+    until_there,
 )
-from tests.support.cluster.steps import LATE, Step
+from tests.support.cluster.real_job import RealJob, launch
+from tests.support.cluster.steady_job import STEADY, SteadyJob
 from tests.support.patience import START
-
-STEADY = str(SCRIPTS / "steady.py")
-
-
-def wait_for(job, folder, *names):
-    """Wait until files are there; see scripts/steady.py."""
-    job.wait(lambda: all((folder / name).exists() for name in names))
-
-
-def wait_for_all(job, folder, attempt, workers=3):
-    """Wait until all workers are there."""
-    wait_for(job, folder, *(f"up{rank}.{attempt}" for rank in range(workers)))
-
 
 # --- signals ----------------------------------------------------------------------
 
 
 def test_a_signal_in_the_search_for_the_coordinator(unpadded):
-    command = LATE.format(node=0) + LINE
-    with Step(unpadded, "sh", "-c", command) as job:
+    with RealJob(unpadded, nodes=3, first=late(0)) as job:
         job.says("HPC113")
-        job.send("n10", "SIGINT")
+        job.signal(1, "SIGINT")
+        job.agent_ends(1)
     assert "Traceback" not in job.output
 
 
 @pytest.mark.release
 def test_a_signal_while_nodes_are_missing(unpadded):
     """The others hear of it, and the first one says so."""
-    command = LATE.format(node=2) + LINE
-    with Step(unpadded, "sh", "-c", command) as job:
-        job.joins("n10")
-        job.send("n10", "SIGTERM")
-        job.see_end("n9")
-        assert "the agent on n10 (node" in job.says("HPC125")
-        assert "received SIGTERM" in job.output
+    with RealJob(unpadded, nodes=3, first=late(2)) as job:
+        job.wait(lambda: job.is_accepted(1))
+        job.signal(1, "SIGTERM")
+        job.agent_ends(0, 1)
+        job.says(r"HPC125\]: .*the agent on n10 \(node 1\) received SIGTERM")
     assert "Traceback" not in job.output
 
 
 def test_a_signal_in_the_restart_wait(unpadded, tmp_path):
-    argv = [*HPC, "--max-restarts=1", STEADY, str(tmp_path)]
-    with Step(unpadded, *argv) as job:
-        wait_for_all(job, tmp_path, 0)
-        job.send("n11", "SIGKILL")
+    with SteadyJob(unpadded, tmp_path, "--max-restarts=1", nodes=3) as job:
+        job.works()
+        job.signal(2, "SIGKILL")
         job.says("HPC123]: the agent on n11 .node 2. is gone. Waiting until")
-        assert job.agent("n9", "wait", "0.1") == "alive", job.output
-        job.send("n10", "SIGINT")  # SIGTERM may be the launcher's, after the loss
-        job.see_end("n9")
+        time.sleep(0.1)
+        assert job.agents(0), job.output
+        job.signal(1, "SIGINT")  # SIGTERM may be the launcher's, after the loss
+        job.agent_ends(0, 1)
         job.says("HPC125]: the job has failed: the agent on n10")
 
 
 def test_a_signal_in_the_exit_barrier(unpadded, tmp_path):
-    with Step(unpadded, *HPC, STEADY, str(tmp_path), nodes=2) as job:
-        (tmp_path / "stop0").touch()
+    with SteadyJob(unpadded, tmp_path) as job:
+        job.stop(0)
         job.says("HPC120]: 1 of 2 nodes have finished, .* Still running: n10 .node 1.")
-        job.send("n9", "SIGINT")
-        job.see_end("n10")
+        job.signal(0, "SIGINT")
+        job.agent_ends(0, 1)
         job.says(
             r"HPC125]: the job has failed: the agent on n9 \(node 0\) received SIGINT"
         )
@@ -83,32 +69,25 @@ def test_a_signal_in_the_exit_barrier(unpadded, tmp_path):
 
 
 def test_one_budget_of_restarts(unpadded, tmp_path):
-    """Every restart counts for all, whoever's worker it was that failed."""
-    argv = [*HPC, "--max-restarts=1", STEADY, str(tmp_path)]
-    with Step(unpadded, *argv, nodes=2) as job:
+    """Every restart counts for all, whichever worker failed."""
+    with SteadyJob(unpadded, tmp_path, "--max-restarts=1") as job:
         for attempt in range(2):
-            wait_for_all(job, tmp_path, attempt, workers=2)
-            (tmp_path / f"fail{attempt}.{attempt}").touch()
-        assert job.end() != 0, job.output
+            job.works(attempt)
+            job.fail(attempt, attempt)
+        job.ends(1)
     assert not [*tmp_path.glob("up*.2")], job.output
-    assert own_lines(job.output)[-1].endswith(
+    assert job.errors()[-1].endswith(
         "HPC125]: the job has failed: worker 1 on n10 (node 1) ended with exit code 3"
     ), job.output
 
 
 def test_agents_that_are_started_again(unpadded, tmp_path):
-    """A second one on a node is refused; one that takes the place of another is not."""
-    argv = " ".join([*HPC, "--max-restarts=1", STEADY, str(tmp_path)])
-    second = (
-        f"(until test -e {tmp_path}/second; do sleep 0.1; done; {argv}; echo second $?)"
-    )
+    """A second agent on a node is refused; one that replaces another is not."""
+    second = f'({until_there(tmp_path / "second")}; "$@"; echo second $?) &'
     # A node's own watchdog: what is killed is started once more.
-    command = (
-        f"if test $SLURM_NODEID = 1; then {second} & fi; {argv}; code=$?; "
-        f"test $code = 137 && exec {argv}; exit $code"
-    )
-    with Step(unpadded, "sh", "-c", command) as job:
-        wait_for_all(job, tmp_path, 0)
+    first = f'{on_node(1, second)}; "$@"; code=$?; test $code = 137 || exit $code'
+    with SteadyJob(unpadded, tmp_path, "--max-restarts=1", nodes=3, first=first) as job:
+        job.works()
         (tmp_path / "second").touch()
         job.says("second 2")
         job.says(
@@ -119,10 +98,10 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
             r"warning\[HPC229\]: refused an agent that claims to be n10 \(node 1\): "
             r"process \d+ on n10 instead of process \d+ on n10\. This job continues"
         )
-        job.send("n11", "SIGKILL")
-        wait_for_all(job, tmp_path, 1)
-        (tmp_path / "stop").touch()
-        assert job.end() == 0, job.output
+        job.signal(2, "SIGKILL")
+        job.works(1)
+        job.stop()
+        job.ends(0)
     assert sorted(re.findall("steady: .*", job.output)) == [
         f"steady: rank {rank}, attempt 1" for rank in range(3)
     ], job.output
@@ -130,19 +109,16 @@ def test_agents_that_are_started_again(unpadded, tmp_path):
 
 def test_no_restart_when_others_have_finished(unpadded, tmp_path):
     """Foreign clients do what they can meanwhile, and change nothing."""
-    argv = [*HPC, "--max-restarts=3", STEADY, str(tmp_path)]
-    with Step(unpadded, *argv, nodes=2) as job:
-        (tmp_path / "stop0").touch()
+    with SteadyJob(unpadded, tmp_path, "--max-restarts=3") as job:
+        job.stop(0)
         job.says("HPC120]: 1 of 2 nodes have finished")
-        _, port = job.launch_id_and_port()
-        with job.hostile(tmp_path, f"10.10.0.1:{port}"):
-            (tmp_path / "fail1.0").touch()
-            assert job.end() != 0, job.output
-    assert own_lines(job.output)[-1].endswith(
+        with attacked(job, tmp_path):
+            job.fail(1, 0)
+            job.ends(1)
+    assert job.errors()[-1].endswith(
         "worker 1 on n10 (node 1) ended with exit code 3; no restart, because 1 node "
         "had already finished"
     ), job.output
-    assert "Traceback" not in job.output
 
 
 # --- who comes --------------------------------------------------------------------
@@ -168,8 +144,8 @@ def test_different_numbers_of_workers_and_sites(unpadded):
 
 
 def test_another_id_on_one_node(unpadded):
-    line = LINE.replace(WORLD, f"--rdzv_id=id$SLURM_NODEID {WORLD}")
-    done = unpadded.srun("-N2", "sh", "-c", line, env=ENVIRON)
+    first = f'set -- "$@" --rdzv_id=id$SLURM_NODEID {WORLD}'
+    done = launch(unpadded, first=first, script=())
     assert done.returncode == 2, done
     there = "HPC117]: on n10: this node has --rdzv_id=id1, but the head node at"
     assert there in done.stderr, done
@@ -183,7 +159,7 @@ def test_another_id_on_one_node(unpadded):
 
 
 def test_hostile_clients_at_the_end(unpadded, tmp_path):
-    """One node waits for the other one; the store is there, too.
+    """One node waits for the other one, and the workers' store is there.
 
     The job continues, or ends with a message; nothing of theirs is run.
     """
@@ -192,16 +168,13 @@ def test_hostile_clients_at_the_end(unpadded, tmp_path):
         "import runpy; import torch.distributed as dist;"
         f"dist.init_process_group('gloo'); runpy.run_path({STEADY!r})"
     )
-    argv = [*HPC, "--hpc-preload=torch", str(script), str(tmp_path)]
-    with Step(unpadded, *argv, nodes=2) as job:
-        _, port = job.launch_id_and_port()
-        wait_for_all(job, tmp_path, 0, workers=2)
-        (tmp_path / "stop0").touch()
+    with SteadyJob(unpadded, tmp_path, "--hpc-preload=torch", script=[script]) as job:
+        job.works()
+        job.stop(0)
         job.says("HPC120]: 1 of 2 nodes have finished")
-        store = (tmp_path / "store0").read_text()
-        with job.hostile(tmp_path, f"10.10.0.1:{port}", store) as did:
-            (tmp_path / "stop").touch()
-            code = job.end()
+        with attacked(job, tmp_path, (tmp_path / "store0").read_text()) as did:
+            job.stop()
+            job.end()
     assert did["spoiled"] > 10
-    # What they do to the store is between them and torch.
-    assert code == 0 or "HPC125]: the job has failed: " in job.output, job.output
+    # The store is torch's own affair.
+    assert job.codes() == [0] or "HPC125]: the job has failed: " in job.output

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.cluster.commands import FORMS, require
+from tests.support.cluster.real_job import MARK, kill, processes_of
 from tests.support.cluster.testbed import Cluster, missing
-from tests.support.cluster.training_job import Job
 from tests.support.pages.blocks import block, replaced
 from tests.support.patience import NEVER_S, until
 from tests.support.stock.trainings import alone, loss_of
@@ -32,6 +32,10 @@ ONE_CPU = {
 }
 SMALL = ONE_CPU | {"--nodes=4": "--nodes=3"}
 
+# Checkpoints after each step.
+SOON = {
+    "--checkpoint ": f"--steps {STEPS} --save-every 1 --pause {PAUSE} --checkpoint "
+}
 # One thread, for workers that share two cores; forks of one import.
 ENV = {"OMP_NUM_THREADS": "1"} | FORMS["fork"]
 
@@ -47,7 +51,7 @@ def cluster():
 
 @pytest.fixture
 def folder(tmp_path):
-    """What a user has there: the examples, and an environment."""
+    """Return a user's folder: the examples, and an environment."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / ".venv").symlink_to(sys.prefix)
     return tmp_path
@@ -57,7 +61,7 @@ def submit(cluster, folder, instead):
     """Submit the job script of the example, with some of its words replaced."""
     _, path = block("examples/README.md", "sbatch").text.split()
     script = replaced((ROOT / path).read_text(), instead)
-    return cluster.submit(script, env=ENV, cwd=folder)
+    return cluster.submit(script, env=ENV | {MARK: str(folder)}, cwd=folder)
 
 
 def ended(cluster, folder, job):
@@ -70,11 +74,9 @@ def ended(cluster, folder, job):
 
 
 def test_a_job_that_has_lost_two_nodes_is_requeued(cluster, folder):
-    # With the folder, by which its processes are found.
-    small = f"--steps {STEPS} --save-every 1 --pause {PAUSE} --checkpoint {folder}/"
-    job = submit(cluster, folder, SMALL | {"--checkpoint ": small})
+    job = submit(cluster, folder, SMALL | SOON)
     until((folder / f"checkpoint.{job.job}.pt").exists, lambda: job.outputs)
-    Job(cluster, NODES[:3], folder, "fork").kill(1, 2)
+    kill(processes_of(str(folder), 1, 2))
     # While Slurm holds the job back.
     words = ("--checkpoint=alone.pt", f"--steps={STEPS}")
     reference = loss_of(alone("requeue/checkpoint_ddp.py", *words, cwd=folder))
@@ -104,14 +106,9 @@ def test_a_job_whose_script_fails_is_not_requeued(cluster, folder):
 
 def test_a_job_that_requeues_itself_before_its_time_limit(cluster, folder):
     """Without spares; Slurm's signal ahead of the end is sent by hand."""
-    small = {
-        **ONE_CPU,
-        "--nodes=4": "--nodes=2",
-        "--checkpoint ": f"--steps {STEPS} --save-every 1 --pause {PAUSE} "
-        "--checkpoint ",
-    }
+    small = ONE_CPU | SOON | {"--nodes=4": "--nodes=2"}
     script = replaced(block("docs/checkpoints.md", "--signal=B:USR1").text, small)
-    job = cluster.submit(script, env=ENV, cwd=folder)
+    job = cluster.submit(script, env=ENV | {MARK: str(folder)}, cwd=folder)
     until((folder / f"checkpoint.{job.job}.pt").exists, lambda: job.outputs)
     cluster.run(["scancel", "--signal=USR1", "--batch", job.job], check=True)
     batch, _, fields = ended(cluster, folder, job)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.cluster.commands import require
 from tests.support.cluster.testbed import Cluster, missing
-from tests.support.cluster.training_job import NEVER, Job
+from tests.support.cluster.training_job import NEVER, TrainingJob
 
 pytestmark = pytest.mark.xdist_group("spares")
 
@@ -37,22 +37,18 @@ def cluster():
 @pytest.mark.parametrize("turn", range(RUNS))
 def test_a_job_outlives_each_of_its_nodes(turn, cluster, tmp_path):
     node, is_whole_node = LOST[turn % len(LOST)]
-    job = Job(cluster, cluster.names, tmp_path, "fork")
+    job = TrainingJob(cluster, cluster.names, tmp_path, "fork")
     job.start(*NEVER, "--max-restarts=1")
     time.sleep(random.random())  # noqa: S311
     if is_whole_node:
         job.kill(node)
     else:
-        job.agents()[node].kill()
+        job.signal(node, "SIGKILL")
     if node < 3:
         job.expected[node] = job.hosts[3]
         print(f"{job.wait(partial(job.trains, 1)):.2f} s")
     else:
         time.sleep(2)
-        assert job.trains(0), job.output()
-    assert job.places() == tuple(job.expected), job.output()
-    (job.folder / "stop").touch()
-    job.end()
-    codes = [code for each, code in enumerate(job.codes()) if each != node]
-    assert codes == [0, 0, 0], job.output()
-    assert "Traceback" not in job.output(), job.output()
+        assert job.trains(0), job.output
+    assert job.places() == job.expected, job.output
+    job.ends_well(node)

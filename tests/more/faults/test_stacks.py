@@ -1,4 +1,4 @@
-"""What workers are doing: of a healthy job, without a job, and for a plain user."""
+"""The stacks of a healthy job's workers, and of a plain user's, without a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.cluster.commands import ENVIRON, FORMS, JUELICH, SCRIPTS, launch
+from tests.support.cluster.commands import ENVIRON, FORMS, JUELICH, SCRIPTS
+from tests.support.cluster.real_job import launch
 from tests.support.patience import PATIENCE, START
 
 COMMAND = ("python", "-m", "torchrun_hpc.stacks")

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.cluster.commands import JUELICH, ONE_TASK, launch, require_package
+from tests.support.cluster.commands import JUELICH, ONE_TASK, require_package
+from tests.support.cluster.real_job import launch
 from tests.support.pages.blocks import block, replaced
 from tests.support.processes import run_launcher
 

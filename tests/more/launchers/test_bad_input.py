@@ -1,4 +1,4 @@
-"""What the user typed and cannot work: one message, exit code 2, no traceback."""
+"""Wrong options: one message, exit code 2, no traceback."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.cluster.commands import (
-    ENVIRON,
     KILL,
-    LINE,
     WORLD,
     column,
     errors,
-    launch,
+    late,
     own_lines,
     read_workers,
     refused,
 )
 from tests.support.cluster.mpi import port_is_taken
-from tests.support.cluster.steps import Step
+from tests.support.cluster.real_job import RealJob, launch
 from tests.support.patience import NEVER_S
 
 
@@ -55,8 +53,8 @@ def test_a_wrong_node_rank_with_the_static_rendezvous(unpadded):
 
 
 def test_the_static_rendezvous_still_works(unpadded):
-    line = LINE.replace(WORLD, f"--node_rank=$SLURM_NODEID {WORLD}")
-    done = unpadded.srun("-N2", "sh", "-c", line, env=ENVIRON)
+    first = f'set -- "$@" --node_rank=$SLURM_NODEID {WORLD}'
+    done = launch(unpadded, first=first, script=())
     assert column(done, "RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.10.0.1"),
         ("1", "n10", "10.10.0.1"),
@@ -72,10 +70,8 @@ def test_a_port_that_is_taken_on_the_head_node(unpadded):
 
 def test_a_missing_node_is_waited_for_with_a_message(unpadded, tmp_path):
     go = tmp_path / "go"
-    wait = f"test $SLURM_NODEID = 1 && until test -e {go}; do sleep 0.1; done"
-    command = ("sh", "-c", f"{wait}; exec {LINE}")
-    with Step(unpadded, *command, nodes=2) as job:
+    with RealJob(unpadded, first=late(1, go)) as job:
         job.says(r"HPC114]: 1 of 2 nodes have joined after \d+ s\. Waiting for n10 \(")
         go.touch()
-        assert job.end() == 0, job.output
-    assert len(read_workers(job.output)) == 2
+        job.ends(0)
+    assert len(read_workers(job.stdout)) == 2

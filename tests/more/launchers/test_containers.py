@@ -1,4 +1,4 @@
-"""In containers: other networks, stale variables; see core/test_containers.py, too.
+"""In containers: other networks, stale variables; see also core/test_containers.py.
 
 The container is a stand-in: neither Apptainer nor pyxis is started.
 """
@@ -16,11 +16,12 @@ from tests.support.cluster.commands import (
     LINE,
     column,
     errors,
-    launch,
+    in_terminal,
     lines,
     read_workers,
     refused,
 )
+from tests.support.cluster.real_job import launch
 
 RANKS = [(str(rank), str(rank % 2), "4") for rank in range(4)]
 STALE = {"MASTER_PORT": "61234", "RANK": "7", "LOCAL_RANK": "3", "WORLD_SIZE": "16"}
@@ -85,7 +86,7 @@ def test_tasks_replace_stale_variables(juelich, address):
 
 
 def test_slurms_variables_are_enough(juelich):
-    """--cleanenv, and SLURM_* let through; what shows the site has to be typed."""
+    """--cleanenv, and SLURM_* let through; the site must be explicit."""
     inside = ["--cleanenv=SLURM*"]
     done = in_containers(
         juelich, "--hpc-site=jsc", inside=inside, tasks=2, environ=JUELICH
@@ -184,12 +185,7 @@ def test_two_steps_at_once_have_a_port_each(unpadded):
 def test_a_terminal_alone_is_no_shell(unpadded):
     """srun --pty: in a container the process has another number than Slurm's."""
     srun = " ".join(["srun -N2 --pty", *CONTAINER, LINE])
-    done = unpadded.run(
-        ["script", "--quiet", "--return", "--command", srun, "/dev/null"],
-        env=ENVIRON | {"SHELL": "/bin/sh"},
-    )
-    assert done.returncode == 0, done.stdout
-    assert "2 nodes, 1 worker here" in done.stdout
+    assert "2 nodes, 1 worker here" in in_terminal(unpadded, srun)
 
 
 def test_rank_0_without_its_address(juelich):
@@ -202,7 +198,7 @@ def test_rank_0_without_its_address(juelich):
 
 @pytest.mark.parametrize("address", ["n9i", "10.20.0.1"])
 def test_master_addr_in_another_network_of_node_0(unpadded, address):
-    """Where no site is known, so does a user choose the network in direct mode."""
+    """If no site is known, a user chooses the network of direct mode in this way."""
     environ = {"MASTER_ADDR": address, "MASTER_PORT": "29511"}
     done = launch(unpadded, tasks=2, environ=environ)
     assert column(done, "MASTER_ADDR", "MASTER_PORT") == [("10.20.0.1", "29511")] * 4

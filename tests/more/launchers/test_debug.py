@@ -1,10 +1,11 @@
-"""--hpc-debug: what the user has set, and faults; see core/test_debug.py, too."""
+"""--hpc-debug with explicit values, and with faults; see also core/test_debug.py."""
 
 from __future__ import annotations
 
 import re
 
-from tests.support.cluster.commands import column, launch, lines
+from tests.support.cluster.commands import column, lines
+from tests.support.cluster.real_job import launch
 
 NODE = re.compile(r"n(9|10|11) node (0|1|2): (rank ([0-3]): )?")
 

@@ -1,4 +1,4 @@
-"""Direct mode under srun: places, and GPUs; see core/test_direct.py, too."""
+"""Direct mode under srun: places, and GPUs; see also core/test_direct.py."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tests.support.cluster.commands import (
     JUELICH,
     WORLD,
     column,
-    launch,
     refused,
     warnings,
 )
+from tests.support.cluster.real_job import How, launch
 
 
 def test_tasks_in_turn(unpadded):
@@ -44,7 +44,7 @@ def test_a_host_file_that_begins_with_another_node(unpadded, tmp_path):
 
 def test_one_gpu_for_each_task(juelich):
     """The way out that the message names is tried."""
-    options = {
+    options: How = {
         "tasks": 2,
         "srun": ["--gres=gpu:2", "--gpu-bind=single:1"],
         "first": "export CUDA_VISIBLE_DEVICES=0",  # as where devices are constrained

@@ -1,40 +1,33 @@
-"""--hpc-dry-run on real nodes; see core/test_dry_run.py, too."""
+"""--hpc-dry-run on real nodes; see also core/test_dry_run.py."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.cluster.commands import (
-    ENVIRON,
-    HPC,
     JUELICH,
-    ONE_TASK,
     WORLD,
+    absent,
     column,
+    late,
+    on_node,
     own_lines,
     read_workers,
 )
-from tests.support.patience import NEVER_S, PATIENCE, until
+from tests.support.cluster.real_job import RealJob, launch
+from tests.support.patience import NEVER_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.cluster.testbed import Cluster
 
-DRY = (*HPC, "--hpc-dry-run", "--nproc_per_node=2")
-JSON = (*HPC, "--hpc-dry-run=json", "--nproc_per_node=2")
-
-# The shell of one node, which waits for the end of the other node's launcher.
-ABSENT = (
-    "if test $SLURM_NODEID = {node}; then "
-    'until test -e "$0"; do sleep 0.1; done; exit; fi; '
-    '"$@"; code=$?; touch "$0"; exit $code'
-)
+TWO = "--nproc_per_node=2"
+JSON = ("--hpc-dry-run=json", TWO)
 
 
 def test_json_is_what_plain_torchrun_needs(juelich: Cluster, tmp_path: Path) -> None:
@@ -42,32 +35,16 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster, tmp_path: Path) -> 
 
     One node is late, and the other says that it waits.
     """
-    tmp_path.chmod(0o777)
-    nodes_of_step = ("-N2", ONE_TASK)
-    late = f"test $SLURM_NODEID = 0 || until test -e {tmp_path}/go; do sleep 0.1; done"
-    told, written = tmp_path / "stderr", tmp_path / "stdout"
-    with told.open("w") as stderr, written.open("w") as stdout:
-        program = juelich.popen(
-            ["srun", *nodes_of_step, "sh", "-c", f'{late}; exec "$@"', "sh", *JSON,
-             f"--rdzv_conf=join_timeout={NEVER_S}", WORLD],
-            env=JUELICH, stdout=stdout, stderr=stderr,
-        )  # fmt: skip
-        try:
-            answered = r"HPC100]: 1 of 2 nodes have answered after \d+ s"
-            message = rf"{answered}. The limit is {NEVER_S} s"
-            until(
-                lambda: (
-                    program.poll() is not None or re.search(message, told.read_text())
-                ),
-                told.read_text,
-            )
-            (tmp_path / "go").touch()
-            code = program.wait(PATIENCE)
-        finally:
-            juelich.end(program)
-    assert code == 0, told.read_text()
-    assert re.search(message, told.read_text()), told.read_text()
-    nodes = json.loads(written.read_text())["nodes"]
+    go = tmp_path / "go"
+    options = (*JSON, f"--rdzv_conf=join_timeout={NEVER_S}")
+    message = (
+        rf"HPC100]: 1 of 2 nodes have answered after \d+ s. The limit is {NEVER_S} s"
+    )
+    with RealJob(juelich, *options, first=late(1, go), environ=JUELICH) as job:
+        job.says(message)
+        go.touch()
+        job.ends(0)
+    nodes = json.loads(job.stdout)["nodes"]
     assert [node["meeting"]["node_rank"] for node in nodes] == [0, 1]
     cases = [
         f"{number}) export {' '.join(f'{k}={v}' for k, v in node['exports'].items())}; "
@@ -75,10 +52,8 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster, tmp_path: Path) -> 
         for number, node in enumerate(nodes)
     ]
     script = f"case $SLURM_NODEID in {' '.join(cases)} esac"
-    stock = juelich.srun(*nodes_of_step, "sh", "-c", script, env=JUELICH)
-    assert stock.returncode == 0, stock.stderr
-    ours = juelich.srun(*nodes_of_step, *HPC, "--nproc_per_node=2", WORLD, env=JUELICH)
-    assert ours.returncode == 0, ours.stderr
+    stock = launch(juelich, first=script, environ=JUELICH)
+    ours = launch(juelich, TWO, environ=JUELICH)
     names = (
         "RANK", "host", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
         "OMP_NUM_THREADS", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE",
@@ -112,13 +87,13 @@ def test_json_is_what_plain_torchrun_needs(juelich: Cluster, tmp_path: Path) -> 
     ],
     ids=["static", "c10d"],
 )
-def test_what_is_typed(
+def test_explicit_options(
     unpadded: Cluster, options: list[str], names: dict[str, dict[str, str]]
 ) -> None:
-    line = "test $SLURM_NODEID = 1 && export NCAR_HOST=derecho; exec "
-    line += " ".join([*JSON, *options, WORLD])
-    done = unpadded.srun("-N2", ONE_TASK, "sh", "-c", line, env=ENVIRON)
-    assert done.returncode == 0, done.stderr
+    first = f"{on_node(1, 'export NCAR_HOST=derecho')}; "
+    first += f'set -- "$@" {" ".join(options)} {WORLD}'
+    done = launch(unpadded, *JSON, first=first, script=())
+    assert done.returncode == 0
     answer = json.loads(done.stdout)
     assert answer["missing"] == []
     meetings = [node["meeting"] for node in answer["nodes"]]
@@ -136,10 +111,9 @@ def test_a_store_that_is_a_file_is_left_alone(
     unpadded: Cluster, tmp_path: Path
 ) -> None:
     file = tmp_path / "store"
-    options = (f"--rdzv_endpoint={file}", "--rdzv_conf=store_type=file")
-    done = unpadded.srun("-N2", ONE_TASK, *JSON, "--rdzv_backend=c10d", *options,
-                         WORLD, env=ENVIRON)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    options = ("--rdzv_backend=c10d", f"--rdzv_endpoint={file}")
+    done = launch(unpadded, *JSON, *options, "--rdzv_conf=store_type=file")
+    assert done.returncode == 0
     assert [
         node["meeting"]["node_rank"] for node in json.loads(done.stdout)["nodes"]
     ] == [0]
@@ -152,12 +126,10 @@ def test_a_node_that_does_not_answer_is_named(
     """It is node 1, or node 0, which would be the host."""
     tmp_path.chmod(0o777)
     for node in range(2):
-        shell = ["sh", "-c", ABSENT.format(node=node), tmp_path / f"end{node}"]
-        done = unpadded.srun(
-            "-N2", ONE_TASK, *shell, *DRY, "--rdzv_conf=join_timeout=3", WORLD,
-            env=ENVIRON,
-        )  # fmt: skip
-        assert done.returncode == 1, done.stderr
+        (tmp_path / "end").unlink(missing_ok=True)
+        options = ("--hpc-dry-run", TWO, "--rdzv_conf=join_timeout=3")
+        done = launch(unpadded, *options, first=absent(node, tmp_path))
+        assert done.returncode == 1
         assert "Traceback" not in done.stderr
         if node == 1:
             assert done.stdout.startswith("NOT OK: 1 node did not answer"), done.stdout

@@ -16,7 +16,7 @@ from torchrun_hpc.schedulers.hostlist import HostlistError, expand_hostlist
 
 SUFFIXES_SINCE = (23, 2, 5)
 
-# What the generated lists do not have: sizes, and many brackets.
+# The generated lists are not as large, and have fewer brackets.
 SAME = [
     "n[000000000000000000000001-2]",
     "n[4294967294-4294967297]",

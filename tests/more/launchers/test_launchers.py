@@ -29,7 +29,7 @@ from tests.support.cluster.mpi import (
     run,
     unless_it_hangs,
 )
-from tests.support.patience import PATIENCE
+from tests.support.cluster.real_job import How, RealJob
 
 MPI = str(SCRIPTS / "mpi.py")
 # Open MPI 5 may hang where tasks end at once, whatever they are.
@@ -44,7 +44,7 @@ def on(*launchers):
 
 
 def tasks(mpi, number, each=2):
-    """Return what is typed for so many tasks, so many on each node."""
+    """Return the options for so many tasks, so many on each node."""
     return ["-np", str(number)] + ([] if mpi in OPENMPI else ["-ppn", str(each)])
 
 
@@ -173,17 +173,17 @@ def test_two_at_once_do_not_meet(bare, mpi, tmp_path):
         f"until test $(ls {tmp_path} | wc -l) = 8; do sleep 0.1; done"
     )
     hosts = tuple(f"{h}:2" if mpi in OPENMPI else h for h in HOSTS)
-    command = [*mpi.command(bare, *hosts), *tasks(mpi, 4), *HPC]
-    command += ["--no-python", "sh", "-c", script, WORLD]
-    programs = [bare.popen(command, host="n9", env=ENVIRON) for _ in range(2)]
-    outputs = [program.communicate(timeout=PATIENCE) for program in programs]
-    assert [program.returncode for program in programs] == [0, 0], outputs
+    mpirun = [*mpi.command(bare, *hosts), *tasks(mpi, 4)]
+    how: How = {"by": mpirun, "script": ["sh", "-c", script, WORLD], "host": "n9"}
+    with (
+        RealJob(bare, "--no-python", **how) as first,
+        RealJob(bare, "--no-python", **how) as second,
+    ):
+        workers = [read_workers(job.done()) for job in (first, second)]
+    assert [len(of_one) for of_one in workers] == [4, 4]
     for name in "TORCHELASTIC_RUN_ID", "MASTER_PORT":
-        found = [column(out, name) for out, _ in outputs]
-        assert [len(of_one) for of_one in found] == [4, 4], outputs
-        first, second = ({*of_one} for of_one in found)
-        assert len(first) == len(second) == 1
-        assert first != second, name
+        (one,), (other,) = ({*column(of_one, name)} for of_one in workers)
+        assert one != other, name
 
 
 @on(OPENMPI_5, MPICH_4)

@@ -10,12 +10,12 @@ from tests.support.cluster.commands import (
     HPC,
     JUELICH,
     column,
-    launch,
     lines,
     own_lines,
     require,
 )
 from tests.support.cluster.mpi import OPENMPI_4, missing, once, run
+from tests.support.cluster.real_job import launch
 from tests.support.cluster.testbed import Cluster
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -24,7 +24,7 @@ NAMES = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME")
 
 
 def test_nodes_with_both_kinds_of_addresses():
-    """IPv4 counts more, unless an IPv6 address is typed."""
+    """IPv4 counts more, unless an IPv6 address is explicit."""
     option, forks = "--rdzv_endpoint=[fd20::1]:29400", JUELICH | FORMS["fork"]
     with Cluster(("jwb0001", "jwb0002"), ipv6=True) as cluster:
         tasks = launch(cluster, tasks=2, environ=JUELICH)
@@ -36,7 +36,7 @@ def test_nodes_with_both_kinds_of_addresses():
 
 
 def test_a_network_that_nccl_does_not_prefer():
-    """No site rule applies, and the typed name says which network."""
+    """No site rule applies, and the explicit name says which network."""
     with Cluster(("nid2", "nid10"), fast="hsn0", management="open") as cluster:
         done = launch(cluster, "--rdzv_endpoint=nid2i")
     assert column(done, "host", *NAMES, "NCCL_SOCKET_IFNAME") == [
@@ -82,8 +82,9 @@ def test_open_mpi_where_the_first_network_is_closed():
     """As on a PBS without tm: no node but the first has the names of the others."""
     require(missing(OPENMPI_4))
     hosts = ("dec0001", "dec0002", "dec0003")
-    names = {"fast": "hsn0", "fast_names": str}
-    with Cluster(hosts, management="open", slurm=False, **names) as cluster:
+    with Cluster(
+        hosts, management="open", slurm=False, fast="hsn0", fast_names=str
+    ) as cluster:
         for host in hosts:
             cluster.configure(host, "nft", "-f", "-", lines=[CLOSED])
         for tasks, options in ((3, once(OPENMPI_4)), (6, ["--map-by", "ppr:2:node"])):

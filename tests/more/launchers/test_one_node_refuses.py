@@ -2,55 +2,71 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 
-from tests.support.cluster.commands import HOSTS, SCRIPTS, errors, launch, refused
+from tests.support.cluster.commands import HOSTS, SCRIPTS, errors, on_node, refused
+from tests.support.cluster.real_job import launch
 from tests.support.patience import NEVER_S
 
 NO_TORCH = "export PYTHONPATH={folder}"
 NOT_IMPORTED = "torch cannot be imported by"
 
-# The node, what its shell does before it starts the command, which is "$@", what the
-# node says, behind its name, and what is typed on all nodes.
+
+class Fault(NamedTuple):
+    """A fault on one node.
+
+    Attributes:
+        node: The node.
+        first: What its shell runs before the command, which is ``"$@"``.
+        says: What the node says after its name.
+        options: The options on all nodes.
+    """
+
+    node: int
+    first: str
+    says: str
+    options: tuple[str, ...] = ()
+
+
 FAULTS = {
-    "no torch": (1, NO_TORCH, NOT_IMPORTED),
-    "no torch on the head": (0, NO_TORCH, NOT_IMPORTED),
-    "no torch, and an endpoint": (
-        *(0, NO_TORCH, NOT_IMPORTED),
-        "--rdzv-endpoint=n10:24322",
+    "no torch": Fault(1, NO_TORCH, NOT_IMPORTED),
+    "no torch on the head": Fault(0, NO_TORCH, NOT_IMPORTED),
+    "no torch, and an endpoint": Fault(
+        0, NO_TORCH, NOT_IMPORTED, ("--rdzv-endpoint=n10:24322",)
     ),
-    "no torch on the head, in a dry run of c10d": (
-        *(0, NO_TORCH, NOT_IMPORTED),
-        *("--hpc-rendezvous=c10d", "--hpc-dry-run"),
+    "no torch on the head, in a dry run of c10d": Fault(
+        0, NO_TORCH, NOT_IMPORTED, ("--hpc-rendezvous=c10d", "--hpc-dry-run")
     ),
-    "no interface": (
+    "no interface": Fault(
         1, "export GLOO_SOCKET_IFNAME=ib7", "GLOO_SOCKET_IFNAME=ib7: this node has no"
     ),
-    "all ports taken": (
-        0, f'set -- python {SCRIPTS / "hold_ports.py"} "$@"',
+    "all ports taken": Fault(
+        0,
+        f'set -- python {SCRIPTS / "hold_ports.py"} "$@"',
         "cannot listen on 10.10.0.1: port ",
     ),
-    "an option that only this torch lacks": (
+    "an option that only this torch lacks": Fault(
         1, 'shift 3; set -- python -m torchrun_hpc --nope "$@"', "unknown option --nope"
     ),
-    "a log folder that cannot be made": (
+    "a log folder that cannot be made": Fault(
         1, "export PET_LOG_DIR=/proc/none", "torchrun cannot create its log folder"
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_all_end_and_hear_why(unpadded, tmp_path, name):
     """The other node would wait for `NEVER_S`."""
-    node, does, says, *options = FAULTS[name]
-    first = f"if test $SLURM_NODEID = {node}; then {does.format(folder=tmp_path)}; fi"
+    node, first, says, options = FAULTS[name]
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: no such file')")
     done = launch(
         unpadded,
         f"--rdzv-conf=join_timeout={NEVER_S}",
         *options,
         srun=["--label"],
-        first=first,
+        first=on_node(node, first.format(folder=tmp_path)),
     )
     refused(done)
     (own,) = [x for x in errors(done.stderr) if x.startswith(f"{node}: ")]

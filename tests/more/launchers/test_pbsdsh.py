@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.cluster.commands import ENVIRON, FORMS, HOSTS, HPC, WORLD, column
 from tests.support.cluster.mpi import type_on_each
+from tests.support.cluster.real_job import Program
 
 LAUNCH = (*HPC, "--nproc_per_node=1")
 DOCTOR = "python -m torchrun_hpc.doctor --max-bytes=8 --nproc_per_node=1"
@@ -41,12 +42,9 @@ def test_each_node_has_paths_of_its_own(bare, environ, tmp_path):
 
 def test_two_launches_do_not_mix(bare, environ, tmp_path):
     """The second one's task on the head node has not started yet."""
-    first = bare.popen([*LAUNCH, WORLD], host=HOSTS[0], env=environ, cwd=tmp_path)
-    try:
-        second = [*LAUNCH, "--max-restarts=1", WORLD]
+    second = [*LAUNCH, "--max-restarts=1", WORLD]
+    with Program(bare, [*LAUNCH, WORLD], host=HOSTS[0], environ=environ, cwd=tmp_path):
         done = bare.run(second, host=HOSTS[1], env=environ, cwd=tmp_path)
-    finally:
-        bare.end(first)
     assert done.returncode == 2, done.stderr
     command = f"--nproc_per_node=1 --max_restarts=1 {WORLD}"
     assert f"HPC232]: on {HOSTS[1]}: this node runs {command} [" in done.stderr

@@ -1,4 +1,4 @@
-"""Endpoints that are typed as the centres' recipes say."""
+"""Explicit endpoints, as in the recipes of the centres."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPUs and GPUs as Slurm really gives them: what is warned of, and what mends it."""
+"""CPUs and GPUs as Slurm really gives them: warnings, and their remedies."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.cluster.commands import (
     ONE_TASK,
     WORLD,
     column,
-    launch,
     read_workers,
     together,
     warnings,
 )
 from tests.support.cluster.mpi import MPICH_4, OPENMPI, OPENMPI_5, unless_it_hangs
+from tests.support.cluster.real_job import launch
 from tests.support.cluster.testbed import Cluster
 from tests.support.patience import NEVER_S, PATIENCE, until
 from torchrun_hpc.names import ranges
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("machine")
 GPUS = ["--gres=gpu:4"]
 JUWELS = {"SYSTEMNAME": "juwels"}
 
-# What many sites have as their default: a task is bound to the cores it asked for.
+# The default of many sites: a task is bound to the cores that it asked for.
 SRUN = "srun --cpu-bind=cores"
 
 
@@ -60,7 +60,7 @@ def test_srun_forgets_the_cpus_of_sbatch(bound):
 
 @pytest.mark.parametrize("job", [["-N1", "-n2"], ["-N1", ONE_TASK]])
 def test_more_workers_than_cpus(bound, job):
-    """What is proposed is tried as it stands: a line, or an option for sbatch."""
+    """The remedy works as it stands: a line, or an option for sbatch."""
     command = f"{SRUN} -n1 {' '.join(HPC)} --nproc_per_node=2 {WORLD}"
     done = bound.sbatch(f"#!/bin/sh\n{command}", *job, env=ENVIRON)
     (seen,) = warnings(done.output)

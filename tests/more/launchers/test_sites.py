@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.cluster.commands import ENVIRON, column, launch, lines
+from tests.support.cluster.commands import ENVIRON, column, lines
+from tests.support.cluster.real_job import launch
 from tests.support.cluster.testbed import Cluster
 from tests.support.own_site import OWN, VARIABLES
 
@@ -52,7 +53,7 @@ def test_centre(site):
 
 
 def test_a_site_of_a_file(tmp_path):
-    """Typed, its variables reach the workers, and what is set is kept."""
+    """Its variables reach the workers; variables that the user set are kept."""
     file = tmp_path / "site.toml"
     file.write_text(OWN, encoding="utf-8")
     names = ("NCCL_CROSS_NIC", "NCCL_SOCKET_IFNAME")

@@ -1,9 +1,8 @@
-"""More ways in which Slurm starts a launcher; see core/test_steps.py, too."""
+"""More ways in which Slurm starts a launcher; see also core/test_steps.py."""
 
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
@@ -15,13 +14,14 @@ from tests.support.cluster.commands import (
     ONE_TASK,
     WORLD,
     column,
-    launch,
+    in_terminal,
     own_lines,
     read_workers,
     together,
 )
+from tests.support.cluster.real_job import RealJob, launch
 from tests.support.pages.blocks import block, replaced
-from tests.support.patience import NEVER_S, PATIENCE, START
+from tests.support.patience import NEVER_S, PATIENCE
 
 
 def test_what_other_jobs_have_left(unpadded):
@@ -88,14 +88,8 @@ def test_standalone_makes_a_world_of_every_task(unpadded):
 
 
 def test_an_interactive_step_is_one_node(unpadded):
-    """salloc's shell is on the first node; `script` gives it the terminal it wants."""
-    done = unpadded.run(
-        ["script", "--quiet", "--return", "--command", "salloc -N3", "/dev/null"],
-        input=f"{LINE}; exit $?\n",
-        env=ENVIRON | {"SHELL": "/bin/sh"},
-    )
-    assert done.returncode == 0, done.stdout
-    output = done.stdout.replace("\r\n", "\n")
+    """salloc's shell is on the first node, and wants a terminal."""
+    output = in_terminal(unpadded, "salloc -N3", f"{LINE}; exit $?\n")
     assert column(output, "host", "WORLD_SIZE") == [("n9", "1")], output
     (line,) = own_lines(output)
     assert "this is 1 of 3 nodes of the job" in line
@@ -106,14 +100,9 @@ def test_a_shell_of_srun_pty_is_one_node(unpadded):
     """Also when the step has three: the others' shells have ended at once."""
     srun = "srun -N3 --pty sh"
     nested = f"srun --overlap -N2 -n2 -w n10,n11 {LINE} </dev/null"
-    done = unpadded.run(
-        ["script", "--quiet", "--return", "--command", srun, "/dev/null"],
-        input=f"{LINE}\n{nested}; exit $?\n",
-        env=ENVIRON,
-    )
-    assert done.returncode == 0, done.stdout
-    sizes = column(done.stdout.replace("\r\n", "\n"), "host", "WORLD_SIZE")
-    assert sorted(sizes) == [("n10", "2"), ("n11", "2"), ("n9", "1")], done.stdout
+    output = in_terminal(unpadded, srun, f"{LINE}\n{nested}; exit $?\n")
+    sizes = column(output, "host", "WORLD_SIZE")
+    assert sorted(sizes) == [("n10", "2"), ("n11", "2"), ("n9", "1")], output
 
 
 def test_a_login_into_a_node_is_one_node(unpadded):
@@ -124,23 +113,21 @@ def test_a_login_into_a_node_is_one_node(unpadded):
 
 @pytest.mark.parametrize("host", ["n9", pytest.param("n10", marks=pytest.mark.release)])
 def test_a_second_agent_joins_by_hand(unpadded, host):
-    """It has no scheduler; the first one is a step of one node, with a typed range."""
-    env = ENVIRON | {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
+    """It has no scheduler. The first one is a step of one node, with a range."""
+    environ = {"PET_HPC_SITE": "jsc"}  # n9 is n9i: 10.20.0.1 on ib0
     options = ("--nnodes=1:2", f"--rdzv_conf=last_call_timeout={PATIENCE}")
-    first = unpadded.popen(["srun", "-N1", "-w", "n9", *HPC, *options, WORLD], env=env)
-    try:
-        told = next((line for line in first.stderr if START in line), "")
-        where = re.search(r"Slurm ([\d.]+).*c10d rendezvous at (n9i:\d+) ", told)
-        assert where, told
-        mine = {"jwb0001i:26058": where[2], "123456.0": where[1]}
-        mine |= {"main.py": f"{options[1]} {WORLD}"}
+    with RealJob(unpadded, *options, hosts=["n9"], environ=environ) as first:
+        mine = {
+            "jwb0001i:26058": f"n9i:{first.port()}",
+            "123456.0": first.launch_id(),
+            "main.py": f"{options[1]} {WORLD}",
+        }
         line = replaced(block("docs/internals.md", "--nnodes=1:2").text, mine)
         second = unpadded.run(["bash", "-c", line], host=host, env=ENVIRON)
-        out, err = first.communicate(timeout=PATIENCE)
-    finally:
-        unpadded.end(first)
-    assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
-    assert column(out + second.stdout, "RANK", "host", "MASTER_ADDR") == [
+        first.ends(0)
+    assert "c10d rendezvous at n9i:" in first.stderr
+    assert second.returncode == 0, second.stderr
+    assert column(first.stdout + second.stdout, "RANK", "host", "MASTER_ADDR") == [
         ("0", "n9", "10.20.0.1"),
         ("1", host, "10.20.0.1"),
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.cluster.commands import launch, own_lines
+from tests.support.cluster.commands import own_lines
+from tests.support.cluster.real_job import launch
 from tests.support.patience import START
 
 TRAIN = """

@@ -1,4 +1,4 @@
-"""What a message tells to type is typed, as it stands, where the message has come.
+"""The line to copy of a message works as it stands, where the message appeared.
 
 Each line is run by the launcher that it names: it starts one agent on each node that
 was meant, and these make one world. A batch script that starts agents itself, HPC061,
@@ -19,6 +19,7 @@ from tests.support.cluster.commands import (
     NODES,
     PBS,
     WORLD,
+    in_terminal,
     see_one_world,
 )
 from tests.support.cluster.mpi import (
@@ -59,14 +60,8 @@ def test_on_the_login_node(unpadded):
 
 
 def test_in_a_shell_on_the_first_node(unpadded):
-    """`script` gives it the terminal it wants."""
-    done = unpadded.run(
-        ["script", "-qec", "srun -N2 --pty sh", "/dev/null"],
-        input=f"{AS_SUGGESTED} HPC073 {LINE}; exit $?\n",
-        env=ENVIRON | {"SHELL": "/bin/sh"},
-    )
-    assert done.returncode == 0, done.stdout
-    see_one_world(done.stdout.replace("\r\n", "\n"))
+    keys = f"{AS_SUGGESTED} HPC073 {LINE}; exit $?\n"
+    see_one_world(in_terminal(unpadded, "srun -N2 --pty sh", keys))
 
 
 # --- mpirun and mpiexec ------------------------------------------------------------

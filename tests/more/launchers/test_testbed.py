@@ -69,7 +69,7 @@ def received(cluster, host):
 
 
 def machine_state():
-    """What a cluster could change on this machine."""
+    """Return all that a cluster could change on this machine."""
     return {
         "interfaces": socket.if_nameindex(),
         "mounts": Path("/proc/self/mounts").read_text(),
@@ -168,6 +168,7 @@ def test_nothing_is_left_behind(number, folder):
         text=True,
     ) as holder:
         try:
+            assert holder.stdout
             assert holder.stdout.readline() == "up\n"
             processes = programs_below(psutil.Process(holder.pid))
         except BaseException:

@@ -102,7 +102,7 @@ def test_one_that_hangs_is_killed_with_its_children(tmp_path, hangs):
 
 
 def runs(pid):
-    """Say whether a process runs; one that has ended may still have its number."""
+    """Return whether a process runs; an ended one may still have its number."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -81,6 +81,7 @@ def server(unknown_peers, limit):
         return printed, float(seconds), errors
 
     try:
+        assert program.stdout
         yield int(program.stdout.readline()), end
     finally:
         program.kill()

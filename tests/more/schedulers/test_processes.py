@@ -1,4 +1,4 @@
-"""What a process finds out of itself, and what is only seen of a real one."""
+"""Facts about this process, which only a real process has."""
 
 from __future__ import annotations
 

@@ -62,9 +62,9 @@ def seen(folder: Path, attempt: int = 0) -> list[dict[str, Any]]:
 
 
 def assert_bound(folder: Path, *options: str) -> None:
-    """See that each worker has CPUs of its own.
+    """See that each worker has CPUs of its own, also after a restart.
 
-    After a restart, too; and a DataLoader's workers have those of theirs.
+    The workers of its DataLoader have the same CPUs.
     """
     (folder / "script.py").write_text(SCRIPT)
     done = launch(

@@ -14,15 +14,15 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.cluster.testbed import Batch
-from tests.support.patience import OWN, without_waits
+from tests.support.patience import NEVER_S, OWN, without_waits
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from tests.support.cluster.testbed import Cluster
 
-    # What was printed, or the end of a job, which must have ended well.
+    # An output, or the end of a job, which must have ended well.
     Ended = str | subprocess.CompletedProcess[str] | Batch
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -101,39 +101,40 @@ def together(folder: Path, workers: int) -> tuple[str, str]:
     return "--no-python", str(script)
 
 
-def launch(  # noqa: PLR0913
-    cluster: Cluster,
-    *options: str,
-    script: Sequence[str | os.PathLike[str]] = (WORLD,),
-    nodes: int = 2,
-    tasks: int = 1,
-    srun: Sequence[str] = (),
-    first: str = "",
-    environ: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """Run ``srun python -m torchrun_hpc``; what it prints is shown if the test fails.
+def until_there(file: Path | str) -> str:
+    """Return the shell command that waits for a file."""
+    return f"until test -e {file}; do sleep 0.1; done"
 
-    Args:
-        cluster: Where.
-        *options: The launcher's.
-        script: The script, and its arguments.
-        nodes: How many nodes.
-        tasks: Tasks on each node.
-        srun: What is typed before the launcher: options of srun, or a program.
-        first: Shell commands that each task runs first.
-        environ: Variables beside `ENVIRON`.
-        cwd: The working directory.
+
+def on_node(node: int, command: str) -> str:
+    """Return the shell command that runs a command on one node only."""
+    return f"if test $SLURM_NODEID = {node}; then\n{command}\nfi"
+
+
+def late(node: int, file: Path | None = None) -> str:
+    """Return the shell command by which a node starts late: with a file, or never."""
+    return on_node(node, until_there(file) if file else f"exec sleep {NEVER_S}")
+
+
+def absent(node: int, folder: Path) -> str:
+    """Return the shell command by which a node only waits for the others' end.
+
+    The folder belongs to this launch of two nodes, and every user may write there.
     """
-    done = cluster.srun(
-        *(f"-N{nodes}", f"--ntasks-per-node={tasks}", *srun),
-        *(("sh", "-c", f'{first}; exec "$@"', "sh") if first else ()),
-        *(*HPC, *options, *script),
-        env=ENVIRON | dict(environ or {}),
-        cwd=cwd,
+    end = folder / "end"
+    wait = on_node(node, f"{until_there(end)}; exit")
+    return f'{wait}; "$@"; code=$?; touch {end}; exit $code'
+
+
+def in_terminal(cluster: Cluster, command: str, keys: str = "") -> str:
+    """Run a command in a terminal where a user types keys; return what it shows."""
+    done = cluster.run(
+        ["script", "-qec", command, "/dev/null"],
+        input=keys or None,
+        env=ENVIRON | {"SHELL": "/bin/sh"},
     )
-    print(done.stdout, done.stderr, sep="\n")
-    return done
+    assert done.returncode == 0, done.stdout
+    return done.stdout.replace("\r\n", "\n")
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int = 2) -> list[str]:
@@ -155,7 +156,7 @@ def read_workers(ended: Ended) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda worker: int(worker["RANK"]))
 
 
-def column(seen: list[dict[str, Any]] | Ended, *names: str) -> list[tuple[str, ...]]:
+def column(seen: list[dict[str, Any]] | Ended, *names: str) -> list[tuple[Any, ...]]:
     """Return some values of each worker, an empty text for one that is not set."""
     workers = seen if isinstance(seen, list) else read_workers(seen)
     return [tuple(worker.get(name, "") for name in names) for worker in workers]

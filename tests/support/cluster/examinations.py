@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from tests.support.cluster.testbed import Cluster
 
-# Mbit/s of each link, which a busy machine has time for. What two cores do without a
-# limit is noise.
+# Mbit/s of each link, which a busy machine has time for. Without a limit, the rate on
+# two cores is noise.
 MBITS = 100
 DOCTOR = ("python", "-m", "torchrun_hpc.doctor")
 SMALL = "--max-bytes=8"  # of the collectives: the links are what it is about
@@ -52,9 +52,12 @@ class Examined(NamedTuple):
 def examined(
     done: subprocess.CompletedProcess[str], file: Path, code: int | None = 0
 ) -> Examined:
-    """Read what an examination has written; without a code, whatever it says.
+    """Read what an examination has written.
 
-    Links without a rate of their own are noise here.
+    Args:
+        done: Its end.
+        file: Its report.
+        code: The exit code. None: any, because links without a rate are noise.
     """
     print(done.stdout, done.stderr)
     assert code in (None, done.returncode), done.stderr
@@ -62,7 +65,7 @@ def examined(
     return Examined(json.loads(file.read_text()), done)
 
 
-def typed(  # noqa: PLR0913, PLR0917 - the last two have defaults
+def examine_as_on_page(  # noqa: PLR0913, PLR0917 - the last two have defaults
     cluster: Cluster,
     folder: Path,
     words: str,
@@ -70,7 +73,7 @@ def typed(  # noqa: PLR0913, PLR0917 - the last two have defaults
     lines: int | None = None,
     env: dict[str, str] = PRELOADED,
 ) -> subprocess.CompletedProcess[str]:
-    """Type what the page has, or its first lines, for the three nodes of a cluster."""
+    """Run an example of the page, or its first lines, on three nodes."""
     small = {"srun": shlex.join(["srun", *STEP])} | instead
     text = "\n".join(block("docs/troubleshooting.md", words).text.splitlines()[:lines])
     text = replaced(text, small)

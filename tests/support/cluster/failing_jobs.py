@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.support import ROOT
-from tests.support.cluster.commands import FORMS, JUELICH, KILL, launch, own_lines
+from tests.support.cluster.commands import FORMS, JUELICH, KILL, own_lines
+from tests.support.cluster.real_job import launch
 from tests.support.golden import is_updating
 from tests.support.pages.blocks import blocks
 from tests.support.patience import without_waits
@@ -36,7 +37,7 @@ class Example:
         title: What happens.
         program: What the workers run.
         options: Those of the launcher.
-        script: The name that is typed.
+        script: The name of the script on the command line.
         code: How it ends.
         form: How its workers are started; see `FORMS`.
         is_cut_off: Whether Slurm ends all tasks as soon as one ends with an error.
@@ -167,7 +168,7 @@ def examples() -> dict[str, list[str]]:
 
 
 def write(example: Example, report: list[str]) -> None:
-    """Write an example into the page, in the place of the one that is there."""
+    """Write an example into the page, instead of the old one."""
     page = (ROOT / PAGE).read_text(encoding="utf-8")
     text = f"### {example.title}\n\n"
     if example.program:

@@ -10,11 +10,10 @@ import signal
 import time
 from functools import partial
 
-import psutil
-
 from tests.support.cluster.faults import Seconds, fault
-from tests.support.cluster.training_job import NEVER, Job, ended
-from tests.support.patience import NEVER_S, until
+from tests.support.cluster.real_job import ended
+from tests.support.cluster.training_job import NEVER, TrainingJob
+from tests.support.patience import NEVER_S
 
 # How workers are started changes nothing here, and forks of one import start at once.
 with_spare = partial(fault, nodes=4)
@@ -29,35 +28,26 @@ HURRIED = (
 )
 
 
-def again(job: Job, attempt: int = 1, *, lost: int, by: int = 3) -> float:
+def again(job: TrainingJob, attempt: int = 1, *, lost: int, by: int = 3) -> float:
     """Wait until all train again; return how long that took.
 
     The lost node's worker is on another node. All others are on their old ones.
     """
     seconds = job.wait(partial(job.trains, attempt))
     job.expected[lost] = job.hosts[by]
-    assert job.places() == tuple(job.expected), job.output()
+    assert job.places() == job.expected, job.output
     job.says(f"HPC207]: restart {attempt} of all workers")
     return seconds
 
 
-def ends_well(job: Job, *lost: int) -> None:
-    """Let the training end; all agents that are left end with exit code 0."""
-    (job.folder / "stop").touch()
-    job.end()
-    left = [code for node, code in enumerate(job.codes()) if node not in lost]
-    assert left == [0] * len(left), job.output()
-    assert "Traceback" not in job.output(), job.output()
-
-
-def outcome(job: Job) -> dict[str, object]:
+def outcome(job: TrainingJob) -> dict[str, object]:
     """Return what was written with ``--hpc-outcome``."""
     found: dict[str, object] = json.loads((job.folder / "outcome").read_text())
     return found
 
 
 @with_spare("With a spare: all processes of a node are killed", is_core=True)
-def spare_node_killed(job: Job) -> Seconds:
+def spare_node_killed(job: TrainingJob) -> Seconds:
     """All of node 1 at once, its agent among them; there is `--hpc-outcome=FILE`.
 
     The spare takes its place, and all workers train again {again} s later. The file
@@ -66,15 +56,15 @@ def spare_node_killed(job: Job) -> Seconds:
     job.start(*RESTARTS, f"--hpc-outcome={job.folder}/outcome")
     job.kill(1)
     seconds = again(job, lost=1)
-    ends_well(job, 1)
+    job.ends_well(1)
     found = outcome(job)
-    assert found["outcome"] == "done", (found, job.output())
-    assert found["exclude"] == [job.hosts[1]], (found, job.output())
+    assert found["outcome"] == "done", (found, job.output)
+    assert found["exclude"] == [job.hosts[1]], (found, job.output)
     return {"again": seconds}
 
 
 @fault("With a spare: an agent is killed", nodes=5)
-def spare_agent_killed(job: Job) -> Seconds:
+def spare_agent_killed(job: TrainingJob) -> Seconds:
     """SIGKILL to the agent of node 1; here there are two spares.
 
     One takes its place, node rank 1, and all workers train again {again} s later, the
@@ -86,7 +76,7 @@ def spare_agent_killed(job: Job) -> Seconds:
 
 
 @fault("With a spare: the head node is lost", nodes=5, after="spare_agent_killed")
-def spare_head_killed(job: Job) -> Seconds:
+def spare_head_killed(job: TrainingJob) -> Seconds:
     """Then all processes of node 0 are killed at once, the coordinator among them.
 
     Node 2 takes over as the coordinator, the other spare gets node rank 0, and all
@@ -94,13 +84,13 @@ def spare_head_killed(job: Job) -> Seconds:
     """
     job.kill(0)
     seconds = again(job, 2, lost=0, by=4)
-    ends_well(job, 0, 1)
-    assert job.codes()[1] == KILLED, job.output()
+    job.ends_well(0, 1)
+    assert job.codes()[1] == KILLED, job.output
     return {"again": seconds}
 
 
 @with_spare("With a spare: a node is cut off, and comes back")
-def spare_cut_off(job: Job) -> Seconds:
+def spare_cut_off(job: TrainingJob) -> Seconds:
     """No packet goes to node 1 or back; here a node is lost that is silent for 15 s.
 
     {again} s later all train again: with the time that its agent has to end its own
@@ -109,19 +99,19 @@ def spare_cut_off(job: Job) -> Seconds:
     """
     job.start(*HURRIED)
     first = job.workers()[1]
-    job.cluster.cut(job.hosts[1])
+    job.cut(1)
     seconds = job.wait(lambda: ended(first))
     seconds += again(job, lost=1)
-    job.cluster.heal(job.hosts[1])
+    job.heal(1)
     job.wait(partial(job.is_accepted, 1))
     job.kill(2)
     again(job, 2, lost=2, by=1)
-    ends_well(job, 2)
+    job.ends_well(2)
     return {"again": seconds}
 
 
 @with_spare("With a spare: the head node is cut off")
-def spare_head_cut_off(job: Job) -> Seconds:
+def spare_head_cut_off(job: TrainingJob) -> Seconds:
     """No packet goes to node 0 or back; again with 15 s instead of 120 s.
 
     Its agent ends its workers, as all others do.
@@ -130,19 +120,19 @@ def spare_head_cut_off(job: Job) -> Seconds:
     """
     job.start(*HURRIED)
     first = job.workers()[0]
-    job.cluster.cut(job.hosts[0])
+    job.cut(0)
     seconds = job.wait(lambda: ended(first))
     seconds += again(job, lost=0)
-    job.cluster.heal(job.hosts[0])
+    job.heal(0)
     job.wait(partial(job.is_accepted, 0, by=1))
     time.sleep(2)
-    assert job.trains(1), job.output()
-    ends_well(job)
+    assert job.trains(1), job.output
+    job.ends_well()
     return {"again": seconds}
 
 
 @with_spare("With a spare: a firewall rejects the packets of a node")
-def spare_rejected(job: Job) -> Seconds:
+def spare_rejected(job: TrainingJob) -> Seconds:
     """It answers TCP with a reset: what node 1 is sent; later, what node 2 sends.
 
     Last it does both to the head node. No process has ended there, so the next round
@@ -154,20 +144,20 @@ def spare_rejected(job: Job) -> Seconds:
     seconds = {}
     steps = (("input", 1, 3), ("output", 2, 1), ("both", 0, 2))
     for attempt, (name, lost, by) in enumerate(steps, 1):
-        first = job.workers()[lost]
         hooks = ("input", "output") if name == "both" else (name,)
-        job.cluster.reject(job.hosts[lost], *hooks)
-        seconds[name] = job.wait(lambda first=first: ended(first))
-        assert not job.trains(attempt), job.output()
+        first = job.workers()[lost]
+        job.reject(lost, *hooks)
+        seconds[name] = job.wait(partial(ended, first))
+        assert not job.trains(attempt), job.output
         seconds[name] += again(job, attempt, lost=lost, by=by)
-        job.cluster.reject(job.hosts[lost])
+        job.reject(lost)
         job.wait(partial(job.is_accepted, lost, by=1 if lost == 0 else 0))
-    ends_well(job)
+    job.ends_well()
     return seconds
 
 
 @with_spare("With a spare: it is lost while it waits")
-def spare_lost(job: Job) -> Seconds:
+def spare_lost(job: TrainingJob) -> Seconds:
     """All processes of node 3 are killed, and a second later those of node 1.
 
     Nothing follows from the first. After the second there are too few nodes: the job
@@ -176,15 +166,15 @@ def spare_lost(job: Job) -> Seconds:
     job.start(*RESTARTS)
     job.kill(3)
     time.sleep(1)
-    assert job.trains(0), job.output()
+    assert job.trains(0), job.output
     job.kill(1)
     seconds = job.end()
-    assert job.codes()[::2] == [1, 1], job.output()
+    assert job.codes()[::2] == [1, 1], job.output
     return {"end": seconds}
 
 
-@with_spare("With a spare: the head node is suspended, and goes on later")
-def spare_head_suspended(job: Job) -> Seconds:
+@with_spare("With a spare: the head node is suspended, and continues later")
+def spare_head_suspended(job: TrainingJob) -> Seconds:
     """All processes of node 0 get SIGSTOP, and SIGCONT when the spare has its place.
 
     That is after {again} s, again with 15 s instead of 120 s. Its agent kills the
@@ -201,14 +191,14 @@ def spare_head_suspended(job: Job) -> Seconds:
     job.says("HPC210")
     job.wait(partial(job.is_accepted, 0, by=1))
     time.sleep(2)
-    assert job.trains(1), job.output()
-    assert len(job.workers()) == 3, job.output()
-    ends_well(job)
+    assert job.trains(1), job.output
+    assert len(job.workers()) == 3, job.output
+    job.ends_well()
     return {"again": seconds}
 
 
 @with_spare("With a spare: two nodes are lost at once")
-def spare_two_lost(job: Job) -> Seconds:
+def spare_two_lost(job: TrainingJob) -> Seconds:
     """Nodes 0 and 2 are killed at the same time; there is `--hpc-outcome=FILE`.
 
     Nobody is left who has seen the end of node 2. So the job ends {end} s later, with
@@ -217,18 +207,18 @@ def spare_two_lost(job: Job) -> Seconds:
     job.start(*HURRIED, f"--hpc-outcome={job.folder}/outcome")
     job.kill(0, 2)
     seconds = job.end()
-    assert job.codes()[1::2] == [1, 1], job.output()
+    assert job.codes()[1::2] == [1, 1], job.output
     found = outcome(job)
-    assert found["outcome"] == "nodes failed", (found, job.output())
-    assert found["exclude"] == [job.hosts[0], job.hosts[2]], (found, job.output())
+    assert found["outcome"] == "nodes failed", (found, job.output)
+    assert found["exclude"] == [job.hosts[0], job.hosts[2]], (found, job.output)
     return {"end": seconds}
 
 
 @with_spare("With a spare: another node is lost while the round forms")
-def spare_lost_while_forming(job: Job) -> Seconds:
+def spare_lost_while_forming(job: TrainingJob) -> Seconds:
     """With a health check that takes long, in which the round of node 1's loss forms.
 
-    Node 2 is lost, too, before the round begins: the job ends {end} s later.
+    Node 2 is also lost before the round begins: the job ends {end} s later.
     """
     hold, asked = job.folder / "hold", job.folder / "asked"
     job.start(
@@ -241,12 +231,12 @@ def spare_lost_while_forming(job: Job) -> Seconds:
     job.wait(asked.exists)
     job.kill(2)
     seconds = job.end()
-    assert job.codes()[0::3] == [1, 1], job.output()
+    assert job.codes()[0::3] == [1, 1], job.output
     return {"end": seconds}
 
 
 @fault("With a spare: a health check fails", nodes=5, is_core=True)
-def spare_unhealthy(job: Job) -> Seconds:
+def spare_unhealthy(job: TrainingJob) -> Seconds:
     """`--hpc-health-check` ends with exit code 1 on node 2, before the first round.
 
     One of two spares has its place from the beginning.
@@ -255,8 +245,8 @@ def spare_unhealthy(job: Job) -> Seconds:
     check = f"echo GPU 3 is missing; test $(hostname) != {bad}"
     job.start(*RESTARTS, f"--hpc-health-check={check}")
     job.expected[2] = job.places()[2]
-    assert job.expected[2] in job.hosts[3:], job.output()
-    assert job.places() == tuple(job.expected), job.output()
+    assert job.expected[2] in job.hosts[3:], job.output
+    assert job.places() == job.expected, job.output
     job.says("HPC207")
     return {}
 
@@ -267,7 +257,7 @@ def spare_unhealthy(job: Job) -> Seconds:
     after="spare_unhealthy",
     is_core=True,
 )
-def spare_bad_node(job: Job) -> Seconds:
+def spare_bad_node(job: TrainingJob) -> Seconds:
     """The worker on node 1 is the first to fail in two consecutive rounds: the node is
     excluded.
 
@@ -275,12 +265,12 @@ def spare_bad_node(job: Job) -> Seconds:
     """
     (job.folder / f"fail.{job.hosts[1]}").touch()
     again(job, 2, lost=1, by=3 if job.hosts[4] in job.expected else 4)
-    ends_well(job)
+    job.ends_well()
     return {}
 
 
 @with_spare("With a spare: a health check hangs")
-def spare_health_check_hangs(job: Job) -> Seconds:
+def spare_health_check_hangs(job: TrainingJob) -> Seconds:
     """On node 2, with `--hpc-health-check-timeout=20`, when a worker has failed.
 
     The check is killed with all that it has started; after {again} s all train again.
@@ -290,20 +280,8 @@ def spare_health_check_hangs(job: Job) -> Seconds:
     job.start(*RESTARTS, "--hpc-health-check-timeout=20", f"--hpc-health-check={hangs}")
     (job.folder / f"hangs.{job.hosts[2]}").touch()
     job.workers()[0].kill()
-    seconds = job.wait(lambda: _sleeping(job)) + again(job, lost=2)
-    until(lambda: not _sleeping(job), job.output)
-    ends_well(job)
+    sleeping = partial(job.programs, str(NEVER_S))  # "sleep 900"
+    seconds = job.wait(sleeping) + again(job, lost=2)
+    job.wait(lambda: not sleeping())
+    job.ends_well()
     return {"again": seconds}
-
-
-def _sleeping(job: Job) -> list[psutil.Process]:
-    """Return what the health check of this job has started."""
-    sleeping = (p for p in psutil.process_iter(["name"]) if p.info["name"] == "sleep")
-    return [p for p in sleeping if _folder_of(p) == str(job.folder)]
-
-
-def _folder_of(process: psutil.Process) -> str:
-    try:
-        return process.cwd()
-    except psutil.Error:
-        return ""

@@ -49,7 +49,7 @@ def shaped(cluster: Cluster, mbits: int = 1000) -> Iterator[None]:
 def throttled(
     cluster: Cluster, host: str, mbits: int = 500, *, egress_only: bool = False
 ) -> Iterator[None]:
-    """Give one host's link a rate in Mbit/s, in the place of the one that it has.
+    """Give one host's link a rate in Mbit/s instead of its own.
 
     Ethernet's headers count; of TCP's data comes through 95.6 % with an MTU of 1500.
     Nothing is dropped: the queue takes whatever is sent in 0.4 s.
@@ -74,7 +74,7 @@ def throttled(
 def lossy(cluster: Cluster, host: str, one_in: int = 40) -> Iterator[None]:
     """Lose each so many-th of the packets to and from a host.
 
-    What TCP sends as one piece of up to 64 KB counts as one packet here, as long as no
+    A piece of up to 64 KB that TCP sends at once counts as one packet, as long as no
     interface has to cut it: fewer losses, of many segments each, and as many bytes.
     """
     port = cluster.port(host)
@@ -123,7 +123,7 @@ def delayed(cluster: Cluster, host: str, milliseconds: float = 5) -> Iterator[No
     """Make round trips to and from a host longer, half of it each way.
 
     The host's link moves to a bridge of its own. Between that and the switch's bridge
-    a program hands on frames, whole pieces of TCP at once.
+    a program forwards frames, whole pieces of TCP at once.
     """
     port = cluster.port(host)
     bridge, near, far = (f"{port}.{name}" for name in ("late", "near", "far"))
@@ -180,7 +180,7 @@ def _show(cluster: Cluster, end: tuple[str, str], *words: str) -> dict[str, Any]
 
 @contextlib.contextmanager
 def _dropping(cluster: Cluster, *rules: str) -> Iterator[None]:
-    """Apply rules to all that the switch hands on."""
+    """Apply rules to all that the switch forwards."""
     table = next(_TABLES)
     chain = ["chain forward {", "type filter hook forward priority 0", *rules, "}"]
     lines = [f"table bridge {table} {{", *chain, "}"]

@@ -12,11 +12,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
 from tests.support.cluster.commands import ENVIRON, FORMS, HPC, KILL, ONE_TASK, SCRIPTS
+from tests.support.cluster.real_job import MARK, processes_of, program_of
 from tests.support.patience import START, until
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 SCRIPT = str(SCRIPTS / "moments.py")
 WORKERS = 2  # on each node
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1")
-# In the environment of all processes of a launch; its folder.
-MARK = "TORCHRUN_HPC_MOMENT"
 
 # Seconds. A signal that comes so late may find workers that are done: it may wait 1 s,
 # and a forwarded one 0.2 s.
@@ -110,12 +109,13 @@ def strike(moment: Moment, cluster: Cluster | None) -> End:
             "--monitor-interval=0.1", SCRIPT, folder, str(moment.restarts),
         ]  # fmt: skip
         environ = {**ENVIRON, **FORMS[moment.form], MARK: folder}
+        streams: dict[str, Any] = {"stdout": stderr, "stderr": stderr}
         if cluster is None:
             words[0] = sys.executable
-            launch = subprocess.Popen(words, env=environ, stdout=stderr, stderr=stderr)
+            launch = subprocess.Popen(words, env=environ, text=True, **streams)
         else:
             words[:0] = ["srun", f"-N{moment.nodes}", ONE_TASK, KILL]
-            launch = cluster.popen(words, env=environ, stdout=stderr, stderr=stderr)
+            launch = cluster.popen(words, env=environ, **streams)
         sent = _send(moment, launch, folder)
         until(lambda: launch.poll() is not None, lambda: (moment, _read(stderr)))
         left = _left_behind(folder)
@@ -201,27 +201,14 @@ def _name(pid: int) -> str:
 
 
 def _agent(folder: str, node: int) -> psutil.Process | None:
-    for process in _processes(folder):
-        with suppress(psutil.Error):
-            words, environ = process.cmdline(), process.environ()
-            if words[1:3] == ["-m", "torchrun_hpc"] and environ.get(
-                "SLURM_NODEID"
-            ) == str(node):
-                return process
-    return None
-
-
-def _processes(folder: str) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(MARK) == folder:
-                yield process
+    agents = (p for p in processes_of(folder, node) if program_of(p) == "torchrun_hpc")
+    return next(agents, None)
 
 
 def _left_behind(folder: str) -> list[str]:
-    """Return what still runs some seconds after the end of a launch."""
+    """Return the processes that still run some seconds after the end of a launch."""
     end = time.monotonic() + 5
-    while left := [p for p in _processes(folder) if p.status() != psutil.STATUS_ZOMBIE]:
+    while left := processes_of(folder):
         if time.monotonic() > end:
             return [str(process) for process in left]
         time.sleep(0.1)

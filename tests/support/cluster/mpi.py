@@ -13,7 +13,7 @@ import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tests.support import ROOT
 from tests.support.cluster.commands import (
@@ -22,13 +22,13 @@ from tests.support.cluster.commands import (
     HOSTS,
     NODES,
     errors,
-    launch,
     see_one_world,
 )
+from tests.support.cluster.real_job import Program, launch
 from tests.support.patience import NEVER_S, PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from tests.support.cluster.testbed import Cluster
 
@@ -139,7 +139,7 @@ LAUNCHERS = (*OPENMPI, *HYDRA)
 
 
 def missing(launcher: Launcher) -> str | None:
-    """Say that a launcher is not installed, or return None if it is."""
+    """Return that a launcher is not installed; None if it is."""
     if launcher.program.exists():
         return None
     return f"not installed: {launcher} (tests/support/cluster/install.sh all)"
@@ -198,51 +198,44 @@ def unless_it_hangs(mpi: Launcher, start: Callable[[float], T]) -> T:
     return start(PATIENCE)
 
 
-def type_on_each(
+def type_on_each(  # noqa: PLR0913
     bare: Cluster,
     line: str,
-    hosts: tuple[str, ...] = HOSTS,
-    codes: tuple[int, ...] = (),
-    **where: Any,
+    hosts: Sequence[str] = HOSTS,
+    *,
+    codes: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> tuple[list[str], str]:
-    """Type a line on several machines at once.
+    """Let a user type a line on several machines at once.
 
     Args:
         bare: The cluster.
         line: For a shell; on the k-th machine its ``--node_rank=0`` is k.
         hosts: The machines.
         codes: Their exit codes; 0 unless given.
-        **where: As for `Cluster.popen`.
+        env: Variables in addition to `ENVIRON`.
+        cwd: The working directory.
 
     Returns:
-        What each has printed, and all errors.
+        The standard output of each machine, and the standard error of all.
     """
-    programs = [
-        bare.popen(
-            ["bash", "-ec", line.replace("--node_rank=0", f"--node_rank={rank}")],
-            host=host,
-            **where,
-        )
-        for rank, host in enumerate(hosts)
-    ]
-    try:
-        outputs = []
-        for program in programs:
-            outputs.append(program.communicate(timeout=PATIENCE))
-            print(*outputs[-1], sep="\n")
-    finally:
-        for program in programs:
-            bare.end(program)
-    printed, errors = [out for out, _ in outputs], "".join(err for _, err in outputs)
-    ended = tuple(program.returncode for program in programs)
-    assert ended == (codes or (0,) * len(hosts)), (printed, errors)
-    return printed, errors
+    with contextlib.ExitStack() as stack:
+        programs = []
+        for rank, host in enumerate(hosts):
+            text = line.replace("--node_rank=0", f"--node_rank={rank}")
+            words = ["bash", "-ec", text]
+            program = Program(bare, words, host=host, environ=env, cwd=cwd)
+            programs.append(stack.enter_context(program))
+        ends = [program.done() for program in programs]
+    assert [done.returncode for done in ends] == [*(codes or [0] * len(hosts))], ends
+    return [done.stdout for done in ends], "".join(done.stderr for done in ends)
 
 
 def suggested_over_ssh(
     bare: Cluster, mpi: Launcher, environ: Mapping[str, str], wrong: str, folder: Path
 ) -> None:
-    """Type a wrong command on the first host, and run what its message suggests.
+    """Run a wrong command on the first host, and then what its message suggests.
 
     Args:
         bare: The cluster.
@@ -258,7 +251,7 @@ def suggested_over_ssh(
     see_one_world(done)
 
 
-def port_is_taken(cluster: Cluster, *options: str, srun: tuple[str, ...] = ()) -> None:
+def port_is_taken(cluster: Cluster, *options: str, srun: Sequence[str] = ()) -> None:
     """See that a job names the program that has its port.
 
     Args:
@@ -268,16 +261,12 @@ def port_is_taken(cluster: Cluster, *options: str, srun: tuple[str, ...] = ()) -
     """
     script = (
         "import socket, time; held = socket.create_server(('', 24321)); "
-        f"print(flush=True); time.sleep({NEVER_S})"
+        f"print('listening', flush=True); time.sleep({NEVER_S})"
     )
-    holder = cluster.popen(["python3", "-c", script], host="n9")
-    try:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    with Program(cluster, ["python3", "-c", script], host="n9") as holder:
+        holder.says("listening")
         endpoint = "--rdzv_endpoint=n9:24321"
         done = launch(cluster, *options, endpoint, srun=srun)
-    finally:
-        cluster.end(holder)
     assert "n9: task 0: Exited with exit code 2" in done.stderr
     (line,) = errors(done.stderr)
     assert "HPC055]: on n9: port 24321 on 10.10.0.1 cannot be used" in line

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.support.cluster.commands import FORMS, SCRIPTS, launch
+from tests.support.cluster.commands import FORMS, SCRIPTS
+from tests.support.cluster.real_job import launch
 
 if TYPE_CHECKING:
     from tests.support.cluster.testbed import Cluster

@@ -114,9 +114,9 @@ GresTypes=gpu
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=FORCE:8
 """
 
-# In the place of ssh, between hosts that share their files but no process numbers: a
+# Instead of ssh, between hosts that share their files but no process numbers: a
 # program asks the server of the host, and gives it its command line and its files.
-# What the server starts lives on when the asking program ends, as under sshd.
+# Programs of the server live on when the asking program ends, as under sshd.
 _SSH = """#!{python} -IS
 import socket, sys
 words = sys.argv[1:]
@@ -192,12 +192,12 @@ class Batch:
 
 
 class Submitted(NamedTuple):
-    """A batch job that may not have ended yet.
+    """A batch job, which may still run.
 
     Attributes:
         job: Its number; of an array, the array's.
         folder: Where each element writes into a file of its own, by its number.
-        command: What was typed.
+        command: The command line.
     """
 
     job: str
@@ -219,7 +219,7 @@ class _Daemon(NamedTuple):
 
 
 def missing() -> str | None:
-    """Say why no cluster can be started here, or None if it can."""
+    """Return why no cluster can be started here; None if it can."""
     if sys.platform != "linux":
         return "a cluster needs Linux"
     if os.geteuid() != 0:
@@ -325,7 +325,7 @@ class Cluster:
         """Start a program on a host.
 
         The process is the program itself: signals and the exit code are its own.
-        What still runs when the cluster ends is killed.
+        A program that still runs when the cluster ends is killed.
 
         Args:
             argv: The program and its arguments.
@@ -462,6 +462,10 @@ class Cluster:
         """A folder for temporary files: under one path, each host has its own."""
         return self._state / "tmp"
 
+    def new_folder(self) -> Path:
+        """Make a folder, which is removed when the cluster ends."""
+        return Path(tempfile.mkdtemp(dir=self._state))
+
     def srun(
         self, *args: str | os.PathLike[str], **options: Any
     ) -> subprocess.CompletedProcess[str]:
@@ -499,7 +503,7 @@ class Cluster:
         Raises:
             ClusterError: If sbatch refuses the script.
         """
-        folder = Path(tempfile.mkdtemp(prefix="batch-", dir=self._state))
+        folder = self.new_folder()
         outputs = folder / "outputs"
         outputs.mkdir()
         path = folder / "script.sh"

@@ -15,7 +15,7 @@ from tests.support.golden import is_updating
 from torchrun_hpc.reporting.console import PREFIX
 
 if TYPE_CHECKING:
-    from tests.support.cluster.training_job import Job
+    from tests.support.cluster.training_job import TrainingJob
 
 PAGE = ROOT / "tests" / "more" / "faults" / "faults.md"
 WRITES = is_updating()
@@ -52,17 +52,17 @@ class Done(NamedTuple):
     output: str
 
 
-def do(names: list[str], job: Job) -> list[Done]:
+def do(names: list[str], job: TrainingJob) -> list[Done]:
     """Do faults to one job, one after the other."""
     done = []
     for name in names:
         seconds = FAULTS[name].scenario(job)
-        done.append(Done(name, as_printed(job), seconds, job.output()))
+        done.append(Done(name, as_printed(job), seconds, job.output))
         job.forget()
     return done
 
 
-def as_printed(job: Job) -> list[str]:
+def as_printed(job: TrainingJob) -> list[str]:
     """Return the launcher's lines, with names in place of what is another each time."""
     text = "\n".join(job.lines())
     for number, host in enumerate(job.hosts, start=1):

@@ -6,18 +6,20 @@ hangs.py OPTIONS
 import os
 import runpy
 import signal
+from unittest.mock import patch
 
-from torchrun_hpc.doctor import link
+from torchrun_hpc.doctor.link import Links
 
-measure = link.Links.measure
+measure = Links.measure
 
 
 def hang(*args, **options):
-    """Stop this process; go on as usual when it is continued."""
-    link.Links.measure = measure
+    """Stop this process. When it is continued, measure as usual."""
+    hanging.stop()
     os.kill(os.getpid(), signal.SIGSTOP)
     return measure(*args, **options)
 
 
-link.Links.measure = hang
+hanging = patch.object(Links, "measure", hang)
+hanging.start()
 runpy.run_module("torchrun_hpc.doctor", run_name="__main__", alter_sys=True)

@@ -13,7 +13,7 @@ Says how much of that it did, and then holds its connections until it is ended.
 from __future__ import annotations
 
 import contextlib
-import encodings.idna  # noqa: F401 - nobody may not read it later
+import encodings.idna  # noqa: F401 - nobody cannot read it later
 import json
 import os
 import pickle
@@ -116,7 +116,7 @@ def hold(place: tuple[str, int]) -> None:
 
 
 def pretend(place: tuple[str, int]) -> None:
-    """Be each agent, with all that others can know, and go on whatever is answered."""
+    """Be each agent, with all that others can know, whatever is answered."""
     for rank in range(3):
         request = JoinRequest(JOB, 3, rank, "n9", PID, __version__, "evil")
         failure = Failure(Kind.AGENT, (rank,), text="evil")
@@ -153,12 +153,13 @@ def be_an_agent(
 
 def spoil(place: tuple[str, int]) -> None:
     """Spoil all keys of a store, some times."""
-    from torch.distributed import TCPStore  # noqa: PLC0415 - slow to import
+    import torch.distributed  # noqa: PLC0415 - slow to import
 
     payload = pickle.dumps(Payload()).decode("latin-1")
     with contextlib.suppress(RuntimeError):
         # Only a store answers this; nobody else is asked to be one.
-        store = TCPStore(*place, is_master=False, timeout=timedelta(seconds=60))
+        make: Any = vars(torch.distributed)["TCPStore"]
+        store = make(*place, is_master=False, timeout=timedelta(seconds=60))
         while did["spoiled"] < CHANGES and (keys := store.list_keys()):
             for number, key in enumerate(keys):
                 change = (store.set, store.append)[number % 2]
@@ -172,7 +173,7 @@ def main() -> None:
     """Do all at once, and wait to be ended."""
     attacks = [garbage, flood, hold, pretend]
     if PLACES[1:]:
-        import torch.distributed  # noqa: F401, PLC0415 - nobody may not read it
+        import torch.distributed  # noqa: F401, PLC0415 - nobody cannot read it
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)

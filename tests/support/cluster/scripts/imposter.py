@@ -11,7 +11,7 @@ the coordinator listens, and ``pretended`` and ``passed_on``.
 from __future__ import annotations
 
 import contextlib
-import encodings.idna  # noqa: F401 - nobody may not read it later
+import encodings.idna  # noqa: F401 - nobody cannot read it later
 import itertools
 import os
 import socket
@@ -31,7 +31,7 @@ FIRST, SECOND, *_ = ports_of(
 NOBODY = 65534
 
 FOLDER.chmod(0o777)
-folder = os.open(FOLDER, os.O_DIRECTORY)  # nobody may not go through those above
+folder = os.open(FOLDER, os.O_DIRECTORY)  # nobody has no right to those above
 
 
 def say(name: str) -> None:

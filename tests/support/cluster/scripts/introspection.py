@@ -19,6 +19,7 @@ import os
 TASKS = sorted(os.listdir("/proc/self/task"))
 
 import asyncio
+import asyncio.log
 import atexit
 import builtins
 import codecs
@@ -54,6 +55,7 @@ import tracemalloc
 import uuid
 import warnings
 import weakref
+from typing import Any
 
 HERE = sys._getframe()
 BELOW = len([*traceback.walk_stack(HERE)]) - 1  # frames
@@ -68,7 +70,8 @@ PRCTL = {
     "no new privileges": 39,
     "huge pages disabled": 42,
 }
-seen, own = {}, {}
+seen: dict[str, Any] = {}
+own: dict[str, Any] = {}
 
 
 def add(what, values):
@@ -96,7 +99,8 @@ def attributes(module, names):
 
 def by_launcher(names):
     """Return the names of others' modules, and those of the launcher's."""
-    others, own_names = [], []
+    others: list[str] = []
+    own_names: list[str] = []
     for name in sorted(names):
         (own_names if name.partition(".")[0] in LAUNCHER else others).append(name)
     return others, own_names
@@ -170,11 +174,11 @@ def words(text):
 
 def open_files():
     """Return what is open: its kind, and what an exec would do with it."""
-    found = {}
+    found: dict[int, tuple[str, bool]] = {}
     for number in sorted(map(int, os.listdir("/proc/self/fd"))):
         with contextlib.suppress(OSError):  # of the list itself
             target = os.readlink(f"/proc/self/fd/{number}")
-            found[number] = [target, os.get_inheritable(number)]
+            found[number] = target, os.get_inheritable(number)
     others = [file for number, file in found.items() if number > 2]
     return {
         **{str(number): found.get(number) for number in range(3)},
@@ -186,7 +190,7 @@ def open_files():
 def variables_of_c():
     """Return the names of the variables that C has."""
     pointers = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
-    found = []
+    found: list[bytes] = []
     while (entry := pointers[len(found)]) is not None:
         found.append(entry)
     return sorted(os.fsdecode(entry).partition("=")[0] for entry in found)
@@ -334,7 +338,7 @@ def memory():
         "tracemalloc": tracemalloc.is_tracing(),
         "faulthandler": faulthandler.is_enabled(),
         "atexit": atexit._ncallbacks(),
-        "finalizers": len(weakref.finalize._registry),
+        "finalizers": len(vars(weakref.finalize)["_registry"]),
         "linecache": sorted(linecache.cache),
     }
 
@@ -366,7 +370,7 @@ def logs():
         "last resort": logging.lastResort,
         "raises": logging.raiseExceptions,
         "levels": [logging.getLevelName(level) for level in range(60)],
-        "captures warnings": logging._warnings_showwarning,
+        "captures warnings": vars(logging)["_warnings_showwarning"],
         "asyncio has its logger": logging.getLogger("asyncio") is asyncio.log.logger,
     }
 
@@ -393,7 +397,7 @@ def library():
         "tempfile": [tempfile.gettempdir(), tempfile.gettempprefix(), tempfile.tempdir],
         "hostname": socket.gethostname(),
         "default timeout": socket.getdefaulttimeout(),
-        "asyncio policy": type(asyncio.events._event_loop_policy).__name__,
+        "asyncio policy": type(vars(asyncio.events)["_event_loop_policy"]).__name__,
         "running loop": asyncio._get_running_loop(),
         "pools' threads": len(concurrent.futures.thread._threads_queues),
         "copyreg": types_of_copyreg(),
@@ -495,7 +499,7 @@ def own_values():
         "secrets": secrets.token_hex(),
         "os.urandom": os.urandom(8).hex(),
         "ssl": ssl.RAND_bytes(8).hex(),
-        "tempfile": next(tempfile._get_candidate_names()),
+        "tempfile": next(vars(tempfile)["_get_candidate_names"]()),
         "authkey": multiprocessing.current_process().authkey.hex(),
         "hash": hash("text"),
         "address": id(sys),

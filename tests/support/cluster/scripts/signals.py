@@ -2,15 +2,14 @@
 
     signals.py FOLDER [SECONDS]
 
-Writes host, agent and job into a file of its own when it is ready. Ends when there is
-a file "end", or some seconds after SIGUSR1 or SIGUSR2, and says what it got. SIGTERM
-and SIGINT end it, too, after the second that it takes to write a checkpoint.
+Makes a file of its own when it is ready. Ends when there is a file "end", or some
+seconds after SIGUSR1 or SIGUSR2, and says what it got. SIGTERM and SIGINT also end it,
+after the second that it takes to write a checkpoint.
 """
 
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ ENDING = {"SIGTERM", "SIGINT"}
 folder = Path(sys.argv[1])
 seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 900
 rank = os.environ["RANK"]
-got = []
+got: list[str] = []
 limits = [time.monotonic() + 900]
 
 
@@ -33,10 +32,7 @@ def take(number, _frame):
 
 for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
     signal.signal(number, take)
-(folder / f"{rank}.tmp").write_text(
-    f"{socket.gethostname()} {os.getppid()} {os.environ.get('SLURM_JOB_ID', '-')}"
-)
-(folder / f"{rank}.tmp").rename(folder / f"{rank}.ready")
+(folder / f"{rank}.ready").touch()
 while not (folder / "end").exists() and time.monotonic() < min(limits):
     if ENDING & {*got}:
         time.sleep(1)

@@ -23,7 +23,7 @@ LONG = 1000  # seconds
 SENT = torch.ones(1024)  # until the end: gloo's threads hold it a moment longer
 
 
-class Slow(Dataset):
+class Slow(Dataset[int]):
     """One sample, which never comes."""
 
     def __len__(self) -> int:

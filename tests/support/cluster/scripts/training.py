@@ -47,13 +47,13 @@ def save() -> None:
 
 
 def write(name: str, text: str) -> None:
-    """Write a file that others read while it is written anew."""
+    """Replace a file that others read meanwhile."""
     (folder / f"{name}.new").write_text(text)
     (folder / f"{name}.new").rename(folder / name)
 
 
 def beat(steps: int) -> None:
-    """Say that this worker is alive."""
+    """Write that this worker is alive."""
     state = {"attempt": attempt, "steps": steps, "clock": time.time(), "host": host}
     write(f"beat.{rank}", json.dumps(state))
 
