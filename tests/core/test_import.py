@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import resource
+from typing import Any
 
-from tests.support.juelich import changed, recorded
+from tests.support.detection import changed
 from tests.support.processes import run_python
+from tests.support.recordings import recorded
 
 # CPU seconds. Torch alone takes more.
 MOST_CPU_S = 0.6
@@ -22,7 +24,7 @@ SRUN = (
 STEP, TASKS = "slurm-srun-3-nodes", "slurm-srun-2-nodes-4-tasks-each"
 
 # The recorded environment, the task, what is changed, and what is said, if anything.
-REFUSED = {
+REFUSED: dict[str, tuple[Any, ...]] = {
     "batch script": (
         *("slurm-sbatch-script", 0, {}),
         rf"HPC061\]: .*3 nodes.*\n    {SRUN}",

@@ -1,8 +1,8 @@
 """Launches as each launcher's variables describe them, and what is refused there.
 
-Of Flux, PALS and jsrun nothing was recorded. Their variables are those of
-flux-environment(7); of ALCF's and NCAR's documentation of mpiexec, and Slurm's plugin
-cray_shasta, which sets the same; and of users' scripts for systems with jsrun.
+Nothing was recorded of Flux, PALS and jsrun. Their variables come from
+flux-environment(7), from ALCF's and NCAR's documentation of mpiexec, and from users'
+scripts for systems with jsrun. Slurm's plugin cray_shasta sets the same as PALS.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pytest
 
 from tests.support import ROOT
-from tests.support.juelich import changed, detected, tasks_at
+from tests.support.detection import detected, with_changes
+from tests.support.juelich import tasks_at
 from tests.support.python_programs import load
 from torchrun_hpc import schedulers
 from torchrun_hpc.errors import LaunchError, Message
@@ -24,8 +25,10 @@ from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
+    from types import ModuleType
 
+    from torchrun_hpc.schedulers.detector import Detector
     from torchrun_hpc.schedulers.job import Task
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
@@ -36,11 +39,11 @@ class Batch:
     """A job of a scheduler, as the tasks that it started see it, or the script.
 
     Attributes:
-        tasks: For each its variables and its host.
+        tasks: The variables and the host of each task.
         ancestors: Names of the processes above a task, the nearest first.
-        files: What can be read there.
+        files: The text of each file that a task can read.
         is_left: Whether a job that is submitted in it finds its variables.
-        on_dec0001: Variables by which dec0001 is one of its nodes; files do it, too.
+        on_dec0001: Variables that make dec0001 one of its nodes; files also do so.
     """
 
     tasks: list[tuple[dict[str, str], str]]
@@ -54,14 +57,15 @@ class Tasks(NamedTuple):
     """Tasks of a launcher.
 
     Attributes:
-        variables: Returns those of a `Task` from it, its node, and the places of all.
-        launch_ids: What names a launch by itself, and in job 17_3 of PBS.
+        variables: Returns the variables of a task from it, its node, and the places of
+            all tasks.
+        launch_ids: The launch id without a job, and in job 17_3 of PBS.
         answers: Whether the process manager answers.
         ancestors: Names of the processes above a task, if they show that it is one.
-        recording: Of three tasks, if there is one.
+        recording: A recorded launch of three tasks, if there is one.
     """
 
-    variables: Callable[[Task, int, list[int]], dict[str, object]]
+    variables: Callable[[Task, int, Sequence[int]], dict[str, object]]
     launch_ids: tuple[str, str]
     answers: bool = False
     ancestors: tuple[str, ...] = ()
@@ -69,50 +73,61 @@ class Tasks(NamedTuple):
 
 
 @functools.cache
-def examples():
+def examples() -> dict[str, tuple[Detector, Batch | Tasks]]:
     """Return by name each example of a test of a detector, and that detector.
 
     Each ``test_NAME.py`` has ``EXAMPLES``, by their names: the first is the usual one.
     """
-    found = {}
+    by_name: dict[str, tuple[Detector, Batch | Tasks]] = {}
     for detector in schedulers.DETECTORS:
         name = module_of(detector).__name__.rpartition(".")[2]
         test = load(ROOT / "tests" / "unit" / "schedulers" / f"test_{name}.py")
-        found |= {name: (detector, one) for name, one in test.EXAMPLES.items()}
-    return found
+        by_name |= {name: (detector, one) for name, one in test.EXAMPLES.items()}
+    return by_name
 
 
-def module_of(detector):
+def module_of(detector: Detector) -> ModuleType:
     """Return the module of a launcher or scheduler."""
-    return sys.modules[(detector.task_layout or detector.detect).__module__]
+    function = detector.task_layout or detector.detect
+    assert function is not None
+    return sys.modules[function.__module__]
 
 
-def batches():
+def batches() -> dict[str, tuple[Detector, Batch]]:
     """Return the examples of schedulers, with their detectors, by their names."""
-    return {k: (d, one) for k, (d, one) in examples().items() if d.detect}
+    return {k: (d, one) for k, (d, one) in examples().items() if isinstance(one, Batch)}
 
 
-def kinds():
+def kinds() -> dict[str, Tasks]:
     """Return the examples of launchers by their names."""
-    return {k: one for k, (d, one) in examples().items() if d.task_layout}
+    return {k: one for k, (_, one) in examples().items() if isinstance(one, Tasks)}
 
+
+# By the beginning of a message, with its code: for each variable the values that lead
+# to it; None unsets the variable.
+Wrong: TypeAlias = "Mapping[str, Mapping[str, Sequence[str | None]]]"
 
 FILE = "/var/spool/pbs/aux/17[3].server"
 PBS = {"PBS_JOBID": "17[3].server", "PBS_NODEFILE": FILE}
 
 
-def launch(kind, places, job=None, files=None):
+def launch(
+    kind: str,
+    places: Sequence[int],
+    job: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
+) -> list[Process]:
     """Return the processes of a launch.
 
     Args:
-        kind: One of `kinds`.
+        kind: The name of a launcher's example.
         places: For each rank its node.
         job: Variables of the job around it.
-        files: What can be read.
+        files: The text of each file that a process can read.
     """
     variables, _, answers, *_ = kinds()[kind]
     exchanged = Exchanged(HOSTS[0], "0badcafe", tuple(places)) if answers else None
-    around = job or {}
+    around = {**(job or {})}
     return [
         Process(
             around | {k: f"{v}" for k, v in variables(task, node, places).items()},
@@ -124,25 +139,19 @@ def launch(kind, places, job=None, files=None):
     ]
 
 
-def with_changes(process, changes):
-    """Return a process with changed variables; a value of None removes one."""
-    return replace(process, environ=changed(process.environ, changes))
-
-
 # Codes of faults that all nodes share.
+EVERYWHERE = {f"HPC{code:03}" for code in (*range(20, 27), 30, 36, 140)}
 # The contradictions of HPC025 that all nodes find, because the lists are equal there.
 SHARED = re.compile("names [0-9]+ nodes, but|counts the tasks of|names nodes that are")
-EVERYWHERE = {f"HPC{code:03}" for code in (*range(20, 27), 30, 36, 140)}
 
 
-def assert_refused(process, wrong):
+def assert_refused(process: Process, wrong: Wrong) -> None:
     """Check how a process is refused if one of its variables has another value.
 
     Args:
         process: A process that is understood unchanged.
-        wrong: By the beginning of a message, with its code, variables and the values
-            that lead to it; of None, it is not set. In the message ``{name}`` stands
-            for the variable, ``{value}`` for its value, and ``{shown}`` for both.
+        wrong: The messages and the values. In a message ``{name}`` stands for the
+            variable, ``{value}`` for its value, and ``{shown}`` for both.
     """
     assert detected(process)
     for message, faults in wrong.items():
@@ -153,7 +162,7 @@ def assert_refused(process, wrong):
                 assert_refusal(with_changes(process, {name: value}), start)
 
 
-def assert_refusal(process, start):
+def assert_refusal(process: Process, start: str) -> None:
     """Check the beginning of a message, with its code, and who reports it."""
     with pytest.raises(LaunchError) as caught:
         pytest.fail(f"{start}: not {detected(process)}")

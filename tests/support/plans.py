@@ -1,130 +1,148 @@
-"""Plans for the tests, and what they expect of them."""
+"""Inputs and plans for the tests, and what they expect of them.
+
+A test passes what differs from three nodes at Jülich:
+``planned(step(1), options={"nnodes": "3"}, node=replace(NODE, cpus=1))``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import NamedTuple
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import pytest
 
-from tests.support.juelich import (
-    INTERACTIVE,
-    THREE,
-    make_inputs,
-    mode_of,
-    outside_a_step,
-    step,
-    tasks_at,
-)
-from torchrun_hpc.errors import LaunchError, on_one_line
-from torchrun_hpc.options.options import Options
+from tests.support.juelich import COMMAND, JSC, STEP, job_at, juelich, tasks_at
+from torchrun_hpc.errors import LaunchError, Setting, on_one_line
+from torchrun_hpc.options.command_line import CommandLine
+from torchrun_hpc.options.options import Options, read
 from torchrun_hpc.planning import plan as planning
-from torchrun_hpc.planning.meeting import Meeting, Spares
-from torchrun_hpc.planning.mode import Mode, direct_mode
-from torchrun_hpc.planning.plan import LaunchPlan, Messages
+from torchrun_hpc.planning.inputs import Inputs, Node
+from torchrun_hpc.planning.meeting import Meeting
+from torchrun_hpc.planning.mode import Mode, choose_mode, direct_mode
+from torchrun_hpc.planning.plan import LaunchPlan
 from torchrun_hpc.planning.workers import Workers
-from torchrun_hpc.schedulers.job import LaunchContext
+from torchrun_hpc.preflight import Preflight
+from torchrun_hpc.schedulers import pbs, slurm
+from torchrun_hpc.sites.profile import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from typing_extensions import ParamSpec, Unpack
+
+    from torchrun_hpc.host.network import Network
+    from torchrun_hpc.schedulers.job import Job
+    from torchrun_hpc.sites import Site
+
+    P = ParamSpec("P")
 
 # sha256("19.0") begins with 0xdccc79b9ce9e3780; mod 9000, and 20000 on top.
 PORT = 25592
 
-
-class WantedEndpoint(NamedTuple):
-    """What becomes of a typed endpoint."""
-
-    endpoint: str  # for a person
-    number: str  # for torch
-    host: int | None  # the node that hosts it
-    note: bool = False  # whether it was rewritten
+# --- inputs ---------------------------------------------------------------------------
 
 
-ONE_NODE_JOBS = {
-    "step": step(nodes=THREE[:1], allocated_nodes=3),
-    "batch script": outside_a_step(LaunchContext.BATCH_SCRIPT, THREE[:1]),
-    "interactive step": INTERACTIVE,
-}
+class Given(TypedDict, total=False):
+    """The inputs that a test names; the others are as at Jülich."""
 
-ENDPOINTS = {
-    # names of node 0
-    "jwb0001:29400": WantedEndpoint("jwb0001i:29400", "10.20.0.1:29400", 0, note=True),
-    "jwb0001i:29400": WantedEndpoint("jwb0001i:29400", "10.20.0.1:29400", 0),
-    "jwb0001.juwels:29400": WantedEndpoint(
-        "jwb0001i.juwels:29400", "10.20.0.1:29400", 0, note=True
-    ),
-    "jwb0001i.juwels:29400": WantedEndpoint(
-        "jwb0001i.juwels:29400", "10.20.0.1:29400", 0
-    ),
-    # without a port
-    "jwb0001": WantedEndpoint(f"jwb0001i:{PORT}", f"10.20.0.1:{PORT}", 0, note=True),
-    "jwb0001i": WantedEndpoint(f"jwb0001i:{PORT}", f"10.20.0.1:{PORT}", 0),
-    "10.20.0.1": WantedEndpoint(f"10.20.0.1:{PORT}", f"10.20.0.1:{PORT}", 0),
-    # an address stays what it is, also on the slow network
-    "10.20.0.1:29400": WantedEndpoint("10.20.0.1:29400", "10.20.0.1:29400", 0),
-    "10.10.0.1:29400": WantedEndpoint("10.10.0.1:29400", "10.10.0.1:29400", 0),
-    "10.10.0.3:29400": WantedEndpoint("10.10.0.3:29400", "10.10.0.3:29400", 2),
-    # another node hosts, when it is named
-    "jwb0003:29400": WantedEndpoint("jwb0003i:29400", "10.20.0.3:29400", 2, note=True),
-    "jwb0003i:29400": WantedEndpoint("jwb0003i:29400", "10.20.0.3:29400", 2),
-    # names that are nobody's: the owner of the address
-    "head:29400": WantedEndpoint("head:29400", "10.20.0.1:29400", 0),
-    "second:29400": WantedEndpoint("second:29400", "10.20.0.2:29400", 1),
-    "second-slow:29400": WantedEndpoint("second-slow:29400", "10.10.0.2:29400", 1),
-    # nobody's address either
-    "vip:29400": WantedEndpoint("vip:29400", "10.20.0.99:29400", 0),
-    "10.20.0.99:1": WantedEndpoint("10.20.0.99:1", "10.20.0.99:1", 0),
-    "10.20.0.99:65535": WantedEndpoint("10.20.0.99:65535", "10.20.0.99:65535", 0),
-    " jwb0001i:29400 ": WantedEndpoint("jwb0001i:29400", "10.20.0.1:29400", 0),
-}
-
-ALIASES = {
-    "head": "10.20.0.1",
-    "second": "10.20.0.2",
-    "second-slow": "10.10.0.2",
-    "vip": "10.20.0.99",
-    "vip6": "fd00::99",
-    "jwb0001.juwels": "10.10.0.1",
-    "jwb0001i.juwels": "10.20.0.1",
-}
+    options: Mapping[str, object]  # explicit values, by the names of the options
+    environ: Mapping[str, str]
+    node: Node
+    network: Network
+    site: Site | None
+    profile: Profile
+    hostname: str
+    command: str
 
 
-def make_plan(inputs):
-    """Make a plan by both stages; what is typed wrong is refused before."""
+NODE = Node(workers=2, cpus=8)
+ONE_WORKER = replace(NODE, workers=1)
+
+
+def explicit(options: Mapping[str, object]) -> dict[str, Setting]:
+    """Return the settings of options as if they were on the command line."""
+    return {name: Setting(value, f"--{name}") for name, value in options.items()}
+
+
+def make_inputs(job: Job | None = STEP, **given: Unpack[Given]) -> Inputs:
+    """Return the inputs of a plan, in the mode that the command chooses."""
+    assert given.keys() <= Given.__annotations__.keys()
+    site, environ = given.get("site", JSC), given.get("environ", {})
+    options = read(explicit(given.get("options", {})), has_job=job is not None)
+    if site is not None:
+        options = options.with_site(site.name, site.options)
+    inputs = Inputs(
+        mode=Mode.SEVERAL_NODES,
+        job=job,
+        site=site,
+        network=given.get("network") or juelich((job and job.node_rank) or 0),
+        options=options,
+        environ=environ,
+        command=given.get("command", COMMAND),
+        hostname=given.get("hostname", ""),
+        promise=(pbs if environ.get("PBS_JOBID") else slurm).promise(environ),
+        profile=given.get("profile", Profile()),
+        node=given.get("node", NODE),
+    )
+    with suppress(LaunchError):  # a refused launch has no mode
+        inputs = replace(inputs, mode=mode_of(inputs))
+    return inputs
+
+
+def mode_of(inputs: Inputs, *, has_agent: bool = False) -> Mode:
+    """Choose the mode as the command does; with ``has_agent=True``, as `auto` does."""
+    facts = Preflight(inputs.job, None, inputs.environ, "", inputs.command)
+    line = CommandLine(replace(inputs.options, words=("train.py",)))
+
+    def count(options: Options) -> int:
+        return int(options.nproc_per_node)
+
+    return choose_mode(facts, line, count, has_agent=has_agent)
+
+
+# --- plans ----------------------------------------------------------------------------
+
+# A plan that no inputs led to. A test replaces the parts that it is about.
+PLAN = LaunchPlan(Mode.SEVERAL_NODES, Options(), Meeting("c10d"), Workers())
+
+
+def make_plan(inputs: Inputs) -> LaunchPlan:
+    """Make a plan by both stages; refuse a wrong option before."""
     if inputs.options.problem is not None:
         raise inputs.options.problem
     return planning.make_plan(inputs, planning.meet(inputs))
 
 
-def planned(rank=0, *, options=None, network=None, **changes):
-    """Plan a launch; by default, Jülich's three nodes as seen from one of them."""
-    inputs = make_inputs(rank, options=options, network=network, **changes)
-    mode = mode_of(inputs, has_agent=True)  # these are about agents
-    return make_plan(replace(inputs, mode=mode))
+def planned(job: Job | None = STEP, **given: Unpack[Given]) -> LaunchPlan:
+    """Plan a launch by agents."""
+    inputs = make_inputs(job, **given)
+    return make_plan(replace(inputs, mode=mode_of(inputs, has_agent=True)))
 
 
-def refusal(job, **how):
-    """Return why a job cannot be launched from here with nothing typed, if so."""
-    try:
-        mode_of(make_inputs(job=job), **how)
-    except LaunchError as error:
-        return error
-    return None
+def make_direct_plan(inputs: Inputs) -> LaunchPlan:
+    """Return the plan of a task that is a worker."""
+    return make_plan(replace(inputs, mode=direct_mode(inputs.job)))
 
 
-def values(settings):
-    return {name: setting.value for name, setting in settings.items()}
+def planned_task(job: Job, **given: Unpack[Given]) -> LaunchPlan:
+    """Plan a task that is a worker."""
+    given.setdefault("node", ONE_WORKER)
+    return make_direct_plan(make_inputs(job, **given))
 
 
-def visible(**devices):
-    """Return the variables that list GPUs, by the first words of their names."""
-    return {f"{name}_VISIBLE_DEVICES": value for name, value in devices.items()}
+def planned_at(places: Sequence[int], rank: int, **given: Unpack[Given]) -> LaunchPlan:
+    """Plan a task that is a worker; ``places`` has for each rank its node."""
+    return planned_task(job_at(places, rank), **given)
 
 
-def conf_of(plan):
-    pairs = plan.options["rdzv_conf"].value.split(",")
-    return dict(pair.split("=") for pair in pairs)
-
-
-def refused(code, message, *args, by=planned, **kwargs):
+def refused(
+    code: str,
+    message: str,
+    by: Callable[P, object],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> LaunchError:
     """Expect a message of a code that contains a text; return the error.
 
     Args:
@@ -143,37 +161,23 @@ def refused(code, message, *args, by=planned, **kwargs):
     return caught.value
 
 
-def make_direct_plan(inputs):
-    """Return the plan of a task that is a worker."""
-    return make_plan(replace(inputs, mode=direct_mode(inputs.job)))
+# --- parts of plans -------------------------------------------------------------------
 
 
-_PARTS = {"messages": Messages, "meeting": Meeting, "asked": Options}
-_OF_PLAN = {"options", "environment"}
-_RENAMED = {
-    name: f"hpc_{name}" for name in ("outcome", "stall_report", "without_patches")
-}
+def values(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return the values of settings without their sources."""
+    return {name: setting.value for name, setting in settings.items()}
 
 
-def make_launch_plan(mode=Mode.SEVERAL_NODES, **changes):
-    """Return a plan from the fields of its parts, whichever part they are in."""
-    given = {_RENAMED.get(k, k): v for k, v in changes.items()}
-    given = {"workers": 1, "backend": "c10d"} | given
-    if isinstance(given.get("spares"), int):
-        given["spares"] = Spares(given["spares"])
-    own = {f.name: given.pop(f.name) for f in fields(Workers) if f.name in given}
-    own["number"] = given.pop("workers")
-    parts = {
-        name: part(
-            **{
-                f.name: given.pop(f.name)
-                for f in fields(part)
-                if f.name in given and f.name not in _OF_PLAN
-            }
-        )
-        for name, part in _PARTS.items()
-    }
-    return LaunchPlan(mode=mode, workers=Workers(**own), **parts, **given)
+def conf_of(plan: LaunchPlan) -> dict[str, str]:
+    """Return the pairs of a plan's ``--rdzv-conf``."""
+    pairs = plan.options["rdzv_conf"].value.split(",")
+    return dict(pair.split("=") for pair in pairs)
+
+
+def visible(**devices: str) -> dict[str, str]:
+    """Return the variables that list GPUs, by the first words of their names."""
+    return {f"{name}_VISIBLE_DEVICES": value for name, value in devices.items()}
 
 
 # --- tasks that are workers, on Jülich's nodes ---------------------------------------
@@ -184,27 +188,8 @@ CYCLIC = [0, 1, 0, 1]
 UNEVEN = [0, 0, 1]
 
 
-def job_at(places, rank, **changes):
-    """Describe a task of a step; ``places`` has for each rank its node."""
-    nodes = THREE[: max(places) + 1]
-    return step(places[rank], nodes=nodes, task=tasks_at(places)[rank], **changes)
-
-
-def planned_task(job, *, options=None, network=None, **changes):
-    """Plan a task; by default, at Jülich."""
-    rank = job.node_rank or 0
-    inputs = make_inputs(
-        rank, job=job, options=options, network=network, **{"workers": 1} | changes
-    )
-    return make_direct_plan(inputs)
-
-
-def planned_at(places, rank, **changes):
-    return planned_task(job_at(places, rank), **changes)
-
-
-def worker_environment(rank, places):
-    """Return what a worker has of the launcher, at Jülich."""
+def worker_environment(rank: int, places: Sequence[int]) -> dict[str, str]:
+    """Return the variables that the launcher sets for a worker at Jülich."""
     task = tasks_at(places)[rank]
     return {
         "RANK": f"{rank}",

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.support.juelich import recorded
 from tests.support.processes import run_python
+from tests.support.recordings import recorded
 
 TORCH_IS_IMPORTED = 77
 

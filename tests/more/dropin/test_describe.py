@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,15 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher import api
 
 import torchrun_hpc
-from tests.support.juelich import recorded
-from tests.support.plans import make_launch_plan
+from tests.support.plans import PLAN
 from tests.support.processes import run_launcher, run_python
+from tests.support.recordings import recorded
 from torchrun_hpc import main
 from torchrun_hpc.agent.patches import registry
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.host import capabilities, network
 from torchrun_hpc.host.capabilities import Capability
-from torchrun_hpc.planning.workers import Preload
+from torchrun_hpc.planning.workers import Preload, Workers
 from torchrun_hpc.reporting import description
 from torchrun_hpc.variables import UNSHARED
 
@@ -69,7 +70,7 @@ def test_no_scheduler(argv):
     assert found["command"][-1] == "SCRIPT"
     assert found["workers"]["preload"]["modules"] == ["torch"]
     preload = Preload(("torch",), Setting("torch", "default"))
-    outcomes = registry.planned(make_launch_plan(preload=preload))
+    outcomes = registry.planned(replace(PLAN, workers=Workers(preload=preload)))
     for patch, outcome in zip(found["patches"], outcomes, strict=True):
         needed = outcome.patch.IS_FOR.is_expected
         expected = (

@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from tests.support.loopback import failure_of, started, together
 from tests.support.patience import PATIENCE, until
-from tests.support.plans import make_launch_plan, refused
+from tests.support.plans import PLAN, refused
 from tests.support.ports import own_port
 from tests.support.simulated_job import worker_failure
 from torchrun_hpc import limits
@@ -49,7 +49,7 @@ from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.host import capabilities
 from torchrun_hpc.options.options import Options
 from torchrun_hpc.options.rdzv_conf import RdzvConf
-from torchrun_hpc.planning.meeting import KeyFile
+from torchrun_hpc.planning.meeting import KeyFile, Meeting
 from torchrun_hpc.rendezvous import connection, protocol
 from torchrun_hpc.rendezvous import connection as connections
 from torchrun_hpc.rendezvous.errors import JobFailedError
@@ -97,24 +97,22 @@ class HandlerJob:
         self._handlers: list[SchedulerRendezvous] = []
 
     def plan(self, rank: int, **changes: Any) -> LaunchPlan:
-        values: dict[str, Any] = {
-            "title": "Slurm 19.0",
-            "nodes": 2,
-            "node_rank": rank,
-            "workers": 1,
-            "report_rank": rank,
-            "endpoint": f"n0:{self.ports[0]}",
-            "launch_id": "19.0",
-            "backend": "scheduler",
-            "connect_host": HERE,
-            "ports": self.ports,
-            "coordinator": 0,
-            "is_coordinator": rank == 0,
-            "hosts": HOSTS,
-            "local_address": HERE,
-            "listen": (HERE, self.ports[0]) if rank == 0 else None,
-        }
-        return make_launch_plan(**values | changes)
+        meeting = Meeting(
+            "scheduler",
+            nodes=2,
+            node_rank=rank,
+            report_rank=rank,
+            endpoint=f"n0:{self.ports[0]}",
+            launch_id="19.0",
+            connect_host=HERE,
+            ports=self.ports,
+            coordinator=0,
+            is_coordinator=rank == 0,
+            hosts=HOSTS,
+            local_address=HERE,
+            listen=(HERE, self.ports[0]) if rank == 0 else None,
+        )
+        return replace(PLAN, meeting=replace(meeting, **changes))
 
     def handler(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def outcome(request, tmp_path_factory):
 
     A job that is asked for twice, as by ``--reruns``, starts again on other nodes.
     """
-    wanted: list[tuple[str, ...]] = [
+    wanted: list[Any] = [
         item.callspec.params["names"]
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_faults

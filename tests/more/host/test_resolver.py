@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.juelich import make_network
+from tests.support.networks import make_network
 from tests.support.patience import NEVER_S, until
 from torchrun_hpc import programs
 from torchrun_hpc.host import resolver

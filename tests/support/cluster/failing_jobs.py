@@ -1,6 +1,6 @@
 """Jobs that fail, and say why on one screen: the examples of docs/troubleshooting.md.
 
-With UPDATE=1 the examples are written anew.
+With UPDATE=1 the examples are rewritten.
 """
 
 from __future__ import annotations

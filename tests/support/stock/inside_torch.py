@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +26,20 @@ from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.launcher import api as torch_launcher_api
 
 from tests.support.patience import PATIENCE
-from tests.support.plans import make_launch_plan
 from tests.support.ports import own_port
 from torchrun_hpc.agent.patches import Hooks, registry
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.host import capabilities
-from torchrun_hpc.planning.workers import Binding, Preload, Share
+from torchrun_hpc.options.options import Options
+from torchrun_hpc.planning.meeting import Meeting
+from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.planning.workers import Binding, Preload, Share, Workers
 
 if TYPE_CHECKING:
     from unittest.mock import Mock
 
     from torchrun_hpc.agent.patches import Patch
-    from torchrun_hpc.planning.plan import LaunchPlan
 
 # Torch exports not all names of these modules to type checkers.
 c10d: Any = c10d_rendezvous_backend
@@ -97,18 +100,33 @@ def targets() -> list[Any]:
     return [getattr(owner, name) for owner, name in PLACES]
 
 
-def make_plan(**values: Any) -> LaunchPlan:
-    given_values = {
-        "nodes": 3,
-        "node_rank": 0,
-        "workers": 1,
-        "endpoint": "head:1",
-        "hosts": ("n9", "n10", "n11"),
-        "local_address": "127.0.0.2",
-        "preload": Preload(("torch",), Setting("torch", "--hpc-preload")),
-        "binding": Binding(Setting("even", "--hpc-bind"), (Share((0,), "", ""),)),
-    }
-    return make_launch_plan(**{**given_values, **values})
+MEETING = Meeting(
+    "c10d",
+    nodes=3,
+    endpoint="head:1",
+    hosts=("n9", "n10", "n11"),
+    local_address="127.0.0.2",
+)
+WORKERS = Workers(
+    preload=Preload(("torch",), Setting("torch", "--hpc-preload")),
+    binding=Binding(Setting("even", "--hpc-bind"), (Share((0,), "", ""),)),
+)
+
+
+def make_plan(
+    mode: Mode = Mode.SEVERAL_NODES,
+    *,
+    workers: Workers = WORKERS,
+    without_patches: tuple[str, ...] = (),
+    **meeting: Any,
+) -> LaunchPlan:
+    """Return a plan of three nodes with these fields of their meeting."""
+    return LaunchPlan(
+        mode,
+        Options(hpc_without_patches=without_patches),
+        replace(MEETING, **meeting),
+        workers,
+    )
 
 
 def expected_state(patch: type[Patch]) -> registry.PatchState:

@@ -1,4 +1,4 @@
-"""What is known of the meeting place when a launch fails early."""
+"""The meeting place of a launch that fails early."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import ipaddress
 import os
 import signal
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 
 from tests.support.patience import NEVER_S, PATIENCE
-from tests.support.plans import make_launch_plan
 from torchrun_hpc import schedulers
 from torchrun_hpc.agent import abort
 from torchrun_hpc.agent.abort import LaunchState
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.host import network
 from torchrun_hpc.host.network import Interface
+from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.preflight import Preflight
 from torchrun_hpc.rendezvous import connection
 from torchrun_hpc.rendezvous.server import CoordinatorServer
@@ -41,7 +42,7 @@ def test_without_a_job_a_fault_is_said_and_nothing_told(capfd, monkeypatch):
 def test_a_node_that_cannot_find_its_job_names_itself(capfd):
     """Under pbsdsh, only the message shows which node has no node file."""
     fault = LaunchError("HPC035", "cannot be read here")
-    seen = Preflight(None, fault, {}, "dec0002", "", 1)
+    seen = Preflight(None, fault, {}, "dec0002", "", task_rank=1)
     abort.give_up(fault, state(seen))
     expected = "torchrun_hpc: error[HPC035]: on dec0002: cannot be read here\n"
     assert capfd.readouterr().err == expected
@@ -50,7 +51,7 @@ def test_a_node_that_cannot_find_its_job_names_itself(capfd):
 def test_tasks_that_pbs_numbers_alike_say_the_same_once(capfd):
     """Each of the first node has the number 0, with several lines in the node file."""
     fault = LaunchError("HPC036", f"by process {os.getpid()}", everywhere=True)
-    seen = Preflight(None, fault, {}, "dec0001", "", 0)
+    seen = Preflight(None, fault, {}, "dec0001", "", task_rank=0)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: abort.give_up(fault, state(seen)), range(3)))
     expected = f"torchrun_hpc: error[HPC036]: by process {os.getpid()}\n"
@@ -62,7 +63,7 @@ def test_another_user_cannot_hide_a_message(capfd, beside_nobody, kind):
     """The name with which tasks of a node agree can be computed by everybody."""
     said = f"by process {os.getpid()} beside a {kind.name}"
     fault = LaunchError("HPC036", said, everywhere=True)
-    seen = Preflight(None, fault, {"PBS_JOBID": "77"}, "dec0001", "", 0)
+    seen = Preflight(None, fault, {"PBS_JOBID": "77"}, "dec0001", "", task_rank=0)
     text = f"{os.getuid()} {schedulers.job_number(seen.environ)} {fault}"
 
     def squat(ready, wait):
@@ -81,12 +82,12 @@ def test_another_user_cannot_hide_a_message(capfd, beside_nobody, kind):
 def place(rank, port):
     """Return where the nodes of a job of two meet, all of them here."""
     port = port.getsockname()[1]
-    return make_launch_plan(
-        nodes=2, node_rank=rank, workers=1, report_rank=rank,
-        endpoint="n9", launch_id="19.0", backend="scheduler", connect_host="127.0.0.1",
-        ports=(port,), coordinator=0, is_coordinator=rank == 0, hosts=("n9", "n10"),
+    return Meeting(
+        "scheduler", nodes=2, node_rank=rank, report_rank=rank, hosts=("n9", "n10"),
+        endpoint="n9", launch_id="19.0", connect_host="127.0.0.1", ports=(port,),
+        coordinator=0, is_coordinator=rank == 0,
         listen=("127.0.0.1", port) if rank == 0 else None,
-    ).meeting  # fmt: skip
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_what_two_nodes_find_is_said_once(port, texts, says, monkeypatch):
 
 
 def test_ctrl_c_while_telling(port):
-    """Where the others would meet, somebody accepts, and says nothing."""
+    """Somebody accepts at the place where the others would meet, and says nothing."""
 
     def interrupt():
         with port.accept()[0]:
@@ -149,7 +150,7 @@ def test_nobody_is_there_and_a_long_wait_is_said(monkeypatch, capfd):
             self.start = lambda: function(*args)
             self.cancel = waits.clear
 
-    monkeypatch.setattr(abort.threading, "Timer", PassedTimer)
+    monkeypatch.setattr(threading, "Timer", PassedTimer)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         assert abort.tell(place(1, bound), "x", 0)

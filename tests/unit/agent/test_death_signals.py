@@ -82,7 +82,7 @@ def test_an_exception_without_effect_is_raised_again(run, place):
     assert (done.code, done.out) == (0, "SIGTERM\n"), done.err
 
 
-# What happens while signals are held for some time, and what is printed then.
+# Programs that hold signals for some time, and their output.
 HELD = {
     "the first one acts at the end": (
         """
@@ -161,9 +161,8 @@ print("agent")
 }
 
 
-@pytest.mark.parametrize("what", HELD)
-def test_signals_that_are_held(run, what):
-    program, printed = HELD[what]
+@pytest.mark.parametrize(("program", "printed"), HELD.values(), ids=HELD)
+def test_signals_that_are_held(run, program, printed):
     done = run(program)
     assert (done.code, done.out.split()) == (0, printed.split()), done.err
 

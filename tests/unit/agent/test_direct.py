@@ -8,13 +8,17 @@ from unittest import mock
 
 import pytest
 
-from tests.support.juelich import COMMAND, explicit, juelich, make_inputs, mode_of
+from tests.support.juelich import COMMAND, job_at, juelich
 from tests.support.plans import (
     BLOCK,
-    job_at,
+    ONE_WORKER,
+    explicit,
     make_direct_plan,
+    make_inputs,
     make_plan,
+    mode_of,
     planned_at,
+    refused,
     worker_environment,
 )
 from torchrun_hpc import main
@@ -31,7 +35,7 @@ PORT = "25592"  # of 19.0, as in test_plan.py
 def starter(options, script, arguments=(), environ=None, rank=0):
     """Return what starts a script with these options, in a task of two nodes."""
     environ = {"PATH": "/usr/bin:/bin"} if environ is None else environ
-    inputs = make_inputs(job=job_at(BLOCK, rank), environ=environ)
+    inputs = make_inputs(job_at(BLOCK, rank), environ=environ)
     options = read(explicit(options), (script, *arguments))
     return direct.DirectStarter(replace(inputs, options=options))
 
@@ -51,13 +55,12 @@ def test_a_worker_does_not_become_one_once_more(rank):
     """It would run the script a second time with the rank that it has."""
     variables = planned_at(BLOCK, rank).environment.items()
     environ = {name: value.value for name, value in variables}
-    with pytest.raises(LaunchError, match=f"worker {rank} of launch") as caught:
-        planned_at(BLOCK, rank, environ=environ)
-    assert caught.value.code == "HPC164"
+    text = f"worker {rank} of launch"
+    refused("HPC164", text, planned_at, BLOCK, rank, environ=environ)
     others = environ | {"TORCHELASTIC_RUN_ID": "18.0"}  # of the job that ran sbatch
     assert planned_at(BLOCK, rank, environ=others)
     inputs = make_inputs(
-        job=job_at(BLOCK, rank), environ=environ, options={"standalone": True}
+        job_at(BLOCK, rank), environ=environ, options={"standalone": True}
     )
     assert mode_of(inputs) is Mode.ONE_NODE
     assert make_plan(inputs).meeting.nodes == 1
@@ -108,10 +111,8 @@ def test_a_program_that_cannot_be_run(monkeypatch, tmp_path):
     monkeypatch.setattr("os.environ", {"PATH": "/usr/bin"})
     worker = starter({"no_python": True}, str(program))
     plan = planned_at([0, 0], 1)
-    with pytest.raises(LaunchError, match="cannot be run: ") as caught:
-        start.start(plan, worker)
-    assert caught.value.code == "HPC016"
-    assert str(program) in str(caught.value)
+    text = f"{program} cannot be run: "
+    refused("HPC016", text, start.start, plan, worker)
 
 
 def test_whether_the_environment_is_set_up():
@@ -153,7 +154,7 @@ def test_two_scripts_without_a_launcher_do_not_meet(environ):
 def test_a_task_that_sets_itself_up(environ, rank, capsys):
     environ["PET_HPC_OMP_THREADS"] = "1"
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    job = job_at([0] * 4, rank, launch_id=f"19.{rank}")
+    job = replace(job_at([0] * 4, rank), launch_id=f"19.{rank}")
     found = set_up(job, "jwb0001", environ)
     assert (found["RANK"], found["WORLD_SIZE"]) == (f"{rank}", "4")
     assert found["OMP_NUM_THREADS"] == "1"
@@ -172,7 +173,7 @@ def test_a_port_that_the_user_has_set_stays(environ):
 def test_a_description_of_a_task(environ):
     environ["PYTHON_EXEC"] = "/usr/bin/python"
     job = job_at(BLOCK, 5)
-    inputs = make_inputs(1, job=job, network=juelich(1), workers=1)
+    inputs = make_inputs(job, network=juelich(1), node=ONE_WORKER)
     worker = starter({}, "train.py", ("--lr",), environ, rank=5)
     found = worker.describe(make_direct_plan(inputs))
     assert found.command == ("/usr/bin/python", "-u", "train.py", "--lr")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.support.plans import make_launch_plan
+from tests.support.plans import PLAN
 from torchrun_hpc.agent import end
 from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.failures.failure import Failure, Kind
+from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.rendezvous.errors import JobFailedError
 from torchrun_hpc.schedulers import hydra, openmpi, pbs
 
+TWO_NODES = Meeting("c10d", nodes=2, hosts=("dec0001", "dec0002"), launch_id="7")
 LOST = Failure(Kind.LOST, (1,))
 SILENT = Failure(Kind.SILENT, (1,), code=30)
 STOP = Failure(Kind.SIGNAL, (1,), code=15)
@@ -37,10 +41,8 @@ STOP = Failure(Kind.SIGNAL, (1,), code=15)
     ],
 )
 def test_a_launcher_that_may_wait(started_by, failure, out, waits, capsys):
-    plan = make_launch_plan(
-        nodes=2, hosts=("dec0001", "dec0002"), started_by=started_by, launch_id="7"
-    )
-    ended = SimpleNamespace(
+    plan = replace(PLAN, meeting=replace(TWO_NODES, started_by=started_by))
+    ended: Any = SimpleNamespace(
         failure=failure,
         meeting=plan.meeting,
         reports=True,
@@ -73,10 +75,10 @@ class Struck(DeathSignals):
 def test_a_signal_when_the_job_fails_or_is_done(problem):
     """The other nodes learn of it in the usual way."""
     left = []
-    world = SimpleNamespace(
+    world: Any = SimpleNamespace(
         leave=lambda _: left.append(True), took_part=False, failure=None
     )
-    plan = make_launch_plan(nodes=2, launch_id="7", backend="scheduler")
+    plan = replace(PLAN, meeting=replace(TWO_NODES, backend="scheduler"))
 
     def run():
         with end.together(plan, world, Struck(), is_command=False):

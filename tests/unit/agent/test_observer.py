@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.support.plans import make_launch_plan
+from tests.support.plans import PLAN
 from tests.support.stack_samples import worker
 from torchrun_hpc.agent.elastic import Observer
 from torchrun_hpc.failures.report import LocalWorld
@@ -22,12 +22,11 @@ def test_which_questions_start_py_spy(question, starts, monkeypatch):
     """The default of the stall report must not: it asks for `FORKS`."""
     started = []
     monkeypatch.setattr(sampling, "_program", lambda: started.append(1))
-    plan = make_launch_plan()
 
     def make_world(observer):
-        return LocalWorld(plan.meeting, observer.explain)
+        return LocalWorld(PLAN.meeting, observer.explain)
 
-    observer = Observer(plan, lambda _: None, make_world)
+    observer = Observer(PLAN, lambda _: None, make_world)
     observer.watch.begin([worker(os.getpid())], 0)
     (found,) = received(observer.stacks.replies[question](None))
     observer.watch.end()

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import (
     ProcessFailure,
 )
 
-from tests.support.plans import make_launch_plan
+from tests.support.plans import PLAN
 from tests.support.simulated_job import worker_failure
 from torchrun_hpc.agent import end
 from torchrun_hpc.agent.end import together
@@ -25,24 +26,30 @@ from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.failures.report import LocalWorld
 from torchrun_hpc.failures.worker import Worker
+from torchrun_hpc.options.options import Options
+from torchrun_hpc.planning.meeting import Meeting, Spares
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
 
 
-def plan(file="", node_rank=0, **changes):
-    values = {
-        "nodes": 4,
-        "spares": 1,
-        "node_rank": node_rank,
-        "workers": 4,
-        "report_rank": node_rank,
-        "endpoint": "jwb0001i:25592",
-        "hosts": HOSTS,
-        "coordinator": 0,
-        "launch_id": "19.0",
-        "outcome": str(file),
-    }
-    return make_launch_plan(**values | changes)
+MEETING = Meeting(
+    "c10d",
+    nodes=4,
+    spares=Spares(1),
+    endpoint="jwb0001i:25592",
+    hosts=HOSTS,
+    coordinator=0,
+    launch_id="19.0",
+)
+
+
+def plan(file="", meeting=MEETING, *, dry_run=""):
+    asked = Options(hpc_outcome=str(file), hpc_dry_run=dry_run)
+    return replace(PLAN, asked=asked, meeting=meeting)
+
+
+SECOND = replace(MEETING, node_rank=1, report_rank=1)
+LATER = replace(MEETING, launch_id="20.0")
 
 
 def end_launch(plan, error=None):
@@ -116,7 +123,7 @@ def test_nodes_that_were_lost_before_are_to_be_excluded(failure, exclude):
 
 
 def test_nodes_without_a_name_are_left_out():
-    known = plan(hosts=("", "jwb0002", "", ""))
+    known = plan(meeting=replace(MEETING, hosts=("", "jwb0002", "", "")))
     found = end.outcome_of(Failure(Kind.LOST, (0, 1)), known, (3,))
     assert (found["nodes"], found["exclude"]) == (["jwb0002"], ["jwb0002"])
 
@@ -143,7 +150,7 @@ def test_the_first_one_of_a_launch_is_written(file, capsys):
     assert read(file) == DONE
     assert file.read_text(encoding="utf-8").endswith("}\n")
     later = expected("nodes failed", launch_id="20.0")
-    end.write_outcome(later, plan(file, launch_id="20.0"))
+    end.write_outcome(later, plan(file, LATER))
     assert read(file) == later
     assert [*file.parent.iterdir()] == [file]
     assert capsys.readouterr().err == ""
@@ -252,7 +259,7 @@ def test_a_shell_that_sources_it_runs_nothing_of_it(reason, file):
 def test_none_is_written_unless_it_is_wanted_and_by_the_first_node(file, monkeypatch):
     monkeypatch.chdir(file.parent)
     end.write_outcome(DONE, plan())
-    end_launch(plan(file, node_rank=1))
+    end_launch(plan(file, SECOND))
     assert [*file.parent.iterdir()] == []
 
 
@@ -267,7 +274,7 @@ def test_the_file_is_always_whole(file, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", look)
     later = expected("stopped", launch_id="20.0")
-    end.write_outcome(later, plan(file, launch_id="20.0"))
+    end.write_outcome(later, plan(file, LATER))
     assert seen == [("stopped", "done", file.parent)]
     assert read(file) == later
 
@@ -303,7 +310,7 @@ def test_a_disk_that_is_full(file, capsys, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", fail)
     later = expected("stopped", launch_id="20.0")
-    end.write_outcome(later, plan(file, launch_id="20.0"))
+    end.write_outcome(later, plan(file, LATER))
     assert f"to {file}: No space left on device\n" in capsys.readouterr().err
     assert [*file.parent.iterdir()] == [file]
     assert read(file) == DONE
@@ -312,16 +319,16 @@ def test_a_disk_that_is_full(file, capsys, monkeypatch):
 # --- that of an earlier launch ------------------------------------------------------
 
 
-@pytest.mark.parametrize(("node_rank", "is_there"), [(0, False), (1, True)])
-def test_the_outcome_of_an_earlier_launch_is_removed_once(node_rank, is_there, file):
+@pytest.mark.parametrize(("meeting", "is_there"), [(MEETING, False), (SECOND, True)])
+def test_the_outcome_of_an_earlier_launch_is_removed_once(meeting, is_there, file):
     file.touch()
-    end.forget_outcome(plan(file, node_rank))
+    end.forget_outcome(plan(file, meeting))
     assert file.exists() is is_there
 
 
 def test_a_dry_run_removes_nothing(file):
     file.touch()
-    end.forget_outcome(plan(file, hpc_dry_run="text"))
+    end.forget_outcome(plan(file, dry_run="text"))
     assert file.exists()
 
 
@@ -336,7 +343,7 @@ def test_there_is_no_earlier_launch(tmp_path, monkeypatch, capsys):
 def test_a_folder_that_does_not_exist(tmp_path):
     """It is reported at the start, by the first node."""
     for folder in (tmp_path / "a", Path("/dev/null")):
-        end.forget_outcome(plan(folder / "b", node_rank=1))
+        end.forget_outcome(plan(folder / "b", SECOND))
         with pytest.raises(LaunchError) as caught:
             end.forget_outcome(plan(folder / "b"))
         assert f"{caught.value.code} {caught.value}" == (
@@ -361,7 +368,7 @@ def test_a_launch_that_runs(file):
         assert read(file) == expected("running" if kind == "done" else "done")
         end.write_outcome(expected(kind), plan(file))
         assert read(file) == DONE
-    end.write_running(plan(file, launch_id="20.0"), [worker(0)])
+    end.write_running(plan(file, LATER), [worker(0)])
     assert read(file) == expected("running", launch_id="20.0")
 
 
@@ -410,7 +417,7 @@ ENDS = [
 def test_how_a_launch_ends_on_one_node(error, kind, reason, file):
     of_a_worker = {"rank": 5, "code": -9} if kind == "script failed" else {}
     found = expected(kind, reason, ["jwb0001"] if error else [], **of_a_worker)
-    alone = plan(file, nodes=1, spares=0, hosts=HOSTS[:1])
+    alone = plan(file, replace(MEETING, nodes=1, spares=Spares(), hosts=HOSTS[:1]))
     with pytest.raises(type(error)) if error else nullcontext():
         end_launch(alone, error)
     assert read(file) == found

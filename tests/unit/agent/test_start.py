@@ -1,4 +1,4 @@
-"""What starting has in common in all modes, and the environment that it writes."""
+"""The start in all modes, and the environment that it writes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from tests.support.juelich import COMMAND
-from tests.support.plans import BLOCK, job_at, planned_at, worker_environment
+from tests.support.juelich import COMMAND, job_at
+from tests.support.plans import BLOCK, planned_at, worker_environment
 from torchrun_hpc import main
 from torchrun_hpc.agent import start
 from torchrun_hpc.errors import LaunchError

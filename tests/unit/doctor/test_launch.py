@@ -15,7 +15,8 @@ from tests.support.doctor_reports import (
     make_torch,
     make_worker,
 )
-from tests.support.juelich import THREE, explicit, step, tasks_at
+from tests.support.juelich import THREE, step, tasks_at
+from tests.support.plans import explicit
 from torchrun_hpc import wire
 from torchrun_hpc.doctor import collectives, launch
 from torchrun_hpc.doctor.launch import (
@@ -123,7 +124,7 @@ def test_why_the_job_has_failed():
 
 def test_its_job_is_this_one():
     """The process manager has been asked already; the launch reads it as JSON."""
-    job = step(2, pmi_is_open=True)
+    job = replace(step(2), pmi_is_open=True)
     found = launch._job_of(place_of(job=job), WHOLE)
     assert found == replace(job, pmi_is_open=False)
     assert wire.decode(Job, json.loads(json.dumps(wire.encode(found)))) == found
@@ -150,7 +151,9 @@ def test_the_job_of_a_part(places, part, rank, expected):
         hosts = tuple(THREE[node] for node in sorted({*part.values()}))
         part = LaunchPart(1, part, hosts, "10.20.0.1")
     task = tasks_at(places)[rank]
-    job = step(places[rank], task=task, head_candidates=("jwb0001",), listed_at=0)
+    job = replace(
+        step(places[rank], task=task), head_candidates=("jwb0001",), listed_at=0
+    )
     here = place_of(job=job, rank=places[rank], task=task)
     found = launch._job_of(here, part)
     assert found is not None

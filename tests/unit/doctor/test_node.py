@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.support.juelich import make_network
+from tests.support.networks import make_network
 from tests.support.patience import NEVER_S, PATIENCE
 from torchrun_hpc import __version__, limits, wire
 from torchrun_hpc.doctor import node

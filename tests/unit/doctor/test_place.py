@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.juelich import THREE, explicit
-from tests.support.plans import planned, planned_at, refused
+from tests.support.juelich import THREE, step
+from tests.support.plans import explicit, planned, planned_at, refused
 from torchrun_hpc.doctor import place
 from torchrun_hpc.options.options import read
 from torchrun_hpc.options.values import SCHEDULER
@@ -34,7 +34,7 @@ def tasks_meeting(mode, meeting, task):
 @pytest.mark.parametrize("rank", range(3))
 def test_agents(rank):
     """They meet where those of the job do, on other ports: its own are the launch's."""
-    meeting = planned(rank).meeting
+    meeting = planned(step(rank)).meeting
     found = tasks_meeting(Mode.SEVERAL_NODES, meeting, Task(rank, 3))
     assert (found.ports, found.notice_ports) == ports_of("19.0 doctor")
     assert (found.hosts, found.connect_host) == (THREE, meeting.connect_host)
@@ -44,7 +44,9 @@ def test_agents(rank):
 
 def test_another_node_is_the_host():
     for rank in range(3):
-        meeting = planned(rank, options={"rdzv_endpoint": "jwb0003:29400"}).meeting
+        meeting = planned(
+            step(rank), options={"rdzv_endpoint": "jwb0003:29400"}
+        ).meeting
         found = tasks_meeting(Mode.SEVERAL_NODES, meeting, Task(rank, 3))
         assert (found.is_coordinator, found.coordinator) == (rank == 2, 2)
 
@@ -101,4 +103,4 @@ def test_the_rank_of_a_machine(nodes, report_rank, typed, rank):
 )
 def test_a_machine_that_has_no_rank(code, backend, typed, text):
     where, options = Meeting(backend, nodes=3, report_rank=1), read(explicit(typed))
-    refused(code, text, where, options, by=place._explicit_rank)
+    refused(code, text, place._explicit_rank, where, options)

@@ -18,33 +18,29 @@ from tests.support.doctor_reports import (
     make_report,
     make_worker,
 )
-from tests.support.plans import make_launch_plan
 from torchrun_hpc.doctor import results, summary
 from torchrun_hpc.doctor.launch import LaunchEnd
 from torchrun_hpc.doctor.place import Wishes
 from torchrun_hpc.doctor.results import Finding, Torch, exit_code
 from torchrun_hpc.doctor.summary import Records
+from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.planning.mode import Mode
 
 if TYPE_CHECKING:
     from torchrun_hpc.doctor.place import Place
 
 DIRECT = next(mode for mode in Mode if mode.is_direct)
-ALONE = {"endpoint": "10.30.0.1:25592", "interface": "eth0"}
-PLANNED = {*ALONE, "launch_id", "network_hint"}
+# No names on the job's network: nobody looks for nodes of these names here.
+MEETING = Meeting("c10d", nodes=3, launch_id="7.0", ports=(1,))
+ALONE = replace(MEETING, endpoint="10.30.0.1:25592", interface="eth0")
 
 
-def report_of(mode=Mode.SEVERAL_NODES, **found):
+def report_of(mode=Mode.SEVERAL_NODES, meeting=MEETING, **found):
     """Return the report of three nodes, as task 0 writes it."""
-    changes = {name: found.pop(name) for name in PLANNED & found.keys()}
-    # No names on the job's network: nobody looks for nodes of these names here.
-    changes = {"launch_id": "7.0", "ports": (1,)} | changes
-    plan = make_launch_plan(mode, nodes=3, **changes)
-    where = plan.meeting
     place = SimpleNamespace(
         mode=mode,
-        meeting=where,
-        tasks_meeting=where,
+        meeting=meeting,
+        tasks_meeting=meeting,
         facts=SimpleNamespace(job=SimpleNamespace(scheduler="Slurm")),
         wishes=Wishes(),
     )
@@ -78,8 +74,8 @@ def test_who_has_not_come(mode, missing, came, texts):
 def test_that_no_other_node_has_come():
     """They may be well, and not reach this one: its network is named, and no node."""
     for hint in ("", "Name the network"):
-        planned = {**ALONE, "network_hint": hint}
-        report = report_of(missing=[1, 2], nodes=[make_node(0)], **planned)
+        meeting = replace(ALONE, network_hint=hint)
+        report = report_of(meeting=meeting, missing=[1, 2], nodes=[make_node(0)])
         (finding,) = report.findings
         assert finding.code == "HPC178"
         assert "The network of 10.30.0.1:25592 (eth0)" in finding.text
@@ -106,7 +102,8 @@ def test_workers_and_causes():
 
 
 def test_a_terminal_gets_nothing_to_act_on():
-    report = report_of(nodes=[make_node(host="\x1b[31mred\n")], launch_id="\x07")
+    meeting = replace(MEETING, launch_id="\x07")
+    report = report_of(meeting=meeting, nodes=[make_node(host="\x1b[31mred\n")])
     assert (report.hosts[0], report.launch_id) == (r"\x1b[31mred\n", r"\x07")
 
 

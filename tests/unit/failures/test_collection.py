@@ -84,6 +84,7 @@ def test_a_cause_is_named_first_whenever_it_comes(cause, other):
 
 def test_without_a_cause_the_first_to_end_is_named():
     for first, later in itertools.permutations(DOUBTFUL, 2):
+        assert later.worker is not None
         second = replace(later, worker=replace(later.worker, rank=9))
         assert summary_of(first, second).first == first
 

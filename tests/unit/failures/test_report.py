@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.plans import make_launch_plan, planned
+from tests.support.plans import planned
 from tests.support.raised import CAUSE
 from tests.support.simulated_job import worker_failure
 from torchrun_hpc import wire
 from torchrun_hpc.failures import report
 from torchrun_hpc.failures.failure import Failure, Kind, Summary, WorkerPart
+from torchrun_hpc.planning.meeting import Meeting
 
 MEETING = planned().meeting
 LINES = ("Traceback (most recent call last):", CAUSE)
 FIRST = worker_failure(5, text=CAUSE, lines=LINES)
-
-
-def job(**changes):
-    """Return where three nodes meet."""
-    values = {
-        "nodes": 3,
-        "workers": 4,
-        "endpoint": "jwb0001i:25592",
-        "hosts": ("jwb0001", "jwb0002", "jwb0003"),
-        "coordinator": 0,
-    }
-    return make_launch_plan(**values | changes).meeting
-
+JOB = Meeting(
+    "c10d",
+    nodes=3,
+    endpoint="jwb0001i:25592",
+    hosts=("jwb0001", "jwb0002", "jwb0003"),
+    coordinator=0,
+)
 
 LOST = "RuntimeError: Connection closed by peer"
 UNREAD = {"unread": "it is a terminal"}
@@ -80,7 +76,7 @@ def test_sentences(golden):
     assert {
         case for case, text in texts.items() if "may be another" in text
     } == IN_DOUBT
-    golden(texts | {"no job": report.sentence(FIRST, planned(job=None).meeting)})
+    golden(texts | {"no job": report.sentence(FIRST, planned(None).meeting)})
 
 
 # --- why a job failed ---------------------------------------------------------------
@@ -116,11 +112,10 @@ FAILED = {
 
 
 def test_why_a_job_failed(golden):
-    address = report.failed(
-        Failure(Kind.COORDINATOR), job(node_rank=1, coordinator=None)
-    )
+    elsewhere = replace(JOB, node_rank=1, coordinator=None)
+    address = report.failed(Failure(Kind.COORDINATOR), elsewhere)
     golden(
-        {case: str(report.failed(failure, job())) for case, failure in FAILED.items()}
+        {case: str(report.failed(failure, JOB)) for case, failure in FAILED.items()}
         | {"a head node of which only the address is known": str(address)}
     )
 
@@ -133,7 +128,8 @@ def test_every_kind_of_failure_is_written():
 def test_a_failure_of_all_nodes_is_no_flood(kind):
     many = tuple(f"n{i}" for i in range(1500))
     failure = Failure(kind, tuple(range(1500)), code=1, text="x" * 500)
-    assert len(str(report.failed(failure, job(nodes=1500, hosts=many)))) < 1000
+    meeting = replace(JOB, nodes=1500, hosts=many)
+    assert len(str(report.failed(failure, meeting))) < 1000
 
 
 @given(
@@ -148,5 +144,5 @@ def test_any_failure_is_one_line(kind, head, **values):
     worker = WorkerPart(5) if kind is Kind.WORKER else None
     sent = wire.encode(Failure(kind, **values, worker=worker))
     failure = wire.decode(Failure, sent)
-    message = report.failed(failure, job(coordinator=head))
+    message = report.failed(failure, replace(JOB, coordinator=head))
     assert str(message).isprintable()

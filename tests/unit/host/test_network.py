@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tests.support.juelich import make_network
+from tests.support.networks import make_network
 from tests.support.patience import PATIENCE
 from torchrun_hpc.host import procfs
 from torchrun_hpc.host.network import (
@@ -163,6 +163,7 @@ LABEL = {"eth0": "10.0.0.1/24", "eth0:1": "10.0.0.9/24"}
 def test_siblings(interfaces, down, address, expected):
     node = make_network(interfaces, down=down)
     owner = node.owner(ip(address))
+    assert owner is not None
     found = node.siblings(owner, ip(address))
     assert [interface.name for interface in found] == expected.split()
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.juelich import JSC, explicit, juelich, make_inputs, step
-from tests.support.plans import make_plan
+from tests.support.juelich import JSC, juelich, step
+from tests.support.plans import explicit, make_inputs, make_plan
 from torchrun_hpc.errors import LaunchError, Setting
 from torchrun_hpc.options import rdzv_conf, values
 from torchrun_hpc.options.command_line import OURS, TORCHRUN
@@ -270,8 +270,7 @@ def test_each_option_is_read_once_for_a_plan(monkeypatch):
     }
     plan = make_plan(
         make_inputs(
-            3,
-            job=step(3, nodes=nodes),
+            step(3, nodes=nodes),
             site=JSC,
             network=juelich(3, hosts=hosts),
             options=typed,

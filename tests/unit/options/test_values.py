@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.juelich import explicit
+from tests.support.plans import explicit
 from torchrun_hpc.options.options import READERS, read
 
 # Explicit values, and their meanings.

@@ -1,4 +1,4 @@
-"""Which worker gets which CPUs: as the centres type it, and never one CPU twice."""
+"""The CPUs of each worker: as the centres document it, and never one CPU twice."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.juelich import JSC, THREE, make_inputs, step
-from tests.support.plans import make_plan, planned, visible
+from tests.support.juelich import JSC, THREE, job_at, step
+from tests.support.plans import (
+    make_inputs,
+    planned,
+    planned_at,
+    planned_task,
+    values,
+    visible,
+)
 from tests.support.trees import (
     DGX_H100,
     FRONTIER,
@@ -27,10 +34,13 @@ from torchrun_hpc.errors import Setting
 from torchrun_hpc.host.topology import Core, Gpu, Topology, this_node
 from torchrun_hpc.names import numbers_in
 from torchrun_hpc.planning import binding
-from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.inputs import Node
+from torchrun_hpc.planning.workers import Binding
 from torchrun_hpc.schedulers import flux, hydra, jsrun, pals, pbs, slurm
 from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.openmpi import MPIRUN
+
+NOTHING: dict[str, str] = {}
 
 
 @pytest.fixture(scope="session")
@@ -51,10 +61,8 @@ def bound(topology, workers, how="gpu", **changes):
     """Return the binding of an agent's workers."""
     inputs = make_inputs(
         options={"hpc_bind": how},
-        topology=topology,
-        workers=workers,
-        cpus=len(topology.mask),
         **changes,
+        node=Node(workers, cpus=len(topology.mask), topology=topology),
     )
     return binding.plan(inputs)
 
@@ -64,7 +72,7 @@ def cpus_of(found):
     return " ".join(share.cpu_list for share in found.shares)
 
 
-# --- as the centres type it -----------------------------------------------------------
+# --- as the centres document it -------------------------------------------------------
 
 
 def from_masks(text):
@@ -88,46 +96,45 @@ FOURTEEN = (
     "0-13,112-125 14-27,126-139 28-41,140-153 42-55,154-167 "
     "56-69,168-181 70-83,182-195 84-97,196-209 98-111,210-223"
 )
-# The machine, the CPUs for each GPU, as the source has them, and the mask that the job
-# gets if it is not all.
+# The machine, the job's mask if it is not all CPUs, and the CPUs for each GPU in the
+# format of the source.
 CENTRES = {
     # Frontier User Guide: srun -N1 -n8 -c7 --gpus-per-task=1 --gpu-bind=closest, and
     # the CPUs of each GPU in the output of hello_jobstep.
     "Frontier": (
         FRONTIER,
-        "49-55 57-63 17-23 25-31 1-7 9-15 33-39 41-47",
         NO_FIRST_CORES,
+        "49-55 57-63 17-23 25-31 1-7 9-15 33-39 41-47",
     ),
     # LUMI's documentation, "Distribution and binding": --cpu-bind=mask_cpu:...
     "LUMI": (
         LUMI,
+        NO_FIRST_CORES,
         from_masks(
             "fe000000000000,fe00000000000000,fe0000,fe000000,fe,fe00,"
             "fe00000000,fe0000000000"
         ),
-        NO_FIRST_CORES,
     ),
     # The same with --hint=multithread.
     "LUMI, two threads": (
         LUMI,
-        BOTH_THREADS,
         NO_FIRST_CORES | {cpu + 64 for cpu in NO_FIRST_CORES},
+        BOTH_THREADS,
     ),
     # co-design.pop-coe.eu, "GPU affinity" on JUWELS Booster: --cpu-bind=map_ldom:...,
     # with GPUs 0 to 3 at NUMA nodes 3, 1, 7, 5. JSC documents no mask.
-    "JUWELS": (JUWELS_BOOSTER, "18-23,66-71 6-11,54-59 42-47,90-95 30-35,78-83"),
+    "JUWELS": (JUWELS_BOOSTER, None, "18-23,66-71 6-11,54-59 42-47,90-95 30-35,78-83"),
     # bindpcie --cpu=exclusive.
-    "DGX H100": (DGX_H100, FOURTEEN),
+    "DGX H100": (DGX_H100, None, FOURTEEN),
     # Megatron-Bridge: numactl --cpunodebind=$((SLURM_LOCALID/2)), which gives the same
     # 72 cores to two workers. Here each has half of these.
-    "GB200": (GB200, "0-35 36-71 72-107 108-143"),
+    "GB200": (GB200, None, "0-35 36-71 72-107 108-143"),
 }
 
 
-@pytest.mark.parametrize("case", CENTRES)
-def test_as_the_centre_types_it(case, tree):
-    machine, expected, *mask = CENTRES[case]
-    found = bound(tree(machine, *mask), len(machine.gpus))
+@pytest.mark.parametrize(("machine", "mask", "expected"), CENTRES.values(), ids=CENTRES)
+def test_cpus_as_in_the_documentation_of_a_centre(machine, mask, expected, tree):
+    found = bound(tree(machine, mask), len(machine.gpus))
     if isinstance(expected, str):
         expected = [set(numbers_in(cpus)) for cpus in expected.split()]
     assert [set(share.cpus) for share in found.shares] == expected
@@ -184,9 +191,10 @@ LISTED = {
 }
 
 
-@pytest.mark.parametrize("case", LISTED)
-def test_which_gpu_is_a_workers(case, tree):
-    machine, environ, expected = LISTED[case]
+@pytest.mark.parametrize(
+    ("machine", "environ", "expected"), LISTED.values(), ids=LISTED
+)
+def test_which_gpu_is_a_workers(machine, environ, expected, tree):
     found = bound(tree(machine), len(expected.split()), environ=environ)
     assert (cpus_of(found), found.instead) == (expected, "")
 
@@ -212,53 +220,42 @@ NONE = Machine(cores=8, threads=2, cache=4, node=4, gpus={})
 PARTS = "MIG-GPU-1/1/0,MIG-GPU-1/2/0"
 HALVES = "0-71 72-143"
 
-# The machine, the variables; why, what each worker gets, and the mask if it is not all.
+# The machine, the mask if it is not all CPUs, and the variables; the reason, and the
+# CPUs of each worker.
+ONE_OF_TWO = "2 workers and 1 visible GPU"
 INSTEAD = {
-    "no GPU": (NONE, {}, "shows a GPU here", "0-3,8-11 4-7,12-15"),
-    "fewer GPUs": (VIRTUAL, {}, "2 workers and 1 visible GPU", "0-3 4-7"),
-    "none is seen": (VIRTUAL, visible(CUDA=""), "1 worker and 0 visible GPUs", "0-7"),
-    "what follows a number that is none is not visible": (
-        GB200,
-        visible(CUDA="0,9,1"),
-        "2 workers and 1 visible GPU",
-        HALVES,
+    "no GPU": (NONE, None, {}, "shows a GPU here", "0-3,8-11 4-7,12-15"),
+    "fewer GPUs": (VIRTUAL, None, {}, ONE_OF_TWO, "0-3 4-7"),
+    "no GPU is visible": (
+        VIRTUAL, None, visible(CUDA=""), "1 worker and 0 visible GPUs", "0-7"
     ),
-    "nor what is listed twice": (
-        GB200,
-        visible(CUDA="1,1"),
-        "2 workers and 1 visible GPU",
-        HALVES,
+    "a GPU after a wrong number": (
+        GB200, None, visible(CUDA="0,9,1"), ONE_OF_TWO, HALVES
     ),
-    "parts of GPUs": (GB200, visible(CUDA=PARTS), "parts of GPUs", HALVES),
+    "a GPU is there twice": (GB200, None, visible(CUDA="1,1"), ONE_OF_TWO, HALVES),
+    "parts of GPUs": (GB200, None, visible(CUDA=PARTS), "parts of GPUs", HALVES),
     "several kinds": (
-        TWO_KINDS,
-        {},
-        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
-        "0-55,112-167 56-111,168-223",
+        TWO_KINDS, None, {},
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID", "0-55,112-167 56-111,168-223",
     ),
     # A job on a part of the node, whose CPUs are on the other socket.
     "far from the mask": (
-        DGX_H100,
-        visible(CUDA="4,5"),
-        "0 of the 56 CPUs in the affinity mask are local to GPU 0-1",
-        "0-27 28-55",
-        set(range(56)),
+        DGX_H100, set(range(56)), visible(CUDA="4,5"),
+        "0 of the 56 CPUs in the affinity mask are local to GPU 0-1", "0-27 28-55",
     ),
     # Two cores of twelve.
     "most of the mask would be unused": (
-        DGX_H100,
-        {},
+        DGX_H100, set(range(54, 66)), {},
         "2 of the 12 CPUs in the affinity mask are local to GPU 0 (0000:1b:00.0)",
         "54-65",
-        set(range(54, 66)),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", INSTEAD)
 def test_evenly_instead(case, tree):
-    machine, environ, reason, expected, *mask = INSTEAD[case]
-    topology = tree(machine, *mask)
+    machine, mask, environ, reason, expected = INSTEAD[case]
+    topology = tree(machine, mask)
     workers = len(expected.split())
     found = bound(topology, workers, environ=environ)
     assert reason in found.instead
@@ -322,9 +319,10 @@ DIVIDED = {
 }
 
 
-@pytest.mark.parametrize("case", DIVIDED)
-def test_divided(case):
-    sizes, workers, expected = DIVIDED[case]
+@pytest.mark.parametrize(
+    ("sizes", "workers", "expected"), DIVIDED.values(), ids=DIVIDED
+)
+def test_divided(sizes, workers, expected):
     assert sizes_of(binding.divide(cores(*sizes), workers)) == expected
 
 
@@ -340,7 +338,7 @@ def test_fewer_cores_than_workers():
 
 
 def test_cpus_that_are_numbered_in_turn():
-    """Where even CPUs are on one socket, and odd ones on the other."""
+    """Even CPUs are on one socket, and odd ones on the other."""
     odd = [Core((cpu,), cpu % 2, f"{cpu % 2}") for cpu in range(8)]
     parts = binding.divide(odd, 2)
     assert [[core.cpus[0] for core in part] for part in parts] == [
@@ -403,13 +401,7 @@ def test_near_gpus_nothing_is_given_twice(data):
 LEFT = frozenset({*range(4), *range(8, 12)})
 
 BINDS_NOTHING = "HPC222 --hpc_bind=even binds nothing"
-
-
-def task(rank=0, launcher=slurm.SRUN, **changes):
-    """Return what the plan is made from in one of two tasks."""
-    of_two = Task(rank=rank, size=2, local_rank=rank, local_size=2)
-    job = step(task=of_two, launcher=launcher)
-    return replace(make_inputs(job=job, workers=1, **changes), mode=Mode.DIRECT)
+EVEN = {"hpc_bind": "even"}
 
 
 @pytest.mark.parametrize(
@@ -425,100 +417,106 @@ def task(rank=0, launcher=slurm.SRUN, **changes):
     ],
 )
 def test_the_launcher_binds_its_tasks(launcher, line):
-    plan = make_plan(task(launcher=launcher, options={"hpc_bind": "even"}))
-    assert plan.workers.binding.shares == ()
-    (message,) = said(plan)
+    job = replace(job_at([0, 0], 0), launcher=launcher)
+    plan = planned_task(job, options=EVEN)
+    assert shares_of(plan) == []
     reason = "in direct mode, the launcher binds each worker"
-    assert str(message) == f"{BINDS_NOTHING}: {reason}{line}"
+    assert said(plan) == [f"{BINDS_NOTHING}: {reason}{line}"]
 
 
 def test_only_the_first_task_says_that_it_is_not_bound():
-    assert said(make_plan(task(1, options={"hpc_bind": "even"}))) == []
+    assert said(planned_at([0, 0], 1, options=EVEN)) == []
 
 
 def test_a_site_does_not_bind_tasks():
-    plan = make_plan(task(site=with_bind("gpu")))
-    assert (plan.workers.binding.shares, said(plan)) == ((), [])
+    plan = planned_at([0, 0], 0, site=with_bind("gpu"))
+    assert (shares_of(plan), said(plan)) == ([], [])
 
 
 def test_several_agents_on_a_node(tree):
-    """Each a world of its own: they share one mask, or the launcher has bound them."""
+    """Each has a world of its own. They share one mask, or the launcher binds them."""
     job = step(nodes=THREE[:1], task=Task(size=2, local_size=2))
-    options = {"hpc_bind": "even", "standalone": True}
-    (message,) = said(planned(options=options, topology=tree(NONE), cpus=16, job=job))
-    assert str(message) == f"{BINDS_NOTHING}: 2 agents of this node share the same CPUs"
-    plan = planned(options=options, topology=tree(NONE, LEFT), cpus=8, job=job)
+    options = EVEN | {"standalone": True}
+    plan = planned(job, options=options, node=Node(2, 16, topology=tree(NONE)))
+    reason = "2 agents of this node share the same CPUs"
+    assert said(plan) == [f"{BINDS_NOTHING}: {reason}"]
+    plan = planned(job, options=options, node=Node(2, 8, topology=tree(NONE, LEFT)))
     assert said(plan) == []
-    assert [share.cpu_list for share in plan.workers.binding.shares] == [
-        "0-1,8-9",
-        "2-3,10-11",
-    ]
+    assert shares_of(plan) == ["0-1,8-9", "2-3,10-11"]
 
 
 # --- who asks for it, and what is said ------------------------------------------------
 
 
-def test_nobody_asks_for_it():
-    assert binding.plan(make_inputs()) is None
-    assert binding.plan(make_inputs(options={"hpc_bind": "none"})) is None
+def binding_of(plan):
+    """Return the binding of a plan that has one."""
+    assert plan.workers.binding is not None
+    return plan.workers.binding
 
 
-def test_the_patch_that_binds_is_left_out():
-    options = {"hpc_bind": "even", "hpc_without_patches": "bind_workers"}
-    found = binding.plan(make_inputs(options=options))
-    assert (found.shares, found.problem) == ((), "--hpc_without_patches=bind_workers")
+def shares_of(plan):
+    """Return the CPUs of each worker of a plan with a binding."""
+    return [share.cpu_list for share in binding_of(plan).shares]
+
+
+def said(plan):
+    """Return what a plan says about the binding."""
+    codes = ("HPC014", "HPC221", "HPC222", "HPC092")
+    messages = (*plan.messages.notes, *plan.messages.advice)
+    return [str(message) for message in messages if message.code in codes]
 
 
 def with_bind(how):
     return replace(JSC, options={"hpc_bind": how})
 
 
+def test_the_patch_that_binds_is_left_out():
+    options = EVEN | {"hpc_without_patches": "bind_workers"}
+    found = binding.plan(make_inputs(options=options))
+    assert found == Binding(
+        Setting("even", "--hpc_bind"), problem="--hpc_without_patches=bind_workers"
+    )
+
+
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("site", "options", "expected"),
     [
-        ({}, Setting("even", "site jsc: bind")),
-        ({"hpc_bind": "gpu"}, Setting("gpu", "--hpc_bind")),
-        ({"hpc_bind": "none"}, None),
-        ({"numa_binding": "node"}, None),  # it is typed: torch does it
+        (JSC, {}, None),
+        (JSC, {"hpc_bind": "none"}, None),
+        (with_bind("even"), {}, Setting("even", "site jsc: bind")),
+        (with_bind("even"), {"hpc_bind": "gpu"}, Setting("gpu", "--hpc_bind")),
+        (with_bind("even"), {"hpc_bind": "none"}, None),
+        (with_bind("even"), {"numa_binding": "node"}, None),  # PyTorch does it
     ],
 )
-def test_a_site_may_ask_for_it(options, expected):
-    inputs = make_inputs(site=with_bind("even"), options=options)
-    found = binding.plan(inputs)
+def test_the_user_or_a_site_asks_for_it(site, options, expected):
+    found = binding.plan(make_inputs(site=site, options=options))
     assert (found and found.setting) == expected
 
 
-def said(plan):
-    codes = ("HPC014", "HPC221", "HPC222", "HPC092")
-    return [m for m in (*plan.messages.notes, *plan.messages.advice) if m.code in codes]
-
-
 def test_what_is_said(tree):
-    topology = tree(NONE)
-    known = {"topology": topology, "cpus": 16, "gpus": 0}
-    assert said(planned(options={"hpc_bind": "even"}, **known)) == []
-    (message,) = said(planned(options={"hpc_bind": "gpu"}, **known))
-    assert str(message) == (
+    node = Node(2, cpus=16, topology=tree(NONE))
+    assert said(planned(options=EVEN, node=node)) == []
+    (message,) = said(planned(options={"hpc_bind": "gpu"}, node=node))
+    assert message == (
         "HPC221 --hpc_bind=gpu divides the CPUs evenly: neither NVIDIA's nor AMD's "
         "driver shows a GPU here"
     )
 
 
 def test_too_few_cpus(tree):
-    plan = planned(
-        options={"hpc_bind": "even"}, topology=tree(NONE, {3}), cpus=1, workers=2
-    )
+    plan = planned(options=EVEN, node=Node(2, cpus=1, topology=tree(NONE, {3})))
     (message,) = said(plan)
-    assert message.code == "HPC092"
-    assert "--hpc_bind=even binds none of them" in message.text
-    assert plan.workers.binding.shares == ()
+    assert message.startswith("HPC092 ")
+    assert "--hpc_bind=even binds none of them" in message
+    assert shares_of(plan) == []
 
 
 def test_workers_that_are_functions(tree):
-    options = {"hpc_bind": "even", "run_path": True}
-    (message,) = said(planned(options=options, topology=tree(NONE), cpus=16))
+    node = Node(2, cpus=16, topology=tree(NONE))
+    plan = planned(options=EVEN | {"run_path": True}, node=node)
     reason = "--run_path starts functions, not commands"
-    assert str(message) == f"{BINDS_NOTHING}: {reason}"
+    assert said(plan) == [f"{BINDS_NOTHING}: {reason}"]
 
 
 @pytest.mark.parametrize(
@@ -531,16 +529,13 @@ def test_workers_that_are_functions(tree):
     ],
 )
 def test_threads_follow_the_cpus_of_a_worker(options, environ, expected, tree):
-    """Where the GPUs are, there are 4 CPUs for the two that share them, 8 for one."""
+    """Two workers share the 8 CPUs near their GPUs. The third worker has 8 CPUs."""
     machine = replace(NONE, gpus={"0:1:00.0": 0, "0:2:00.0": 0, "0:3:00.0": 1})
     plan = planned(
         options={"hpc_bind": "gpu", **options},
-        topology=tree(machine),
-        cpus=16,
-        workers=3,
         environ=environ,
+        node=Node(3, cpus=16, topology=tree(machine)),
     )
-    assert [len(share.cpus) for share in plan.workers.binding.shares] == [4, 4, 8]
-    threads = plan.environment.get("OMP_NUM_THREADS")
-    value = None if threads is None else threads.value
-    assert (value, plan.workers.binding.sets_threads) == expected
+    assert [len([*numbers_in(cpus)]) for cpus in shares_of(plan)] == [4, 4, 8]
+    threads = values(plan.environment).get("OMP_NUM_THREADS")
+    assert (threads, binding_of(plan).sets_threads) == expected

@@ -6,27 +6,21 @@ import re
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.juelich import (
-    JSC,
-    THREE,
-    changed,
-    juelich,
-    make_inputs,
-    make_network,
-    recorded,
-    step,
-)
+from tests.support.detection import changed, detected
+from tests.support.juelich import ALIASES, JSC, THREE, job_at, juelich, step
+from tests.support.networks import make_network
 from tests.support.plans import (
-    ALIASES,
     BLOCK,
     CYCLIC,
+    ONE_WORKER,
     PORT,
     UNEVEN,
-    job_at,
-    make_direct_plan,
+    Given,
+    make_inputs,
     make_plan,
     planned_at,
     planned_task,
@@ -35,9 +29,11 @@ from tests.support.plans import (
     visible,
     worker_environment,
 )
-from torchrun_hpc import schedulers
-from torchrun_hpc.errors import LaunchError, Setting
+from tests.support.recordings import recorded
+from torchrun_hpc.errors import LaunchError, Message, Setting
 from torchrun_hpc.planning import resources
+from torchrun_hpc.planning.inputs import Node
+from torchrun_hpc.planning.messages import DIRECT_MODE
 from torchrun_hpc.planning.workers import Workers
 from torchrun_hpc.reporting.start_line import start_line
 from torchrun_hpc.schedulers import hydra, openmpi, pals
@@ -45,9 +41,13 @@ from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
-# --- the variables of a worker ------------------------------------------------------
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-task_refused = partial(refused, by=planned_task)
+
+NOTHING: dict[str, str] = {}
+
+# --- the variables of a worker ------------------------------------------------------
 
 
 def environment(plan):
@@ -160,10 +160,10 @@ def test_variables_that_the_user_has_set_stay():
 @pytest.mark.parametrize(
     ("value", "expected"), [(None, None), ("auto", "8"), ("3", "3")]
 )
-def test_threads_only_where_they_are_typed(value, expected):
+def test_threads_only_by_the_option(value, expected):
     """A task may have been given CPUs of its own by the launcher."""
     options = {} if value is None else {"hpc_omp_threads": value}
-    found = environment(planned_at(BLOCK, 1, options=options, cpus=8))
+    found = environment(planned_at(BLOCK, 1, options=options, node=Node(1, cpus=8)))
     assert found.get("OMP_NUM_THREADS") == expected
 
 
@@ -175,7 +175,9 @@ def test_threads_that_pbs_has_set(value, cpus, expected):
     """ncpus=64, whatever the task may use: HPC094 for nearly every job."""
     environ = {"PBS_JOBID": "1.pbs", "NCPUS": "64", "OMP_NUM_THREADS": "64"}
     options = {} if value is None else {"hpc_omp_threads": value}
-    plan = planned_at(BLOCK, 0, options=options, cpus=cpus, environ=environ)
+    plan = planned_at(
+        BLOCK, 0, options=options, environ=environ, node=Node(1, cpus=cpus)
+    )
     assert environment(plan).get("OMP_NUM_THREADS") == expected
     assert plan.messages.advice == ()
 
@@ -183,11 +185,10 @@ def test_threads_that_pbs_has_set(value, cpus, expected):
 def test_threads_that_pbs_has_set_on_one_node_only():
     """Open MPI over ssh: the tasks of other nodes have none, and nobody asks them."""
     job = replace(job_at(BLOCK, 0), nodelist_is_shared=False)
-    workers = {"workers": 1, "cpus": 2}
     user = {"OMP_NUM_THREADS": "4"}
     first = {"PBS_JOBID": "1.pbs", "NCPUS": "8", "OMP_NUM_THREADS": "8"}
     for environ in first, {"PBS_JOBID": "1.pbs"}, {}, user:
-        plan = make_direct_plan(make_inputs(job=job, environ=environ, **workers))
+        plan = planned_task(job, environ=environ, node=Node(1, cpus=2))
         expected = None if environ == user else "2"
         assert environment(plan).get("OMP_NUM_THREADS") == expected
 
@@ -203,37 +204,42 @@ def test_a_dry_run_looks_for_no_agents():
     assert not plan.meeting.uses_ours(plan.asked)
 
 
-def test_an_option_that_has_no_effect():
-    plan = planned_at(BLOCK, 0, options={"hpc_rendezvous": "c10d"})
-    assert [str(note) for note in plan.messages.notes] == [
-        (
-            "HPC077 --hpc_rendezvous=c10d has no effect in direct mode, where each "
-            "task is a worker"
-        )
-    ]
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hpc_outcome", "/outcome.json"),
+        ("hpc_rendezvous", "c10d"),
+        ("hpc_stall_report", "600"),
+        ("hpc_without_patches", "agent"),
+    ],
+)
+def test_options_of_the_agent_have_no_effect(name, value):
+    note = Message("HPC077", f"--{name}={value} has no effect {DIRECT_MODE}")
+    assert planned_at(BLOCK, 1, options={name: value}).messages.notes == (note,)
 
 
-def test_an_interface_that_is_not_there():
-    error = task_refused(
-        "HPC054",
-        "GLOO_SOCKET_IFNAME=ib9: this node has no interface 'ib9'",
-        job_at(BLOCK, 0),
-        environ={"GLOO_SOCKET_IFNAME": "ib9"},
-    )
-    assert not error.everywhere
+@pytest.mark.parametrize("options", [{}, {"hpc_stall_report": "none"}])
+def test_no_note_without_an_option_of_the_agent(options):
+    assert planned_at(BLOCK, 1, options=options).messages.notes == ()
 
 
 def test_a_process_outside_of_the_nodes():
-    task_refused("HPC068", "not on one of the job's nodes", step(node_rank=None))
+    refused(
+        "HPC068",
+        "not on one of the job's nodes",
+        planned_task,
+        replace(step(), node_rank=None),
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_name_that_resolves_nowhere(rank):
     hosts = {"jwb0001": "", "jwb0001i": ""}
     network = juelich(rank // 4, hosts=hosts, interfaces={"lo": "127.0.0.1/8"})
-    error = task_refused(
+    error = refused(
         "HPC059",
         "the head node's name jwb0001 (SLURM_STEP_NODELIST) does not resolve here",
+        planned_task,
         job_at(BLOCK, rank),
         network=network,
     )
@@ -278,7 +284,7 @@ def test_tasks_in_turn_and_what_to_type():
 )
 def test_tasks_in_turn_by_other_launchers(launcher, words):
     job = step(task=Task(3, 12, 1, 4), launcher=launcher)
-    (message,) = resources.task_advice(make_inputs(job=job), job, Workers())
+    (message,) = resources.task_advice(make_inputs(job), job, Workers())
     assert message.text.endswith(f"\n    {words}")
 
 
@@ -320,9 +326,8 @@ VIRTUAL = {
 }
 
 
-@pytest.mark.parametrize("case", VIRTUAL)
-def test_virtual_local_rank(case):
-    environ, gpus = VIRTUAL[case]
+@pytest.mark.parametrize(("environ", "gpus"), VIRTUAL.values(), ids=VIRTUAL)
+def test_virtual_local_rank(environ, gpus):
     options = {"virtual_local_rank": True}
     found = environment(planned_at(BLOCK, 1, options=options, environ=environ))
     assert found == worker_environment(1, BLOCK) | {"LOCAL_RANK": "0"} | gpus
@@ -331,7 +336,7 @@ def test_virtual_local_rank(case):
 # --- MASTER_ADDR and MASTER_PORT ----------------------------------------------------
 
 DERIVED = f"10.20.0.1:{PORT}"
-# What is exported, and what becomes of it on every node.
+# The exported variables, and the address on every node.
 KEPT = {
     "the node": (exported("jwb0001"), DERIVED),
     "its fast name": (exported("jwb0001i"), DERIVED),
@@ -345,9 +350,8 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("case", KEPT)
-def test_what_names_the_first_node_is_kept(case):
-    environ, expected = KEPT[case]
+@pytest.mark.parametrize(("environ", "expected"), KEPT.values(), ids=KEPT)
+def test_what_names_the_first_node_is_kept(environ, expected):
     address, port = expected.split(":")
     for rank in 0, 1, 4:
         network = juelich(rank // 4, hosts=ALIASES | {"jwb0001-ib0": "10.20.0.1"})
@@ -373,9 +377,10 @@ def test_what_a_hook_has_left_is_replaced(address):
 def test_a_number_that_is_not_the_first_nodes_is_seen_by_rank_0(address):
     """The other nodes cannot know whose it is."""
     environ = exported(address)
-    error = task_refused(
+    error = refused(
         "HPC039",
         f"rank 0 is on jwb0001, but the other nodes will look for it on {address}",
+        planned_task,
         job_at(BLOCK, 0),
         environ=environ,
     )
@@ -425,7 +430,9 @@ def test_a_port_that_is_none(port):
     text = f"MASTER_PORT={port} is not a port"
     for address, places in product([None, "jwb0001"], [BLOCK, [0] * 8]):
         environ = exported(address, port)
-        error = task_refused("HPC014", text, job_at(places, 5), environ=environ)
+        error = refused(
+            "HPC014", text, planned_task, job_at(places, 5), environ=environ
+        )
         assert error.everywhere, (address, places)
 
 
@@ -435,23 +442,26 @@ def test_a_port_that_is_none(port):
 def jobs_of(name, changes=None, exchange=None):
     """Return the jobs of all tasks of a recorded launch."""
     return [
-        schedulers.detect(
+        detected(
             Process(changed(environ, changes or {}), host, exchange=lambda _: exchange)
         )
         for environ, host in recorded(name)
     ]
 
 
-def all_planned(name, changes=None, environ=None, exchange=None, site=JSC):
-    """Plan all tasks of a recorded launch, as workers or as agents."""
-    plans = []
+def planned_as(job, **given: Unpack[Given]):
+    """Plan a task as a worker or an agent, as its job demands."""
+    given.setdefault("node", ONE_WORKER)
+    return make_plan(make_inputs(job, **given))
+
+
+def all_planned(name, changes=None, environ=NOTHING, exchange=None, site=JSC):
+    """Plan all tasks of a recorded launch, or return their refusals."""
+    plans: list[Any] = []
     for job in jobs_of(name, changes, exchange):
-        host = int(job.hostname[-1]) - 1
-        inputs = make_inputs(
-            job=job, network=juelich(host), site=site, environ=environ or {}, workers=1
-        )
+        network = juelich(int(job.hostname[-1]) - 1)
         try:
-            plans.append(make_plan(inputs))
+            plans.append(planned_as(job, network=network, site=site, environ=environ))
         except LaunchError as error:
             plans.append(f"{error.code} {error}")
     return plans
@@ -501,45 +511,42 @@ def test_open_mpi_4_shows_addresses_to_agents(addresses, site, expected):
     assert is_named is ("," in addresses)
 
 
+TWO_NETWORKS = "10.10.0.1,10.20.0.1"
 HELP = (
     "Name the network: mpirun -x MASTER_ADDR=HOST, or --mca oob_tcp_if_include "
     "INTERFACE; in a PBS job -x PBS_JOBID"
 )
 
 
-@pytest.mark.parametrize("name", [TWO_EACH_4, "openmpi-4.1.4-3-nodes"])
-@pytest.mark.parametrize("known", ["", "127.0.1.1", "192.0.2.7"])
-def test_a_name_that_does_not_tell_the_network(name, known):
+@pytest.mark.parametrize("resolved", ["", "127.0.1.1", "192.0.2.7"])
+@pytest.mark.parametrize("addresses", [TWO_NETWORKS, f"172.17.0.1,{TWO_NETWORKS}"])
+def test_a_name_that_does_not_tell_the_network(resolved, addresses):
     """The nodes could choose different ones. Agents can wait, and say what helps."""
-    two = "10.10.0.1,10.20.0.1"
-    for addresses in (two, f"172.17.0.1,{two}"):
-        for job in jobs_of(name, {URI: f"1.0;tcp://{addresses}:42367"}):
-            network = juelich(job.node_rank, hosts={job.hostname: known})
-            inputs = make_inputs(job=job, network=network, site=None, workers=1)
-            if job.node_rank == 0:  # all of them are its own
-                assert make_plan(inputs).meeting.connect_host == "10.10.0.1"
-                continue
-            if name != TWO_EACH_4:
-                plan = make_plan(inputs)
-                assert plan.meeting.connect_host == "10.10.0.1"
-                assert plan.meeting.network_hint.startswith("Name the network: mpirun")
-                continue
-            with pytest.raises(LaunchError) as caught:
-                make_plan(inputs)
-            assert caught.value.code == "HPC230"
-            said = f"10.10.0.1 and 10.20.0.1, and this node's name, {job.hostname}, "
-            assert said in str(caught.value)
-            assert str(caught.value).endswith(f". {HELP}")
-            typed = replace(inputs, environ=exported("10.20.0.1"))
-            assert make_plan(typed).meeting.connect_host == "10.20.0.1"
+    changes = {URI: f"1.0;tcp://{addresses}:42367"}
+    for job in jobs_of("openmpi-4.1.4-3-nodes", changes):
+        network = juelich(job.node_rank, hosts={job.hostname: resolved})
+        meeting = planned_as(job, network=network, site=None).meeting
+        assert meeting.connect_host == "10.10.0.1"
+        text = "Name the network: mpirun" if job.node_rank else ""
+        assert meeting.network_hint.startswith(text)
+    for job in jobs_of(TWO_EACH_4, changes):
+        network = juelich(job.node_rank, hosts={job.hostname: resolved})
+        plan = partial(planned_as, job, network=network, site=None)
+        if job.node_rank == 0:  # all of them are its own
+            assert plan().meeting.connect_host == "10.10.0.1"
+            continue
+        text = f"10.10.0.1 and 10.20.0.1, and this node's name, {job.hostname}, "
+        assert str(refused("HPC230", text, plan)).endswith(f". {HELP}")
+        explicit = plan(environ=exported("10.20.0.1"))
+        assert explicit.meeting.connect_host == "10.20.0.1"
 
 
 def test_several_addresses_on_one_network():
     """They are rails of one machine, or aliases: each will do."""
     for job in jobs_of(TWO_EACH_4, {URI: "1.0;tcp://10.10.0.1,10.10.0.101:42367"})[2:]:
         network = juelich(1, hosts={job.hostname: "127.0.1.1"})
-        inputs = make_inputs(job=job, network=network, site=None, workers=1)
-        assert make_plan(inputs).meeting.connect_host == "10.10.0.1"
+        plan = planned_as(job, network=network, site=None)
+        assert plan.meeting.connect_host == "10.10.0.1"
 
 
 def test_a_network_that_is_reached_by_a_route():
@@ -549,8 +556,8 @@ def test_a_network_that_is_reached_by_a_route():
     job = jobs_of("openmpi-4.1.4-3-nodes", {URI: f"1.0;tcp://{shown}:42367"})[1]
     for site, expected in ((None, "192.0.2.2"), (JSC, "198.51.100.1")):
         network = juelich(1, routes=routes)
-        inputs = make_inputs(job=job, network=network, site=site, workers=1)
-        assert make_plan(inputs).meeting.connect_host == expected
+        plan = planned_as(job, network=network, site=site)
+        assert plan.meeting.connect_host == expected
 
 
 def test_an_address_that_every_node_has():
@@ -562,8 +569,8 @@ def test_an_address_that_every_node_has():
         network = juelich(
             interfaces={"lo": "127.0.0.1/8", "eth0": f"10.10.0.{number}/24"} | bridge
         )
-        inputs = make_inputs(job=job, network=network, site=None, workers=1)
-        found.append(environment(make_direct_plan(inputs))["MASTER_ADDR"])
+        plan = planned_task(job, network=network, site=None)
+        found.append(environment(plan)["MASTER_ADDR"])
     assert found[2:] == ["10.10.0.1"] * 2
     assert set(found[:2]) <= {"10.10.0.1", "172.17.0.1"}  # both are its own
 
@@ -581,13 +588,12 @@ FROM_LOGIN = {
 }
 
 
-@pytest.mark.parametrize("case", FROM_LOGIN)
-def test_mpirun_on_a_login_node(case):
+@pytest.mark.parametrize(("name", "changes"), FROM_LOGIN.values(), ids=FROM_LOGIN)
+def test_mpirun_on_a_login_node(name, changes):
     """Rank 0 sees that the others will look for it elsewhere, and speaks for all.
 
     The others cannot know better; mpirun ends them with rank 0.
     """
-    name, changes = FROM_LOGIN[case]
     first, *plans = all_planned(name, changes)
     assert first.startswith("HPC039 rank 0 is on jwb0001, but the other nodes will ")
     assert "where mpirun runs" in first
@@ -595,20 +601,19 @@ def test_mpirun_on_a_login_node(case):
     for job, plan in zip(jobs_of(name, changes)[1:], plans, strict=True):
         if job.node_rank == 0:
             continue
-        if isinstance(plan, str):  # its name need not resolve here
+        if isinstance(plan, str):  # its name does not have to resolve here
             assert plan.startswith("HPC059 the head node's name login01")
         else:
             assert plan.meeting.connect_host == "10.10.0.254"
 
 
-@pytest.mark.parametrize("case", FROM_LOGIN)
-def test_mpirun_on_a_login_node_with_a_head(case):
-    name, changes = FROM_LOGIN[case]
+@pytest.mark.parametrize(("name", "changes"), FROM_LOGIN.values(), ids=FROM_LOGIN)
+def test_mpirun_on_a_login_node_with_a_head(name, changes):
     plans = all_planned(name, changes, exported("jwb0001", "29500"), site=None)
     assert not [text for text in plans if isinstance(text, str)]
     assert {plan.meeting.connect_host for plan in plans} == {"10.10.0.1"}
     (port,) = {plan.meeting.ports[0] for plan in plans}
-    assert port != 29500  # a port that some nodes may not have been told
+    assert port != 29500  # a port that perhaps some nodes do not know
     assert [plan.meeting.listen for plan in plans] == [
         ("10.10.0.1", port),
         *[None] * (len(plans) - 1),
@@ -630,9 +635,8 @@ NO_HEAD = {
 }
 
 
-@pytest.mark.parametrize("case", NO_HEAD)
-def test_nobody_shows_a_head(case):
-    name, hint = NO_HEAD[case]
+@pytest.mark.parametrize(("name", "hint"), NO_HEAD.values(), ids=NO_HEAD)
+def test_nobody_shows_a_head(name, hint):
     for text in all_planned(name):
         assert re.match("HPC038 Hydra gives [23] nodes ranks, but no names", text)
         assert "(PMI_SIZE)" in text
@@ -659,7 +663,7 @@ def test_a_bad_port_for_agents():
 @pytest.mark.parametrize("rank", range(3))
 def test_where_a_scheduler_names_the_nodes_agents_do_not_look_at_it(rank):
     """Hooks of containers export old ones."""
-    plan = make_plan(make_inputs(rank, environ=exported("jwb0003", "x")))
+    plan = make_plan(make_inputs(step(rank), environ=exported("jwb0003", "x")))
     assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
 
 
@@ -671,21 +675,18 @@ def test_mpirun_on_other_nodes_than_the_first_ones(name, first):
     """Slurm's list is then a wrong guess; rank 0 sees that it is elsewhere."""
     slurm = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "jwb000[1-3]"}
     environ, _ = recorded(name)[0]
-    job = schedulers.detect(Process(environ | slurm, THREE[first]))
-    inputs = make_inputs(job=job, network=juelich(first), workers=1)
-    message = f"rank 0 is on {THREE[first]}, but the other nodes will look for it on"
-    with pytest.raises(LaunchError, match=message) as caught:
-        make_plan(inputs)
-    assert caught.value.code == "HPC039"
-    assert "(SLURM_JOB_NODELIST). Let mpirun place it there" in str(caught.value)
-    assert not caught.value.everywhere
+    job = detected(Process(environ | slurm, THREE[first]))
+    text = f"rank 0 is on {THREE[first]}, but the other nodes will look for it on"
+    error = refused("HPC039", text, planned_as, job, network=juelich(first))
+    assert "(SLURM_JOB_NODELIST). Let mpirun place it there" in str(error)
+    assert not error.everywhere
 
 
 def test_rank_0_is_told_to_be_on_another_node():
     """In an order of the user's own it may be on any; that it is, it sees itself."""
-    job = step(2, task=Task(0, 6, 0, 2), listed_at=2)
+    job = replace(step(2, task=Task(0, 6, 0, 2)), listed_at=2)
     message = "rank 0 is on jwb0003, but the other nodes will"
-    error = task_refused("HPC039", message, job, environ=exported("jwb0001"))
+    error = refused("HPC039", message, planned_task, job, environ=exported("jwb0001"))
     assert "export MASTER_ADDR=10.20.0." in str(error)
 
 

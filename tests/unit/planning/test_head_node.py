@@ -2,73 +2,92 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.juelich import THREE, juelich, make_network, step
-from tests.support.plans import ALIASES, ENDPOINTS, PORT, conf_of, planned, refused
+from tests.support.juelich import ALIASES, THREE, juelich, step
+from tests.support.networks import make_network
+from tests.support.plans import PORT, conf_of, planned, refused
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import head_node
 from torchrun_hpc.variables import FAULT_HANDLER
 
-# --- typed endpoints ----------------------------------------------------------------
+# --- explicit endpoints ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_typed_endpoint(endpoint):
-    expected = ENDPOINTS[endpoint]
-    plan = [
-        planned(
-            rank,
-            options={"rdzv_backend": "c10d", "rdzv_endpoint": endpoint},
-            network=juelich(rank, hosts=ALIASES),
-        )
+# The endpoint, as a person reads it, as torch gets it, and the node that hosts it.
+ENDPOINTS = [
+    # names of node 0
+    ("jwb0001:29400", "jwb0001i:29400", "10.20.0.1:29400", 0),
+    ("jwb0001i:29400", "jwb0001i:29400", "10.20.0.1:29400", 0),
+    ("jwb0001.juwels:29400", "jwb0001i.juwels:29400", "10.20.0.1:29400", 0),
+    ("jwb0001i.juwels:29400", "jwb0001i.juwels:29400", "10.20.0.1:29400", 0),
+    (" jwb0001i:29400 ", "jwb0001i:29400", "10.20.0.1:29400", 0),
+    # without a port
+    ("jwb0001", f"jwb0001i:{PORT}", f"10.20.0.1:{PORT}", 0),
+    ("jwb0001i", f"jwb0001i:{PORT}", f"10.20.0.1:{PORT}", 0),
+    ("10.20.0.1", f"10.20.0.1:{PORT}", f"10.20.0.1:{PORT}", 0),
+    # an address stays, even on the slow network
+    ("10.20.0.1:29400", "10.20.0.1:29400", "10.20.0.1:29400", 0),
+    ("10.10.0.1:29400", "10.10.0.1:29400", "10.10.0.1:29400", 0),
+    ("10.10.0.3:29400", "10.10.0.3:29400", "10.10.0.3:29400", 2),
+    # the named node hosts
+    ("jwb0003:29400", "jwb0003i:29400", "10.20.0.3:29400", 2),
+    ("jwb0003i:29400", "jwb0003i:29400", "10.20.0.3:29400", 2),
+    # no node has the name: the owner of the address hosts
+    ("head:29400", "head:29400", "10.20.0.1:29400", 0),
+    ("second:29400", "second:29400", "10.20.0.2:29400", 1),
+    ("second-slow:29400", "second-slow:29400", "10.10.0.2:29400", 1),
+    # no node has the address: node 0 hosts
+    ("vip:29400", "vip:29400", "10.20.0.99:29400", 0),
+    ("10.20.0.99:1", "10.20.0.99:1", "10.20.0.99:1", 0),
+    ("10.20.0.99:65535", "10.20.0.99:65535", "10.20.0.99:65535", 0),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "shown", "number", "host"), ENDPOINTS)
+def test_an_explicit_endpoint(endpoint, shown, number, host):
+    options = {"rdzv_backend": "c10d", "rdzv_endpoint": endpoint}
+    plans = [
+        planned(step(rank), options=options, network=juelich(rank, hosts=ALIASES))
         for rank in range(3)
     ]
-    assert {m.meeting.endpoint for m in plan} == {expected.endpoint}
-    assert {m.options["rdzv_endpoint"].value for m in plan} == {expected.number}
-    hosts = [rank for rank in range(3) if conf_of(plan[rank])["is_host"] == "1"]
-    assert hosts == [expected.host]
-    listening = {
-        rank: plan[rank].meeting.listen
-        for rank in range(3)
-        if plan[rank].meeting.listen
-    }
-    host, port = expected.number.rsplit(":", 1)
-    owned = "99" not in host
-    assert listening == ({expected.host: (host, int(port))} if owned else {})
-    coordinators = [rank for rank in range(3) if plan[rank].meeting.is_coordinator]
-    assert coordinators == [expected.host]
-    # Whose address is nobody's name is known to its owner only.
-    assert {m.meeting.coordinator for m in plan} <= {None, expected.host}
-    assert {m.meeting.connect_host for m in plan} == {host}
-    # Who types a port means that one.
+    meetings = [plan.meeting for plan in plans]
+    assert {each.endpoint for each in meetings} == {shown}
+    assert {plan.options["rdzv_endpoint"].value for plan in plans} == {number}
+    is_host = [rank == host for rank in range(3)]
+    assert [conf_of(plan)["is_host"] == "1" for plan in plans] == is_host
+    assert [each.is_coordinator for each in meetings] == is_host
+    address, _, port = number.rpartition(":")
+    listens = None if "99" in address else (address, int(port))
+    assert [each.listen for each in meetings] == [
+        listens if hosts else None for hosts in is_host
+    ]
+    # If no node has the name, only the owner of the address knows that it hosts.
+    assert {each.coordinator for each in meetings} <= {None, host}
+    assert {each.connect_host for each in meetings} == {address}
+    # An explicit port is the only one.
     ports = head_node.ports_of("19.0")[0] if int(port) == PORT else (int(port),)
-    assert {m.meeting.ports for m in plan} == {ports}
-    notes = {m.messages.notes for m in plan}
-    assert len(notes) == 1
-    assert bool(notes.pop()) is expected.note
+    assert {each.ports for each in meetings} == {ports}
+    (notes,) = {plan.messages.notes for plan in plans}
+    is_rewritten = shown.partition(":")[0] != endpoint.strip().partition(":")[0]
+    assert bool(notes) is is_rewritten
 
 
-def test_rewriting_a_typed_name_is_announced():
+def test_rewriting_an_explicit_name_is_announced():
     plan = planned(options={"rdzv_endpoint": "jwb0001:29400"})
     text = "jwb0001 rewritten to jwb0001i (site jsc)"
     assert plan.messages.notes == (Message("HPC074", text),)
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_without_a_site_a_typed_name_stays(rank):
-    plan = planned(rank, site=None, options={"rdzv_endpoint": "jwb0001:29400"})
+def test_without_a_site_an_explicit_name_stays(rank):
+    plan = planned(step(rank), site=None, options={"rdzv_endpoint": "jwb0001:29400"})
     assert plan.options["rdzv_endpoint"].value == "10.10.0.1:29400"
     assert plan.messages.notes == ()
-
-
-@pytest.mark.parametrize("rank", range(3))
-def test_address_of_the_endpoint_chooses_the_interface(rank):
-    plan = planned(rank, options={"rdzv_endpoint": "10.10.0.1:29400"})
-    assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
-    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
 
 
 @pytest.mark.parametrize("rank", range(2))
@@ -81,8 +100,7 @@ def test_ipv6(rank, endpoint):
         {"n1": "fd00::1", "n2": "fd00::2"},
     )
     plan = planned(
-        rank,
-        job=step(rank, nodes=("n1", "n2")),
+        step(rank, nodes=("n1", "n2")),
         site=None,
         options={"rdzv_endpoint": endpoint},
         network=network,
@@ -117,7 +135,8 @@ def test_endpoint_that_cannot_work(endpoint):
     for rank in 0, 1:
         error = refused(
             *NO_ENDPOINT[endpoint],
-            rank,
+            planned,
+            step(rank),
             options={"rdzv_endpoint": endpoint},
             network=juelich(rank, hosts={"loop": "127.0.1.1"}),
         )
@@ -128,7 +147,7 @@ def test_endpoint_that_cannot_work(endpoint):
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_master_port_that_cannot_work(backend):
     options = {"rdzv_backend": backend, "master_port": 0}
-    assert refused("HPC051", "--master_port=0", options=options).everywhere
+    assert refused("HPC051", "--master_port=0", planned, options=options).everywhere
 
 
 @pytest.mark.parametrize(
@@ -141,8 +160,8 @@ def test_master_port_that_cannot_work(backend):
         ({"rdzv_endpoint": "jwb0001", "master_port": 0}, "master_port=0", "jwb0001"),
     ],
 )
-def test_port_0_is_named_where_it_was_typed(options, named, proposed):
-    error = refused("HPC051", f"--{named}: port 0 means", options=options)
+def test_the_option_with_port_0_is_named(options, named, proposed):
+    error = refused("HPC051", f"--{named}: port 0 means", planned, options=options)
     assert str(error).endswith(f"pass one: --rdzv_endpoint={proposed}:29400")
 
 
@@ -153,7 +172,7 @@ def test_file_store_has_a_path_for_an_endpoint(rank):
         "rdzv_conf": "store_type=file",
         "rdzv_endpoint": "/scratch/rendezvous",
     }
-    plan = planned(rank, options=options)
+    plan = planned(step(rank), options=options)
     assert plan.options.keys() == {"nnodes", "rdzv_id", "local_addr", "node_rank"}
     assert plan.meeting.endpoint == "/scratch/rendezvous"
     assert plan.meeting.listen is None
@@ -164,23 +183,39 @@ def test_file_store_has_a_path_for_an_endpoint(rank):
 
 
 @pytest.mark.parametrize(
-    ("launch_id", "port"),
+    ("launch_id", "ports"),
     [
-        # 20000 + the first 64 bits that sha256sum prints, modulo 9000
-        ("19.0", 25592),
-        ("123456.0", 26058),
-        ("123456_7.0-r1", 27106),
-        ("26_0.0", 22331),
-        ("26_1.0", 23060),
+        # 20000 + the first 64 bits that sha256sum prints, modulo 9000; then of "19.0 1"
+        # and so on
+        ("19.0", (25592, 25875, 27324, 24349, 27631, 26166, 21124, 26447)),
+        ("123456_7.0-r1", (27106, 22904, 24784, 22369, 23448, 27470, 20122, 24018)),
+        ("123456.0", (26058,)),
+        ("26_0.0", (22331,)),
+        ("26_1.0", (23060,)),
     ],
 )
-def test_port_is_stable(launch_id, port):
-    assert head_node.port_of(launch_id) == port
+def test_ports_are_stable(launch_id, ports):
+    assert head_node.ports_of(launch_id)[0][: len(ports)] == ports
 
 
 @given(st.text("0123456789._-r", min_size=1))
-def test_port_is_in_range(launch_id):
-    assert 20000 <= head_node.port_of(launch_id) <= 28999
+def test_ports_are_some_and_differ(launch_id):
+    ports, notices = head_node.ports_of(launch_id)
+    assert ports[0] == head_node.port_of(launch_id)
+    assert 5 <= len(ports) == len(set(ports)) <= 8
+    assert 1 <= len(notices) <= 4
+    assert len({*ports, *notices}) == len(ports) + len(notices)
+    assert all(20000 <= port <= 28999 for port in ports + notices)
+
+
+def test_jobs_that_share_their_first_port_do_not_share_the_others():
+    by_first: dict[int, list[set[int]]] = {}
+    for job in range(3000):
+        ports, _ = head_node.ports_of(f"{job}.0")
+        by_first.setdefault(ports[0], []).append(set(ports[1:]))
+    shared = [others for others in by_first.values() if len(others) > 1]
+    assert len(shared) > 300
+    assert not [1 for first, second, *_ in shared if first == second]
 
 
 def test_ports_spread():
@@ -192,7 +227,7 @@ def test_ports_spread():
 
 
 def test_two_steps_of_a_job_do_not_meet():
-    plan = [planned(job=step(launch_id=f"19.{number}")) for number in range(2)]
+    plan = [planned(replace(step(), launch_id=f"19.{number}")) for number in range(2)]
     assert len({m.options["rdzv_id"].value for m in plan}) == 2
     assert len({m.meeting.listen for m in plan}) == 2
     assert set(plan[0].meeting.ports).isdisjoint(plan[1].meeting.ports)
@@ -205,7 +240,7 @@ def test_two_steps_of_a_job_do_not_meet():
 def test_own_entry_in_hosts_is_loopback(rank):
     """Debian's 127.0.1.1 for the own name: the route to another node decides."""
     hosts = {THREE[rank]: "127.0.1.1"}
-    plan = planned(rank, site=None, network=juelich(rank, hosts=hosts))
+    plan = planned(step(rank), site=None, network=juelich(rank, hosts=hosts))
     assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
     assert plan.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
     assert plan.meeting.listen == (("10.10.0.1", PORT) if rank == 0 else None)
@@ -215,24 +250,26 @@ def test_own_entry_in_hosts_is_loopback(rank):
 
 def test_name_with_several_addresses():
     hosts = {"jwb0001i": "127.0.1.1 10.20.0.1 fd00::1 10.20.0.200"}
-    plan = planned(0, network=juelich(0, hosts=hosts))
+    plan = planned(network=juelich(0, hosts=hosts))
     assert plan.options["local_addr"].value == "10.20.0.1"
     assert plan.meeting.listen == ("10.20.0.1", PORT)
-    other = planned(1, network=juelich(1, hosts=hosts))
+    other = planned(step(1), network=juelich(1, hosts=hosts))
     assert other.options["rdzv_endpoint"].value == f"jwb0001i:{PORT}"
 
 
 def test_name_with_an_address_of_each_family():
     hosts = {"jwb0001i": "fd00::1 10.20.0.1"}
     for rank in range(2):
-        plan = planned(rank, network=juelich(rank, hosts=hosts))
+        plan = planned(step(rank), network=juelich(rank, hosts=hosts))
         assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
 
 
 def test_name_with_an_address_that_its_node_does_not_have():
     """All must meet where the head node listens, or be left to try each address."""
     hosts = {"jwb0001i": "10.19.0.7 10.20.0.1"}
-    plan = [planned(rank, network=juelich(rank, hosts=hosts)) for rank in range(2)]
+    plan = [
+        planned(step(rank), network=juelich(rank, hosts=hosts)) for rank in range(2)
+    ]
     assert plan[0].meeting.listen == ("10.20.0.1", PORT)
     endpoint = plan[1].options["rdzv_endpoint"].value
     assert endpoint in {f"10.20.0.1:{PORT}", f"jwb0001i:{PORT}"}
@@ -241,7 +278,7 @@ def test_name_with_an_address_that_its_node_does_not_have():
 @pytest.mark.parametrize("rank", range(3))
 def test_fast_name_that_does_not_resolve(rank):
     hosts = {"jwb0001i": "", "jwb0002i": "", "jwb0003i": ""}
-    plan = planned(rank, network=juelich(rank, hosts=hosts))
+    plan = planned(step(rank), network=juelich(rank, hosts=hosts))
     assert plan.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
     assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
     assert plan.meeting.endpoint == f"jwb0001:{PORT}"
@@ -256,7 +293,7 @@ def test_fast_name_that_does_not_resolve(rank):
     )
 
 
-def test_typed_name_whose_fast_name_does_not_resolve():
+def test_an_explicit_name_whose_fast_name_does_not_resolve():
     plan = planned(
         network=juelich(hosts={"jwb0001i": ""}),
         options={"rdzv_endpoint": "jwb0001:29400"},
@@ -270,7 +307,7 @@ def test_typed_name_whose_fast_name_does_not_resolve():
 def test_no_address_that_other_nodes_could_reach(rank):
     """In a container behind NAT, the interfaces have none of the names' addresses."""
     nat = {"lo": "127.0.0.1/8", "eth0": "172.17.0.2/16"}
-    plan = planned(rank, network=juelich(rank, interfaces=nat))
+    plan = planned(step(rank), network=juelich(rank, interfaces=nat))
     assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
     assert plan.options["local_addr"].value == f"{THREE[rank]}i"
     assert (plan.meeting.local_address, plan.meeting.listen) == (None, None)
@@ -283,7 +320,7 @@ def test_no_address_that_other_nodes_could_reach(rank):
 
 @pytest.mark.parametrize("known", ["127.0.1.1", "127.0.0.1 ::1"])
 def test_head_node_reaches_itself_under_a_name_that_is_loopback(known):
-    """Without a route to another node, too: its own store is there all the same."""
+    """Its own store is on this node, even without a route to another node."""
     nat = {"lo": "127.0.0.1/8", "eth0": "172.17.0.2/16"}
     hosts = {"jwb0001i": known}
     plan = planned(network=juelich(hosts=hosts, interfaces=nat))
@@ -296,7 +333,7 @@ def test_head_node_reaches_itself_under_a_name_that_is_loopback(known):
 def test_route_of_a_container_decides_where_names_do_not():
     own = {"lo": "127.0.0.1/8", "eth0": "172.17.0.2/16"}
     network = juelich(1, interfaces=own, routes={"10.20.0.0/24": "172.17.0.2"})
-    plan = planned(1, network=network)
+    plan = planned(step(1), network=network)
     assert plan.meeting.local_address == "172.17.0.2"
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
     (warning,) = plan.messages.warnings
@@ -307,7 +344,7 @@ def test_route_of_a_container_decides_where_names_do_not():
 
 @pytest.mark.parametrize("down", ["ib0", "eth0"])
 def test_an_interface_that_is_down(down):
-    warnings = planned(1, network=juelich(1, down=(down,))).messages.warnings
+    warnings = planned(step(1), network=juelich(1, down=(down,))).messages.warnings
     assert [w.code for w in warnings] == (["HPC165"] if down == "ib0" else [])
     if warnings:
         assert "interface ib0, which has 10.20.0.2, is down" in warnings[0].text
@@ -321,7 +358,8 @@ def test_head_node_that_cannot_be_reached_by_name(known, fault):
     error = refused(
         "HPC059",
         f"the head node's name jwb0001 (SLURM_STEP_NODELIST) {fault}",
-        1,
+        planned,
+        step(1),
         site=None,
         network=juelich(1, hosts={"jwb0001": known}),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,15 +10,15 @@ import pytest
 from tests.support.juelich import (
     BATCH,
     COMMAND,
-    INTERACTIVE,
+    ONE_NODE_JOBS,
     SHELL,
+    STEP,
     THREE,
-    make_inputs,
-    mode_of,
+    job_at,
     outside_a_step,
     step,
 )
-from tests.support.plans import planned, refusal, refused
+from tests.support.plans import BLOCK, make_inputs, mode_of, planned, refused
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.command_line import TORCHRUN, names_of
 from torchrun_hpc.planning.mode import Mode, direct_mode_problem
@@ -28,76 +29,58 @@ from torchrun_hpc.schedulers.job import LaunchContext, Task
 
 SRUN = f"srun --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}"
 
-# Seen from task 0, unless a test says otherwise.
+FOUR_EACH = step(task=Task(0, 12, 0, 4))
+COUNTED = "tasks on 3 nodes (SLURM_STEP_TASKS_PER_NODE)"
+IN_SCRIPT = "this is the batch script of a job of 3 nodes (SLURM_JOB_NODELIST)"
+IN_SHELL = (
+    "this shell is not on the job's 3 nodes (jwb[0001-0003] by SLURM_JOB_NODELIST)"
+)
+# The job as one of its tasks sees it, and how it is refused.
 REFUSED = {
-    "several tasks on every node": (
-        step(task=Task(0, 12, 0, 4)),
-        "HPC062",
-        "srun started 12 tasks on 3 nodes (SLURM_STEP_TASKS_PER_NODE)",
-    ),
+    "several tasks on every node": (FOUR_EACH, "HPC062", f"srun started 12 {COUNTED}"),
     "several tasks on some node": (
-        step(task=Task(0, 4, 0, 2)),
-        "HPC062",
-        "srun started 4 tasks on 3 nodes (SLURM_STEP_TASKS_PER_NODE)",
+        step(task=Task(0, 4, 0, 2)), "HPC062", f"srun started 4 {COUNTED}"
     ),
     "several tasks on another node": (
-        step(1, task=Task(2, 4, 0, 1)),
-        "HPC062",
-        "srun started 4 tasks on 3 nodes (SLURM_STEP_TASKS_PER_NODE)",
+        step(1, task=Task(2, 4, 0, 1)), "HPC062", f"srun started 4 {COUNTED}"
     ),
-    "batch script of several nodes": (
-        BATCH,
-        "HPC061",
-        "this is the batch script of a job of 3 nodes",
-    ),
-    "shell of salloc": (SHELL, "HPC060", "this shell is not on the job's 3 nodes"),
-}
+    "batch script of several nodes": (BATCH, "HPC061", IN_SCRIPT),
+    "shell of salloc": (SHELL, "HPC060", IN_SHELL),
+}  # fmt: skip
 # The options that choose one node, and those that do not.
 FREED_BY = [{"standalone": True}, {"nnodes": "1"}, {"nnodes": "1:1"}, {"nnodes": "01"}]
 NOT_FREED_BY = [{}, {"nnodes": "3"}, {"nnodes": "1:3"}, {"standalone": False}]
 
 
-@pytest.mark.parametrize("mode", REFUSED)
-def test_refused_mode(mode):
-    job, code, message = REFUSED[mode]
-    for options in NOT_FREED_BY:
-        error = refused(code, message, job=job, options=options)
-        assert SRUN in str(error), options
-        assert error.everywhere, options
-    # And before the options are known.
-    error = refusal(job)
-    if job.has_several_tasks:  # each may be a worker: the options decide
-        assert error is None
-        error = refusal(job, has_agent=True)
-    assert error.code == code
-    assert message in str(error)
+@pytest.mark.parametrize(("job", "code", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("options", NOT_FREED_BY)
+def test_refused_mode(job, code, message, options):
+    error = refused(code, message, planned, job, options=options)
     assert SRUN in str(error)
+    assert error.everywhere
 
 
-@pytest.mark.parametrize(
-    ("job", "variable"),
-    [
-        (BATCH, "SLURM_JOB_NODELIST"),
-        (SHELL, "(jwb[0001-0003] by SLURM_JOB_NODELIST)"),
-    ],
-)
-def test_refusal_names_the_variable(job, variable):
-    assert variable in str(refusal(job))
+@pytest.mark.parametrize(("job", "code", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_job_is_refused_before_the_options_are_known(job, code, message):
+    if job.has_several_tasks:  # each may be a worker: the options decide
+        assert mode_of(make_inputs(job)).is_direct
+    inputs = make_inputs(job)
+    is_agent = job.has_several_tasks
+    error = refused(code, message, mode_of, inputs, has_agent=is_agent)
+    assert SRUN in str(error)
 
 
 def test_refusal_folds_many_nodes():
     many = tuple(f"n{number}" for number in range(500))
     job = outside_a_step(LaunchContext.ALLOCATION_SHELL, many, None)
-    message = str(refusal(job))
-    assert "500 nodes (n[0-499] by SLURM_JOB_NODELIST)" in message
-    assert "srun --nodes=500 " in message
+    text = "500 nodes (n[0-499] by SLURM_JOB_NODELIST)"
+    assert "srun --nodes=500 " in str(refused("HPC060", text, planned, job))
 
 
-@pytest.mark.parametrize("task", [0, 1, 7])
-def test_too_many_tasks_are_reported_once(task):
-    job = step(task // 4, nodes=THREE[:2], task=Task(task, 8, task % 4, 4))
-    message = "srun started 8 tasks on 2 nodes"
-    assert refused("HPC062", message, task // 4, job=job).everywhere
+@pytest.mark.parametrize("rank", [0, 1, 7])
+def test_too_many_tasks_are_reported_once(rank):
+    text = "srun started 8 tasks on 2 nodes"
+    assert refused("HPC062", text, planned, job_at(BLOCK, rank)).everywhere
 
 
 @pytest.mark.parametrize(
@@ -107,14 +90,13 @@ def test_too_many_tasks_are_reported_once(task):
         ({"nproc_per_node": "4"}, "and --nproc_per_node=4 on each would start more"),
     ],
 )
-def test_too_many_tasks_for_the_workers_that_were_typed(options, text):
-    job = step(task=Task(0, 12, 0, 4))
-    error = refused("HPC062", text, job=job, options=options)
+def test_too_many_tasks_for_an_explicit_number_of_workers(options, text):
+    error = refused("HPC062", text, planned, FOUR_EACH, options=options)
     assert "Remove --nproc_per_node" in str(error)
 
 
-# Four tasks, which mpirun and the like put on the first of three nodes if nothing else
-# is typed; what starts one on each.
+# How mpirun and the like put four tasks on the first of three nodes by default, and the
+# line that starts one task on each node.
 FILLED = {
     "srun": (slurm.SRUN, "", "srun --nodes=1 --ntasks=1 --ntasks-per-node=1"),
     "mpirun": (
@@ -137,46 +119,45 @@ FILLED = {
 }
 
 
-@pytest.mark.parametrize("case", FILLED)
-def test_too_many_tasks_on_the_first_of_the_jobs_nodes(case):
-    """srun takes all nodes, unless one is typed; the others have not been told."""
-    launcher, host_file, line = FILLED[case]
-    job = step(
-        nodes=THREE[:1], task=Task(0, 4, 0, 4), allocated_nodes=3, launcher=launcher,
+@pytest.mark.parametrize(("launcher", "host_file", "line"), FILLED.values(), ids=FILLED)
+def test_too_many_tasks_on_the_first_of_the_jobs_nodes(launcher, host_file, line):
+    """srun uses all nodes unless an option says otherwise; the others do not."""
+    job = replace(
+        step(
+            nodes=THREE[:1], task=Task(0, 4, 0, 4), allocated_nodes=3, launcher=launcher
+        ),
         host_file=host_file,
-    )  # fmt: skip
+    )
     message = f"{launcher.name} started 4 tasks on 1 node"
-    error = refused("HPC062", message, job=job, options={"nproc_per_node": "2"})
+    error = refused("HPC062", message, planned, job, options={"nproc_per_node": "2"})
     assert str(error).endswith(f"one task per node:\n    {line} {COMMAND}")
 
 
-@pytest.mark.parametrize("mode", REFUSED)
-def test_one_node_may_be_typed_in_a_refused_mode(mode):
-    for options in FREED_BY:
-        plan = planned(job=REFUSED[mode][0], options=options)
-        world = (plan.meeting.nodes, plan.meeting.node_rank, plan.workers.number)
-        assert world == (1, 0, 2), options
-        assert plan.meeting.in_process, options
-        assert not plan.ranks_follow_scheduler, options
+@pytest.mark.parametrize("job", [job for job, *_ in REFUSED.values()], ids=REFUSED)
+@pytest.mark.parametrize("options", FREED_BY)
+def test_one_node_may_be_explicit_in_a_refused_mode(job, options):
+    plan = planned(job, options=options)
+    world = (plan.meeting.nodes, plan.meeting.node_rank, plan.workers.number)
+    assert world == (1, 0, 2)
+    assert plan.meeting.in_process
+    assert not plan.ranks_follow_scheduler
 
 
 ACCEPTED = {
-    "one task on every node": step(),
+    "one task on every node": STEP,
     "one task on every node of a subset": step(nodes=THREE[:2], allocated_nodes=3),
-    "one node of a step": step(nodes=THREE[:1], allocated_nodes=3),
-    "batch script of one node": outside_a_step(LaunchContext.BATCH_SCRIPT, THREE[:1]),
-    "interactive step": INTERACTIVE,
+    **ONE_NODE_JOBS,
 }
 
 
-@pytest.mark.parametrize("mode", ACCEPTED)
-def test_accepted_mode(mode):
-    job = ACCEPTED[mode]
-    assert refusal(job) is None
-    assert planned(job=job).meeting.nodes == len(job.nodes)
+@pytest.mark.parametrize("job", ACCEPTED.values(), ids=ACCEPTED)
+def test_accepted_mode(job):
+    mode = Mode.ONE_NODE if len(job.nodes) == 1 else Mode.SEVERAL_NODES
+    assert mode_of(make_inputs(job)) is mode
+    assert planned(job).meeting.nodes == len(job.nodes)
 
 
-# --- what is typed wrong ------------------------------------------------------------
+# --- wrong values -------------------------------------------------------------------
 
 WRONG_VALUES = {
     "nnodes": "two",
@@ -187,7 +168,7 @@ WRONG_VALUES = {
 EVERY_MODE = {
     **ACCEPTED,
     "without a job": None,
-    "tasks that are workers": step(task=Task(0, 12, 0, 4)),
+    "tasks that are workers": FOUR_EACH,
 }
 
 
@@ -195,23 +176,23 @@ EVERY_MODE = {
 @pytest.mark.parametrize("name", list(WRONG_VALUES)[1:])
 def test_a_wrong_value_is_refused_in_every_mode(name, mode):
     value = WRONG_VALUES[name]
-    inputs = make_inputs(job=EVERY_MODE[mode], options={name: value})
-    assert refused("HPC014", f"--{name}={value}", inputs, by=mode_of).everywhere
+    inputs = make_inputs(EVERY_MODE[mode], options={name: value})
+    assert refused("HPC014", f"--{name}={value}", mode_of, inputs).everywhere
 
 
 @pytest.mark.parametrize("mode", [*ACCEPTED, "without a job"])
 def test_a_wrong_number_of_nodes_is_refused(mode):
     value = WRONG_VALUES["nnodes"]
-    inputs = make_inputs(job=EVERY_MODE[mode], options={"nnodes": value})
-    assert refused("HPC014", f"--nnodes={value}", inputs, by=mode_of).everywhere
+    inputs = make_inputs(EVERY_MODE[mode], options={"nnodes": value})
+    assert refused("HPC014", f"--nnodes={value}", mode_of, inputs).everywhere
 
 
 @pytest.mark.parametrize("job", [BATCH, SHELL])
 @pytest.mark.parametrize("name", WRONG_VALUES)
 def test_a_wrong_start_is_refused_before_a_wrong_value(name, job):
-    inputs = make_inputs(job=job, options={name: WRONG_VALUES[name]})
+    inputs = make_inputs(job, options={name: WRONG_VALUES[name]})
     code = "HPC061" if job is BATCH else "HPC060"
-    refused(code, SRUN, inputs, by=mode_of)
+    refused(code, SRUN, mode_of, inputs)
 
 
 # --- how many workers ---------------------------------------------------------------
@@ -219,15 +200,12 @@ def test_a_wrong_start_is_refused_before_a_wrong_value(name, job):
 
 @pytest.mark.parametrize("options", [{}, {"nproc_per_node": "1"}])
 def test_one_worker_in_each_task(options):
-    job = step(task=Task(0, 12, 0, 4))
-    inputs = make_inputs(job=job, options=options)
-    assert mode_of(inputs) is Mode.DIRECT
+    assert mode_of(make_inputs(FOUR_EACH, options=options)) is Mode.DIRECT
 
 
 def test_several_workers_in_each_of_several_tasks():
-    job = step(nodes=THREE[:2], task=Task(0, 8, 0, 4))
-    inputs = make_inputs(job=job, options={"nproc_per_node": "4"})
-    error = refused("HPC062", "srun started 8 tasks on 2 nodes", inputs, by=mode_of)
+    inputs = make_inputs(job_at(BLOCK, 0), options={"nproc_per_node": "4"})
+    error = refused("HPC062", "srun started 8 tasks on 2 nodes", mode_of, inputs)
     assert f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {COMMAND}" in str(error)
 
 
@@ -235,12 +213,12 @@ def test_several_workers_in_each_of_several_tasks():
 
 
 def direct(line, environ=None):
-    """Parse a command line of direct mode, as it has to be."""
-    found = command_line.parse(line.split(), environ or {})
-    problem = direct_mode_problem(found, "srun launcher")
+    """Parse a command line of direct mode, or refuse it."""
+    parsed = command_line.parse(line.split(), environ or {})
+    problem = direct_mode_problem(parsed, "srun launcher")
     if problem is not None:
         raise problem
-    return found
+    return parsed
 
 
 @pytest.mark.parametrize(
@@ -291,27 +269,32 @@ def test_an_option_of_the_agent_is_refused_by_name(dest):
     before = "", "--nproc-per-node=1 ", "-m "
     for first, name, value in product(before, names_of(dest), values):
         line = f"{first}{name}{value} train.py"
-        error = refused("HPC134", " does not work with ", line, by=direct)
+        error = refused("HPC134", " does not work with ", direct, line)
         assert error.everywhere, line
         assert str(error).startswith(f"--{dest}"), line
         assert str(error).endswith("\n    srun launcher"), line
 
 
-@pytest.mark.parametrize("value", ["2", "3", "1:3", "2:2"])
+NUMBERS_OF_NODES = ["2", "3", "1:3", "2:2"]
+
+
+@pytest.mark.parametrize("value", NUMBERS_OF_NODES)
 def test_a_number_of_nodes_is_refused(value):
-    for source, line, environ in (
-        ("--nnodes", f"--nnodes={value} train.py", {}),
-        ("PET_NNODES", "train.py", {"HOME": "/root", "PET_NNODES": value}),
-    ):
-        error = refused("HPC134", "does not work with", line, environ, by=direct)
-        assert str(error).startswith(f"{source}={value} does not work")
+    error = refused("HPC134", "does not work with", direct, f"--nnodes={value} x.py")
+    assert str(error).startswith(f"--nnodes={value} does not work")
 
 
-@pytest.mark.parametrize("name", ["PET_MAX_RESTARTS", "PET_RDZV_ENDPOINT", "PET_TEE"])
-def test_a_variable_of_the_agent_is_refused_by_name(name):
-    environ = {"HOME": "/root", name: "3"}
-    error = refused("HPC134", "does not work with", "train.py", environ, by=direct)
-    assert str(error).startswith(f"{name}=3 does not work")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("PET_NNODES", value) for value in NUMBERS_OF_NODES),
+        *((name, "3") for name in ("PET_MAX_RESTARTS", "PET_RDZV_ENDPOINT", "PET_TEE")),
+    ],
+)
+def test_a_variable_of_the_agent_is_refused_by_name(name, value):
+    environ = {"HOME": "/root", name: value}
+    error = refused("HPC134", "does not work with", direct, "train.py", environ)
+    assert str(error).startswith(f"{name}={value} does not work")
 
 
 BAD_LINES = {
@@ -327,12 +310,11 @@ BAD_LINES = {
 }
 
 
-@pytest.mark.parametrize("line", BAD_LINES)
-def test_a_line_that_is_wrong(line):
-    error = refused("HPC010", BAD_LINES[line], line, by=direct)
-    assert error.everywhere
+@pytest.mark.parametrize(("line", "problem"), BAD_LINES.items())
+def test_a_line_that_is_wrong(line, problem):
+    assert refused("HPC010", problem, direct, line).everywhere
 
 
 @pytest.mark.parametrize("variable", ["PET_STANDALONE", "PET_HPC_DEBUG", "PET_MODULE"])
 def test_a_variable_of_a_flag_that_is_no_number(variable):
-    refused("HPC011", f"{variable}=yes", "train.py", {variable: "yes"}, by=direct)
+    refused("HPC011", f"{variable}=yes", direct, "train.py", {variable: "yes"})

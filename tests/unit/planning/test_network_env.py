@@ -7,15 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.juelich import (
-    INTERACTIVE,
-    changed,
-    juelich,
-    make_inputs,
-    outside_a_step,
-    step,
-)
-from tests.support.plans import make_plan
+from tests.support.detection import changed
+from tests.support.juelich import INTERACTIVE, juelich, outside_a_step, step
+from tests.support.plans import NODE, make_inputs, make_plan
 from torchrun_hpc.errors import Message, Setting
 from torchrun_hpc.host.resolver import Resolver
 from torchrun_hpc.planning import network_env
@@ -49,7 +43,7 @@ def network(site, environ=None, address=IB0, interfaces=None):
     return {name: (value.value, value.source) for name, value in found.items()}
 
 
-# What the site documents, what is set; what becomes of it.
+# The site's variables, the user's, and the planned ones.
 NETWORK = {
     "no site": (None, {}, {GLOO: ("ib0", OWNER)}),
     "a site without variables": (centre(), {}, {GLOO: ("ib0", OWNER)}),
@@ -69,9 +63,8 @@ NETWORK = {
 }
 
 
-@pytest.mark.parametrize("case", NETWORK)
-def test_the_users_value_the_sites_the_derived_one(case):
-    site, environ, expected = NETWORK[case]
+@pytest.mark.parametrize(("site", "environ", "expected"), NETWORK.values(), ids=NETWORK)
+def test_the_users_value_the_sites_the_derived_one(site, environ, expected):
     assert network(site, environ) == expected
 
 
@@ -98,9 +91,8 @@ ON_HSN = {
 }
 
 
-@pytest.mark.parametrize("case", ON_HSN)
-def test_interfaces_that_nccl_would_not_find(case):
-    site, nccl = ON_HSN[case]
+@pytest.mark.parametrize(("site", "nccl"), ON_HSN.values(), ids=ON_HSN)
+def test_interfaces_that_nccl_would_not_find(site, nccl):
     expected = {GLOO: ("hsn0", HSN_OWNER), NCCL: nccl}
     assert network(site, interfaces=HSN) == expected
 
@@ -164,11 +156,11 @@ def test_a_profile_that_cannot_be_read():
             "from it. Mount it on this node, or export them: NCCL_PROTO",
         )
     ]
-    # Nothing is missing.
+    # No variable is missing.
     assert network_env.warnings(with_profile(unread, {"NCCL_PROTO": "LL"})) == []
 
 
-# What is set; the names that are reported in a launch, and in a dry run.
+# The user's variables, and the names that a launch reports.
 SKIPPED = {
     "nothing": ({}, ("NCCL_PROTO",)),
     "the user has set it": ({"NCCL_PROTO": "LL"}, ()),
@@ -176,10 +168,9 @@ SKIPPED = {
 }
 
 
-@pytest.mark.parametrize("case", SKIPPED)
-def test_only_what_is_missing_is_reported(case):
+@pytest.mark.parametrize(("environ", "reported"), SKIPPED.values(), ids=SKIPPED)
+def test_only_what_is_missing_is_reported(environ, reported):
     """The site's own value replaces NCCL_NET's, and PATH is none of its names."""
-    environ, reported = SKIPPED[case]
     skipped = {"NCCL_NET": "line 1, x", "NCCL_PROTO": "line 2, x", "PATH": "line 3, x"}
     for names, options in ((reported, {}), (skipped, {"hpc_dry_run": "table"})):
         inputs = with_profile(Profile(skipped=skipped), environ, **options)
@@ -203,7 +194,7 @@ def left_out(name, value, there_are="lo, hsn0, hsn1, eth0"):
 
 
 NO_GLOO, NO_NCCL = left_out(GLOO, "ib0"), left_out(NCCL, "ib")
-# What the site documents, what is set; what is left out.
+# The site's variables, the user's, and the messages about the missing ones.
 NOT_HERE = {
     "here": (centre("hsn0", "hsn"), {}, []),
     "no interfaces": (centre(NCCL_IB_TIMEOUT="20"), {}, []),
@@ -216,9 +207,10 @@ NOT_HERE = {
 }
 
 
-@pytest.mark.parametrize("case", NOT_HERE)
-def test_an_interface_of_the_site_that_is_not_here(case):
-    site, environ, expected = NOT_HERE[case]
+@pytest.mark.parametrize(
+    ("site", "environ", "expected"), NOT_HERE.values(), ids=NOT_HERE
+)
+def test_an_interface_of_the_site_that_is_not_here(site, environ, expected):
     inputs = make_inputs(site=site, environ=environ, network=juelich(interfaces=HSN))
     assert network_env.warnings(inputs) == expected
     assert list(make_plan(inputs).messages.warnings) == expected
@@ -262,7 +254,7 @@ def test_several_nodes_get_the_variables_of_their_site():
     ],
 )
 def test_one_node_and_nothing_of_the_site(job, options):
-    plan = make_plan(make_inputs(job=job, options=options, site=FULL))
+    plan = make_plan(make_inputs(job, options=options, site=FULL))
     assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER}
     assert (plan.messages.warnings, plan.meeting.site, plan.meeting.interface) == (
         (),
@@ -273,7 +265,7 @@ def test_one_node_and_nothing_of_the_site(job, options):
 
 def test_no_scheduler_and_nothing_of_the_site_but_the_interface():
     options = {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}
-    plan = make_plan(make_inputs(job=None, options=options, site=FULL))
+    plan = make_plan(make_inputs(None, options=options, site=FULL))
     assert plan.environment.keys() == {"OMP_NUM_THREADS", FAULT_HANDLER, GLOO}
     assert plan.environment[GLOO].value == "eth0"
 
@@ -293,7 +285,7 @@ def test_no_scheduler_and_nothing_of_the_site_but_the_interface():
         ({GLOO: "eth0"}, {NCCL: "=ib0"}, "eth0 (NCCL: ib0)"),
         ({NCCL: "^lo"}, {GLOO: "ib0"}, "ib0 (NCCL: ^lo)"),
         ({NCCL: "ib"}, {}, ""),  # gloo looks for itself
-        # what is set anew is what counts
+        # the planned value replaces an empty one
         ({GLOO: ""}, {GLOO: "ib0"}, "ib0"),
     ],
 )
@@ -320,7 +312,7 @@ LEVEL, SHORT = "TORCH_CPP_LOG_LEVEL", "RES_OPTIONS"
     ],
 )
 def test_a_resolver_that_does_not_answer(resolver, environ, expected):
-    inputs = make_inputs(environ=environ, resolver=resolver)
+    inputs = make_inputs(environ=environ, node=replace(NODE, resolver=resolver))
     found = network_env.of_resolver(inputs)
     assert {name: setting.value for name, setting in found.items()} == expected
     assert all(setting.source for setting in found.values())

@@ -6,8 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.juelich import COMMAND, INTERACTIVE, THREE, make_network, step
-from tests.support.plans import ONE_NODE_JOBS, PORT, conf_of, planned, refused, values
+from tests.support.juelich import (
+    COMMAND,
+    INTERACTIVE,
+    ONE_NODE_JOBS,
+    ONE_NODE_STEP,
+    THREE,
+    juelich,
+    step,
+)
+from tests.support.networks import make_network
+from tests.support.plans import NODE, PORT, conf_of, planned, refused, values
 from torchrun_hpc.errors import Message
 from torchrun_hpc.planning import head_node
 from torchrun_hpc.reporting.console import is_reporter
@@ -23,7 +32,7 @@ LOOPBACK = make_network({"lo": "127.0.0.1/8"})
 @pytest.mark.parametrize("job", ONE_NODE_JOBS.values(), ids=ONE_NODE_JOBS)
 @pytest.mark.parametrize("network", [None, LOOPBACK], ids=["network", "loopback"])
 def test_one_node_of_a_job(job, network):
-    plan = planned(job=job, network=network)
+    plan = planned(job, network=network)
     assert values(plan.options) == {
         "nnodes": "1",
         "local_addr": "127.0.0.1",
@@ -42,7 +51,7 @@ def test_one_node_of_a_job(job, network):
 
 @pytest.mark.parametrize("options", [{}, {"nnodes": "1"}, {"nnodes": "1:1"}])
 def test_laptop(options):
-    plan = planned(job=None, options=options, network=LOOPBACK)
+    plan = planned(None, options=options, network=LOOPBACK)
     expected = {"standalone": True, "local_addr": "127.0.0.1", "nnodes": "1"}
     assert values(plan.options) == {
         name: value for name, value in expected.items() if name not in options
@@ -56,7 +65,7 @@ def test_laptop(options):
 @pytest.mark.parametrize("options", [{"standalone": True}, {"nnodes": "1"}])
 def test_one_world_per_task(task, options):
     job = step(task // 2, task=Task(task, 6, task % 2, 2))
-    plan = planned(task // 2, job=job, options=options)
+    plan = planned(job, options=options)
     assert plan.meeting.nodes == 1
     assert is_reporter(plan.meeting.report_rank) is (task == 0)
     assert "GLOO_SOCKET_IFNAME" not in plan.environment
@@ -81,39 +90,38 @@ def test_one_world_per_task(task, options):
         ),
     ],
 )
-def test_what_is_typed_for_one_node_stays(options, derived):
-    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+def test_explicit_options_of_one_node_stay(options, derived):
+    plan = planned(ONE_NODE_STEP, options=options)
     assert plan.options.keys() == set(derived.split())
-
-
-STAYS_TORCHS = [
-    {"rdzv_backend": "c10d"},
-    {"rdzv_backend": "static"},
-    {"rdzv_backend": "c10d", "standalone": True},
-    {"rdzv_endpoint": "localhost:0"},
-    {"rdzv_conf": "timeout=5"},
-    {"master_port": 29500},
-    {"hpc_rendezvous": "c10d"},
-    {"hpc_without_patches": "agent"},
-]
 
 
 @pytest.mark.parametrize(
     ("options", "in_process"),
     [
-        *(({**typed}, False) for typed in STAYS_TORCHS),
-        *(({**typed}, True) for typed in ({}, {"standalone": True}, {"nnodes": "1"})),
+        ({"rdzv_backend": "c10d"}, False),
+        ({"rdzv_backend": "static"}, False),
+        ({"rdzv_backend": "c10d", "standalone": True}, False),
+        ({"rdzv_endpoint": "localhost:0"}, False),
+        ({"rdzv_conf": "timeout=5"}, False),
+        ({"master_port": 29500}, False),
+        ({"hpc_rendezvous": "c10d"}, False),
+        ({"hpc_without_patches": "agent"}, False),
+        ({}, True),
+        ({"standalone": True}, True),
+        ({"nnodes": "1"}, True),
         ({"rdzv_id": "mine"}, True),
         ({"local_addr": "10.20.0.1"}, True),
     ],
 )
-@pytest.mark.parametrize("job", [None, ONE_NODE_JOBS["step"]])
+@pytest.mark.parametrize("job", [None, ONE_NODE_STEP])
 def test_our_coordinator_serves_one_node(job, options, in_process):
-    meeting = planned(job=job, options=options).meeting
+    meeting = planned(job, options=options).meeting
     assert (meeting.in_process, meeting.has_coordinator) == (in_process, in_process)
     assert not meeting.is_ours  # for a user it is torch's
     assert (meeting.listen is None) is in_process
-    unfit = planned(job=job, options=options, incompatible_patches=("agent",)).meeting
+    unfit = planned(
+        job, options=options, node=replace(NODE, incompatible_patches=("agent",))
+    ).meeting
     assert not unfit.in_process
     assert unfit.listen == (meeting.listen or ("127.0.0.1", 0))
 
@@ -122,9 +130,9 @@ def test_our_coordinator_serves_one_node(job, options, in_process):
     ("conf", "expected"),
     [(None, "is_host=1"), ("join_timeout=5", "join_timeout=5,is_host=1")],
 )
-def test_typed_endpoint_for_one_node_is_hosted_here(conf, expected):
+def test_an_explicit_endpoint_for_one_node_is_hosted_here(conf, expected):
     options = {"rdzv_endpoint": "jwb0001:29400"} | ({"rdzv_conf": conf} if conf else {})
-    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+    plan = planned(ONE_NODE_STEP, options=options)
     assert plan.options["rdzv_conf"].value == expected
     assert plan.meeting.endpoint == "jwb0001:29400"
     assert plan.meeting.listen == ("10.10.0.1", 29400)
@@ -138,7 +146,7 @@ def test_typed_endpoint_for_one_node_is_hosted_here(conf, expected):
     ],
 )
 def test_one_node_and_a_rendezvous_without_endpoint(options):
-    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+    plan = planned(ONE_NODE_STEP, options=options)
     assert "rdzv_endpoint" not in plan.options
 
 
@@ -150,13 +158,13 @@ def test_one_node_and_a_rendezvous_without_endpoint(options):
     ],
 )
 def test_one_node_may_be_the_guest_of_a_store_elsewhere(options):
-    plan = planned(job=ONE_NODE_JOBS["step"], options=options)
+    plan = planned(ONE_NODE_STEP, options=options)
     assert plan.meeting.listen is None
     assert "rdzv_conf" not in plan.options
 
 
 def test_interactive_step_shows_how_to_start_on_all_nodes():
-    (note,) = planned(job=INTERACTIVE).messages.notes
+    (note,) = planned(INTERACTIVE).messages.notes
     line = f"srun --nodes=3 --ntasks=3 --ntasks-per-node=1 {COMMAND}"
     assert note.code == "HPC073"
     assert note.text.startswith("this is 1 of 3 nodes of the job. ")
@@ -164,12 +172,12 @@ def test_interactive_step_shows_how_to_start_on_all_nodes():
 
 
 def test_interactive_step_of_a_job_of_one_node_says_nothing():
-    assert planned(job=replace(INTERACTIVE, allocated_nodes=1)).messages.notes == ()
+    assert planned(replace(INTERACTIVE, allocated_nodes=1)).messages.notes == ()
 
 
 @pytest.mark.parametrize("job", ONE_NODE_JOBS.values(), ids=ONE_NODE_JOBS)
 def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
-    plan = planned(job=job, options={"nnodes": "1:2"})
+    plan = planned(job, options={"nnodes": "1:2"})
     assert "nnodes" not in plan.options
     assert (plan.meeting.nodes, plan.meeting.may_grow) == (1, True)
     port = head_node.port_of(job.launch_id)
@@ -187,22 +195,16 @@ def test_a_range_is_the_users_so_that_others_may_join_one_node(job):
     assert codes == (["HPC073"] if job is INTERACTIVE else [])
 
 
-# What a second agent types, on which node, and whether it may be the host.
-JOINING = {
-    "on another node": ({"rdzv_endpoint": "jwb0001i:7"}, 1, False),
-    "on another node, a number": ({"rdzv_endpoint": "10.20.0.1:7"}, 1, False),
-    "on the same node": ({"rdzv_endpoint": "jwb0001i:7"}, 0, True),
-    "on the same node, a number": ({"rdzv_endpoint": "10.20.0.1:7"}, 0, True),
-}
-
-
-@pytest.mark.parametrize("case", JOINING)
+@pytest.mark.parametrize("endpoint", ["jwb0001i:7", "10.20.0.1:7"])
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("with_job", [True, False])
-def test_an_agent_that_joins_by_hand(case, with_job):
-    options, rank, is_here = JOINING[case]
+def test_an_agent_that_joins_by_hand(endpoint, rank, with_job):
+    """Only an agent on the node of the endpoint may be the host."""
+    is_here = rank == 0
     job = step(nodes=(THREE[rank],)) if with_job else None
-    options = options | {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_id": "19.1"}
-    plan = planned(rank, job=job, options=options, hostname=THREE[rank])
+    options = {"nnodes": "1:2", "rdzv_backend": "c10d", "rdzv_id": "19.1"}
+    options |= {"rdzv_endpoint": endpoint}
+    plan = planned(job, options=options, network=juelich(rank), hostname=THREE[rank])
     assert plan.meeting.may_grow
     assert plan.meeting.may_join
     assert plan.meeting.listen == (("10.20.0.1", 7) if is_here else None)
@@ -216,7 +218,7 @@ def test_an_agent_that_joins_by_hand(case, with_job):
 def test_who_says_that_it_is_the_host_does_not_join(job):
     options = {"nnodes": "1:2", "rdzv_backend": "c10d"}
     options |= {"rdzv_endpoint": "jwb0001i:7", "rdzv_conf": "is_host=1"}
-    assert not planned(job=job, options=options).meeting.may_join
+    assert not planned(job, options=options).meeting.may_join
 
 
 def test_nobody_joins_a_number_of_nodes():
@@ -226,9 +228,9 @@ def test_nobody_joins_a_number_of_nodes():
     assert planned(options={"nnodes": "1:4"}).meeting.may_grow
 
 
-@pytest.mark.parametrize("job", [None, step(), ONE_NODE_JOBS["step"]])
+@pytest.mark.parametrize("job", [None, step(), ONE_NODE_STEP])
 def test_a_range_and_standalone(job):
-    plan = planned(job=job, options={"nnodes": "1:2", "standalone": True})
+    plan = planned(job, options={"nnodes": "1:2", "standalone": True})
     assert plan.options["nnodes"].value == "1"
     text = "--nnodes=1:2 counts as 1: nobody can join with --standalone"
     assert plan.messages.notes == (Message("HPC155", text),)
@@ -240,13 +242,13 @@ def test_static_waits_for_the_highest_number(options, nodes, nnodes):
     job = step(nodes=THREE[:nodes])
     high = nnodes.partition(":")[2]
     text = f"--nnodes={nnodes}, but the static rendezvous waits for {high} nodes"
-    error = refused("HPC157", text, job=job, options=options | {"nnodes": nnodes})
+    error = refused("HPC157", text, planned, job, options=options | {"nnodes": nnodes})
     assert error.everywhere
 
 
 def test_one_node_whose_name_no_launcher_tells():
-    job = step(nodes=("",), hostname="jwb0001")
-    plan = planned(job=job, options={"nnodes": "1:2"}, hostname="jwb0001")
+    job = replace(step(nodes=("",)), hostname="jwb0001")
+    plan = planned(job, options={"nnodes": "1:2"}, hostname="jwb0001")
     assert plan.meeting.endpoint == f"jwb0001i:{PORT}"
     assert plan.meeting.local_address == "10.20.0.1"
 
@@ -256,7 +258,7 @@ def test_static_rank_beyond_one_node_is_refused(options):
     """It would wait for a rank 0 that nobody starts."""
     options = {**options, "node_rank": 1}
     text = "--node_rank=1, but a world of one node"
-    refused("HPC064", text, job=ONE_NODE_JOBS["step"], options=options)
+    refused("HPC064", text, planned, ONE_NODE_STEP, options=options)
 
 
 @pytest.mark.parametrize("job", [None, *ONE_NODE_JOBS.values()])
@@ -264,12 +266,12 @@ def test_static_rank_beyond_one_node_is_refused(options):
     "options", [{}, {"nnodes": "1"}, {"standalone": True}, {"master_addr": "127.0.0.1"}]
 )
 def test_rank_beyond_one_node_is_ignored_where_torch_ignores_it(job, options):
-    plan = planned(job=job, options={**options, "node_rank": 1})
+    plan = planned(job, options={**options, "node_rank": 1})
     assert plan.options["node_rank"].value == 0
     (advice,) = plan.messages.advice
     assert advice.code == "HPC075"
     assert advice.text.startswith("--node_rank=1 is ignored: a world of one node")
-    assert planned(job=job, options={**options, "node_rank": 0}).messages.advice == ()
+    assert planned(job, options={**options, "node_rank": 0}).messages.advice == ()
 
 
 @pytest.mark.parametrize(
@@ -277,49 +279,42 @@ def test_rank_beyond_one_node_is_ignored_where_torch_ignores_it(job, options):
     [("a/b", False), ("x" * 246, True), ("x" * 247, False), ("é" * 124, False)],
 )
 def test_id_that_names_no_folder_is_left_to_torch_on_one_node(run_id, taken):
-    options = planned(job=None, options={"rdzv_id": run_id}).options
+    options = planned(None, options={"rdzv_id": run_id}).options
     assert values(options).get("rdzv_id") == (None if taken else "none")
 
 
 @pytest.mark.parametrize("nnodes", [" 1", "+1", "1 ", "1 : +1", "01"])
 def test_numbers_of_nodes_as_torch_reads_them(nnodes):
-    plan = planned(job=None, options={"nnodes": nnodes})
+    plan = planned(None, options={"nnodes": nnodes})
     assert (plan.meeting.nodes, "nnodes" in plan.options) == (1, False)
 
 
 def test_backend_of_standalone_is_torchs_own():
-    plan = planned(job=None, options={"standalone": True, "rdzv_backend": "etcd"})
+    plan = planned(None, options={"standalone": True, "rdzv_backend": "etcd"})
     assert plan.meeting.backend == "c10d"
     assert values(plan.options)["rdzv_backend"] == "c10d"
 
 
 # --- a site that has no effect ------------------------------------------------------
 
-TYPED = {"hpc_site": "jsc"}
+SITE = {"hpc_site": "jsc"}
+NO_EFFECT = "HPC077 --hpc_site=jsc has no effect"
+ONE_NODE = f"{NO_EFFECT} on a world of one node"
 BY_HAND = {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "noted"),
+    ("plan", "notes"),
     [
-        ({"job": None, "options": TYPED}, "on a world of one node"),
-        ({"options": TYPED | {"standalone": True}}, "on a world of one node"),
-        (
-            {"job": None, "options": TYPED | BY_HAND},
-            "without a scheduler",
-        ),
-        ({"job": None}, None),  # recognised, not typed
-        ({"options": TYPED}, None),  # it has an effect
-        ({"job": None, "site": None, "options": {"hpc_site": "none"}}, None),
+        (planned(None, options=SITE), [ONE_NODE]),
+        (planned(options=SITE | {"standalone": True}), [ONE_NODE]),
+        (planned(None, options=SITE | BY_HAND), [f"{NO_EFFECT} without a scheduler"]),
+        (planned(None), []),  # recognised, not explicit
+        (planned(options=SITE), []),  # it has an effect
+        (planned(None, site=None, options={"hpc_site": "none"}), []),
+        # If a module sets the site, a note would come with each job of one node.
+        (planned(None, options=SITE, environ={"PET_HPC_SITE": "jsc"}), []),
     ],
 )
-def test_a_typed_site_that_has_no_effect(changes, noted):
-    notes = [str(note) for note in planned(**changes).messages.notes]
-    expected = f"HPC077 --hpc_site=jsc has no effect {noted}"
-    assert notes == ([] if noted is None else [expected])
-
-
-def test_a_module_sets_the_site_also_for_jobs_of_one_node():
-    """Then a note would come with each of them."""
-    environ = {"PET_HPC_SITE": "jsc"}
-    assert planned(job=None, options=TYPED, environ=environ).messages.notes == ()
+def test_an_explicit_site_that_has_no_effect(plan, notes):
+    assert [*map(str, plan.messages.notes)] == notes

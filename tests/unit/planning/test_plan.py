@@ -1,34 +1,38 @@
-"""What all plans have in common."""
+"""Decisions that all plans share."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.detection import detected
 from tests.support.juelich import (
     BATCH,
     INTERACTIVE,
     JSC,
-    RECORDED,
+    ONE_NODE_JOBS,
+    ONE_NODE_STEP,
     SHELL,
+    STEP,
     juelich,
-    recorded,
     step,
 )
 from tests.support.plans import (
     BLOCK,
-    ONE_NODE_JOBS,
+    NODE,
+    ONE_WORKER,
     conf_of,
     planned,
     planned_at,
     refused,
     values,
 )
-from torchrun_hpc import schedulers
-from torchrun_hpc.errors import LaunchError, Setting
+from tests.support.recordings import BY_SLURM, recorded
+from torchrun_hpc.errors import LaunchError, Message, Setting
 from torchrun_hpc.schedulers.job import Task
 from torchrun_hpc.schedulers.process import Process
 from torchrun_hpc.variables import FAULT_HANDLER
@@ -36,25 +40,26 @@ from torchrun_hpc.variables import FAULT_HANDLER
 # --- variables of torch's release -----------------------------------------------------
 
 UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": Setting("1", "torch 2.5.1")}
+OLD_TORCH = replace(NODE, of_release=UNSHARED)
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_c10d"),
+    ("job", "options", "is_c10d"),
     [
-        ({}, False),  # ours
-        ({"options": {"hpc_rendezvous": "c10d"}}, True),
-        ({"options": {"nnodes": "2:3"}}, True),
-        ({"options": {"rdzv_backend": "static"}}, False),
-        ({"options": {"standalone": True}}, True),
-        ({"options": {"standalone": True, "rdzv_backend": "static"}}, True),
-        ({"job": None}, True),
-        ({"job": None, "options": {"master_port": 1}}, False),
-        ({"job": None, "options": {"nnodes": "2", "rdzv_endpoint": "::1"}}, False),
-        ({"options": {"rdzv_backend": "etcd", "rdzv_endpoint": "e:1"}}, False),
+        (STEP, {}, False),  # ours
+        (STEP, {"hpc_rendezvous": "c10d"}, True),
+        (STEP, {"nnodes": "2:3"}, True),
+        (STEP, {"rdzv_backend": "static"}, False),
+        (STEP, {"standalone": True}, True),
+        (STEP, {"standalone": True, "rdzv_backend": "static"}, True),
+        (STEP, {"rdzv_backend": "etcd", "rdzv_endpoint": "e:1"}, False),
+        (None, {}, True),
+        (None, {"master_port": 1}, False),
+        (None, {"nnodes": "2", "rdzv_endpoint": "::1"}, False),
     ],
 )
-def test_what_torchs_release_needs_with_c10d_is_planned(changes, is_c10d):
-    plan = planned(of_release=UNSHARED, **changes)
+def test_what_torchs_release_needs_with_c10d_is_planned(job, options, is_c10d):
+    plan = planned(job, options=options, node=OLD_TORCH)
     found = {k: v for k, v in plan.environment.items() if k in UNSHARED}
     assert found == (UNSHARED if is_c10d else {})
 
@@ -62,7 +67,7 @@ def test_what_torchs_release_needs_with_c10d_is_planned(changes, is_c10d):
 @pytest.mark.parametrize(("value", "is_planned"), [("0", False), ("", True)])
 def test_what_torchs_release_needs_may_be_set_otherwise(value, is_planned):
     environ = dict.fromkeys(UNSHARED, value)
-    plan = planned(job=None, of_release=UNSHARED, environ=environ)
+    plan = planned(None, environ=environ, node=OLD_TORCH)
     assert (UNSHARED.items() <= plan.environment.items()) is is_planned
 
 
@@ -87,7 +92,7 @@ def test_what_torchs_release_needs_may_be_set_otherwise(value, is_planned):
         ("", "is_host=1,read_timeout=600,join_timeout=900"),
     ],
 )
-def test_typed_conf_is_kept(conf, expected):
+def test_an_explicit_conf_is_kept(conf, expected):
     plan = planned(options={"rdzv_conf": conf})
     assert plan.options["rdzv_conf"].value == expected
 
@@ -101,14 +106,14 @@ def test_typed_conf_is_kept(conf, expected):
         (1, "0", False, False),
     ],
 )
-def test_typed_host_wins(rank, is_host, is_coordinator, listens):
-    plan = planned(rank, options={"rdzv_conf": f"is_host={is_host}"})
+def test_an_explicit_host_wins(rank, is_host, is_coordinator, listens):
+    plan = planned(step(rank), options={"rdzv_conf": f"is_host={is_host}"})
     assert conf_of(plan)["is_host"] == is_host
     assert plan.meeting.is_coordinator is is_coordinator
     assert (plan.meeting.listen is not None) is listens
 
 
-# What is typed for a backend, and from where.
+# The options that choose a backend.
 BACKENDS = {
     "scheduler": {},
     "c10d": {"hpc_rendezvous": "c10d"},
@@ -129,7 +134,9 @@ BACKENDS = {
 )
 def test_what_a_backend_reads_is_checked(backend, conf):
     options = BACKENDS[backend] | {"rdzv_conf": conf}
-    assert refused("HPC019", f"--rdzv_conf={conf}: ", options=options).everywhere
+    assert refused(
+        "HPC019", f"--rdzv_conf={conf}: ", planned, options=options
+    ).everywhere
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -155,17 +162,17 @@ def test_what_a_backend_does_not_read_may_be_anything(backend):
     ],
 )
 def test_the_backend_in_force_reads_them(job, options, read):
-    """Torchrun's default differs, and --standalone is stronger than what is typed."""
-    job = ONE_NODE_JOBS["step"] if job else None
+    """torchrun's default differs, and --standalone is stronger than an explicit one."""
+    job = ONE_NODE_STEP if job else None
     unread = {"is_host=maybe": "timeout=0", "timeout=0": "is_host=maybe"}[read]
-    refused("HPC019", read, job=job, options=options | {"rdzv_conf": read})
-    planned(job=job, options=options | {"rdzv_conf": unread})
+    refused("HPC019", read, planned, job, options=options | {"rdzv_conf": read})
+    planned(job, options=options | {"rdzv_conf": unread})
 
 
 @pytest.mark.parametrize("rank", range(2))
 def test_static_does_not_read_who_hosts(rank):
     options = {"rdzv_backend": "static", "rdzv_conf": f"is_host={rank}"}
-    plan = planned(rank, options=options)
+    plan = planned(step(rank), options=options)
     assert plan.meeting.is_coordinator is (rank == 0)
     assert (plan.meeting.listen is not None) is (rank == 0)
 
@@ -221,7 +228,11 @@ def test_interfaces(interfaces, down, gloo, nccl):
     ],
 )
 def test_the_users_interfaces_stay(environ, expected):
-    plan = planned(network=juelich(interfaces=ETHERNET), environ=environ, workers=1)
+    plan = planned(
+        network=juelich(interfaces=ETHERNET),
+        environ=environ,
+        node=ONE_WORKER,
+    )
     assert values(plan.environment) == expected | {FAULT_HANDLER: "1"}
     assert plan.messages.warnings == ()
 
@@ -248,14 +259,16 @@ BAD_GLOO = {
 @pytest.mark.parametrize("value", BAD_GLOO)
 def test_gloo_interface_that_gloo_would_crash_on(value):
     part, hint = BAD_GLOO[value]
-    for job in step(), None, ONE_NODE_JOBS["step"]:
+    for job in step(), None, ONE_NODE_STEP:
         error = refused(
             "HPC054",
             f"GLOO_SOCKET_IFNAME={value}: this node has no interface {part}",
-            job=job,
+            planned,
+            job,
             environ={"GLOO_SOCKET_IFNAME": value},
         )
         assert str(error).endswith(f"of this node. {hint}"), job
+        assert error.everywhere is value.startswith(("^", "=")), job
 
 
 @pytest.mark.parametrize("value", ["ib0", "eth0,ib0", "ib0,", "x", "^", "=", ""])
@@ -312,22 +325,6 @@ def test_gloo_interface_that_is_not_the_jobs(value, noted):
     assert all(note.startswith(f"HPC224 {text} ib0. ") for note in found)
 
 
-@pytest.mark.parametrize(
-    ("environ", "workers", "expected"),
-    [
-        ({}, 1, None),
-        ({}, 2, "1"),
-        ({"OMP_NUM_THREADS": ""}, 4, "1"),
-        ({"OMP_NUM_THREADS": "8"}, 4, None),
-        ({"OMP_NUM_THREADS": "1"}, 4, None),
-    ],
-)
-def test_threads(environ, workers, expected):
-    for job in step(), None, INTERACTIVE, ONE_NODE_JOBS["step"]:
-        plan = planned(job=job, environ=environ, workers=workers)
-        assert values(plan.environment).get("OMP_NUM_THREADS") == expected, job
-
-
 CRASH = Setting("1", "for the report of a crash")
 
 
@@ -341,8 +338,8 @@ CRASH = Setting("1", "for the report of a crash")
     ],
 )
 def test_crashes_are_described_unless_the_user_decides(environ, expected):
-    for job in step(), None, INTERACTIVE, ONE_NODE_JOBS["step"]:
-        plan = planned(job=job, environ=environ)
+    for job in step(), None, INTERACTIVE, ONE_NODE_STEP:
+        plan = planned(job, environ=environ)
         assert plan.environment.get(FAULT_HANDLER) == expected, job
 
 
@@ -362,26 +359,9 @@ EVERY_JOB = [step(), None, INTERACTIVE, *ONE_NODE_JOBS.values()]
 def test_after_how_many_seconds_a_stall_is_reported(value, seconds):
     options = {} if value is None else {"hpc_stall_report": value}
     for job in EVERY_JOB:
-        plan = planned(job=job, options=options)
+        plan = planned(job, options=options)
         assert plan.asked.hpc_stall_report == seconds, job
         assert not [note for note in plan.messages.notes if note.code == "HPC077"], job
-
-
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_all_nodes_know_that_a_stall_is_reported(rank):
-    plan = planned(rank, options={"hpc_stall_report": "600"})
-    assert plan.asked.hpc_stall_report == 600
-
-
-def test_nobody_looks_for_a_stall_in_direct_mode():
-    plan = planned_at(BLOCK, 1, options={"hpc_stall_report": "600"})
-    (note,) = plan.messages.notes
-    assert str(note) == (
-        "HPC077 --hpc_stall_report=600 has no effect in direct mode, where each "
-        "task is a worker"
-    )
-    for options in {}, {"hpc_stall_report": "none"}:
-        assert planned_at(BLOCK, 1, options=options).messages.notes == (), options
 
 
 # --- what is left out inside torch ----------------------------------------------------
@@ -395,63 +375,65 @@ WITHOUT = "hpc_without_patches"
 )
 def test_which_patches_are_left_out(value, names):
     for job in EVERY_JOB:
-        plan = planned(job=job, options={WITHOUT: value})
+        plan = planned(job, options={WITHOUT: value})
         assert plan.asked.hpc_without_patches == names, job
         notes = [str(note) for note in plan.messages.notes if note.code == "HPC089"]
         text = f"HPC089 --{WITHOUT}={value} switches these patches off"
         assert notes == ([text] if names else []), job
 
 
-def test_nothing_is_left_out_where_each_task_is_a_worker():
-    (note,) = planned_at(BLOCK, 1, options={WITHOUT: "agent"}).messages.notes
-    assert str(note).startswith(f"HPC077 --{WITHOUT}=agent has no effect in direct")
+def left_out(name):
+    """Return the inputs in which the user leaves out a patch."""
+    return {WITHOUT: name}, NODE
 
 
-# Whether the user leaves it out, or torch does not take it.
-LACKING = {
-    "left out": lambda name: {"options": {WITHOUT: name}},
-    "unfit": lambda name: {"options": {}, "incompatible_patches": (name,)},
-}
+def unfit(name):
+    """Return the inputs in which a patch does not fit the installed torch."""
+    return {}, replace(NODE, incompatible_patches=(name,))
 
 
+LACKING = [left_out, unfit]
+
+
+@pytest.mark.parametrize("lacking", LACKING)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [("agent", "c10d"), ("watch_workers", "scheduler"), ("host_name", "scheduler")],
 )
-def test_agents_of_torchs_own_meet_in_its_own_rendezvous(name, backend):
-    for why, changes in LACKING.items():
-        for rank in 0, 1:
-            plan = planned(rank, **changes(name))
-            assert plan.meeting.backend == backend, (why, rank)
+def test_pytorchs_own_agents_meet_in_its_own_rendezvous(name, backend, lacking):
+    options, node = lacking(name)
+    for rank in 0, 1:
+        plan = planned(step(rank), options=options, node=node)
+        assert plan.meeting.backend == backend, rank
 
 
-@pytest.mark.parametrize("why", LACKING)
-def test_agents_of_torchs_own_do_not_meet_by_numbers(why):
-    changes = LACKING[why]("agent")
-    changes["options"]["hpc_rendezvous"] = "scheduler"
-    error = refused("HPC126", "--hpc_rendezvous=scheduler needs", **changes)
-    reasons = {
-        "left out": f"not work with --{WITHOUT}=agent.",
-        "unfit": "whose agent has",
-    }
-    assert reasons[why] in str(error)
+@pytest.mark.parametrize(
+    ("lacking", "reason"),
+    [(left_out, f"not work with --{WITHOUT}=agent."), (unfit, "whose agent has")],
+)
+def test_pytorchs_own_agents_do_not_meet_by_numbers(lacking, reason):
+    others, node = lacking("agent")
+    options = others | {"hpc_rendezvous": "scheduler"}
+    text = "--hpc_rendezvous=scheduler needs"
+    error = refused("HPC126", text, planned, options=options, node=node)
+    assert reason in str(error)
 
 
-@pytest.mark.parametrize("why", LACKING)
+@pytest.mark.parametrize("lacking", LACKING)
 @pytest.mark.parametrize("name", ["agent", "watch_workers"])
-def test_spares_need_agents_that_act_together(name, why):
-    changes = LACKING[why](name)
-    changes["options"]["hpc_spares"] = "1"
-    refused("HPC201", "--hpc_spares=1 needs several nodes", **changes)
+def test_spares_need_agents_that_act_together(name, lacking):
+    others, node = lacking(name)
+    text = "--hpc_spares=1 needs several nodes"
+    refused("HPC201", text, planned, options=others | {"hpc_spares": "1"}, node=node)
 
 
-@pytest.mark.parametrize("why", LACKING)
-def test_no_stall_of_workers_that_nobody_watches(why):
-    changes = LACKING[why]("watch_workers")
-    changes["options"]["hpc_stall_report"] = "600"
-    notes = map(str, planned(**changes).messages.notes)
-    text = "HPC077 --hpc_stall_report=600 has no effect on workers that are not watched"
-    assert text in list(notes)
+@pytest.mark.parametrize("lacking", LACKING)
+def test_no_stall_report_without_a_watch_on_the_workers(lacking):
+    others, node = lacking("watch_workers")
+    options = others | {"hpc_stall_report": "600"}
+    notes = planned(options=options, node=node).messages.notes
+    text = "--hpc_stall_report=600 has no effect on workers that are not watched"
+    assert Message("HPC077", text) in notes
 
 
 # --- properties ---------------------------------------------------------------------
@@ -492,8 +474,7 @@ def test_nodes_agree(nodes, site, data):
 
     plan = [
         planned(
-            rank,
-            job=step(rank, nodes=nodes, launch_id=launch_id),
+            replace(step(rank, nodes=nodes), launch_id=launch_id),
             site=site,
             options=options,
             network=juelich(rank, hosts=hosts),
@@ -519,7 +500,7 @@ text = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=1
 
 
 def mostly(*usual):
-    """Draw what is usually typed, and anything now and then."""
+    """Draw a usual text, and any text now and then."""
     return st.integers(0, 4).flatmap(lambda n: st.sampled_from(usual) if n else text)
 
 
@@ -559,12 +540,10 @@ every_job = st.sampled_from(
     st.fixed_dictionaries({}, optional=anything),
     st.fixed_dictionaries({}, optional=variables),
 )
-def test_anything_typed_is_planned_or_refused(job, options, environ):
+def test_any_options_are_planned_or_refused(job, options, environ):
     rank = (job and job.node_rank) or 0
     with suppress(LaunchError):
-        plan = planned(
-            rank, job=job, options=options, environ=environ, network=juelich(rank)
-        )
+        plan = planned(job, options=options, environ=environ, network=juelich(rank))
         assert plan.meeting.nodes in ({1, 3} if job else range(1, 10))
 
 
@@ -579,17 +558,17 @@ REFUSED_LAUNCHES = {
 @pytest.mark.parametrize(("name", "code"), REFUSED_LAUNCHES.items())
 def test_recorded_launch_is_refused(name, code):
     for environ, hostname in recorded(name):
-        job = schedulers.detect(Process(environ, hostname))
+        job = detected(Process(environ, hostname))
         with pytest.raises(LaunchError, match="\n    srun --nodes=") as caught:
-            planned(job=job, network=juelich(job.node_rank or 0))
+            planned(job, network=juelich(job.node_rank or 0))
         assert (caught.value.code, caught.value.everywhere) == (code, True)
 
 
-@pytest.mark.parametrize("name", sorted(set(RECORDED) - set(REFUSED_LAUNCHES)))
+@pytest.mark.parametrize("name", sorted(set(BY_SLURM) - set(REFUSED_LAUNCHES)))
 def test_recorded_launch_is_planned(name):
     for rank, (environ, hostname) in enumerate(recorded(name)):
-        job = schedulers.detect(Process(environ, hostname))
-        plan = planned(job=job, network=juelich(int(hostname[-1]) - 1))
+        job = detected(Process(environ, hostname))
+        plan = planned(job, network=juelich(int(hostname[-1]) - 1))
         assert (plan.meeting.nodes, plan.meeting.node_rank) == (len(job.nodes), rank)
         assert (plan.meeting.listen is not None) is (rank == 0)
         assert plan.messages.warnings == ()

@@ -1,8 +1,9 @@
-"""What is said about CPUs and GPUs, and what is not."""
+"""The advice about CPUs and GPUs."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,16 +13,25 @@ from tests.support.juelich import (
     BATCH,
     COMMAND,
     INTERACTIVE,
-    make_inputs,
-    outside_a_step,
+    ONE_NODE_SCRIPT,
+    ONE_NODE_STEP,
+    STEP,
     step,
 )
-from tests.support.plans import make_plan, refused
+from tests.support.plans import (
+    NODE,
+    ONE_WORKER,
+    make_inputs,
+    make_plan,
+    refused,
+    values,
+    visible,
+)
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.planning import resources
+from torchrun_hpc.planning.inputs import Node
 from torchrun_hpc.planning.workers import Binding, Share, Workers
 from torchrun_hpc.schedulers import flux, hydra, jsrun, pals, slurm
-from torchrun_hpc.schedulers.job import LaunchContext
 from torchrun_hpc.schedulers.openmpi import MPIRUN
 from torchrun_hpc.schedulers.pbs import ANY_MPIEXEC
 from torchrun_hpc.variables import OMP
@@ -47,21 +57,21 @@ LAUNCHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", LAUNCHERS)
-def test_who_types_what_a_message_tells_gets_all_cpus(case):
+@pytest.mark.parametrize(
+    ("launcher", "everywhere", "when_told"), LAUNCHERS.values(), ids=LAUNCHERS
+)
+def test_who_types_what_a_message_tells_gets_all_cpus(launcher, everywhere, when_told):
     """One line, with the option once: no HPC092 follows, and it says the same line."""
-    launcher, everywhere, when_told = LAUNCHERS[case]
     job = step(launcher=launcher)
     binding = re.compile("bind|affinity=|cpus-per-task")
     line = job.once_per_node(COMMAND)
     assert everywhere in line
     assert len(binding.findall(line)) == bool(everywhere)
-    (said,) = advice(make_inputs(job=job, cpus=1, workers=2), 3)
-    assert said.code == "HPC092"
-    assert when_told in said.text
-    assert len(binding.findall(said.text.partition("Give the task")[2])) == bool(
-        when_told
-    )
+    (message,) = said(make_inputs(job, node=ONE_CPU))
+    assert message.startswith("HPC092 ")
+    assert when_told in message
+    told = message.partition("Give the task")[2]
+    assert len(binding.findall(told)) == bool(when_told)
 
 
 # --- threads ------------------------------------------------------------------------
@@ -69,7 +79,7 @@ def test_who_types_what_a_message_tells_gets_all_cpus(case):
 AUTO = "--hpc_omp_threads=auto"
 DEFAULT = "torchrun's default"
 
-# What is typed, the workers, the CPUs; the variable's value, and where it came from.
+# The option, the workers, the CPUs; the variable's value and its source.
 THREADS = {
     "default": (None, 4, 8, "1", DEFAULT),
     "default, one worker": (None, 1, 8, None, None),
@@ -91,14 +101,15 @@ def threads(text):
 
 def worker_threads(text, workers, cpus, environ=None):
     inputs = make_inputs(
-        options=threads(text), workers=workers, cpus=cpus, environ=environ or {}
+        options=threads(text), environ=environ or {}, node=Node(workers, cpus=cpus)
     )
     return resources.worker_threads(inputs, None)
 
 
-@pytest.mark.parametrize("case", THREADS)
-def test_threads_of_a_worker(case):
-    text, workers, cpus, value, source = THREADS[case]
+@pytest.mark.parametrize(
+    ("text", "workers", "cpus", "value", "source"), THREADS.values(), ids=THREADS
+)
+def test_threads_of_a_worker(text, workers, cpus, value, source):
     expected = {} if value is None else {OMP: Setting(value, source)}
     for environ in {}, {OMP: ""}:
         assert worker_threads(text, workers, cpus, environ) == expected, environ
@@ -107,7 +118,8 @@ def test_threads_of_a_worker(case):
 
 
 PBS = {"PBS_JOBID": "1.desched1"}
-OVER_SSH = {"nodelist_is_shared": False}  # only the node of mpirun has what PBS has set
+# Only the node of mpirun has the variables of PBS.
+OVER_SSH = replace(STEP, nodelist_is_shared=False)
 
 
 def of_pbs(ompthreads, ncpus=None):
@@ -115,36 +127,37 @@ def of_pbs(ompthreads, ncpus=None):
     return {OMP: f"{ompthreads}", "NCPUS": f"{ncpus or ompthreads}"}
 
 
-# What is typed, the workers, the CPUs, PBS's variables; what the workers get.
+# The job, the option, workers and CPUs, PBS's variables, and what the workers get.
 PBS_THREADS = {
-    "ncpus": (None, 4, 64, of_pbs(64), {}, "1"),
-    "ncpus, one worker": (None, 1, 64, of_pbs(64), {}, "64"),
-    "ncpus, one worker that is bound": (None, 1, 16, of_pbs(64), {}, "16"),
-    "ompthreads": (None, 4, 64, of_pbs(16), {}, "16"),
-    "ompthreads that do not fit": (None, 4, 64, of_pbs(17), {}, "1"),
-    "one CPU": (None, 4, 64, of_pbs(1), {}, "1"),
-    "on one node only": (None, 4, 64, of_pbs(16), OVER_SSH, "1"),
-    "on one node only, one worker": (None, 1, 8, of_pbs(4), OVER_SSH, "8"),
-    "ompthreads, one worker": (None, 1, 8, of_pbs(4), {}, "4"),
-    "on the others": (None, 4, 64, {}, OVER_SSH, "1"),
-    "auto": ("auto", 4, 64, of_pbs(64), {}, "16"),
-    "auto, one worker": ("auto", 1, 64, of_pbs(64), {}, "64"),
-    "number": ("3", 4, 64, of_pbs(64), {}, "3"),
-    "number, and ompthreads": ("3", 4, 64, of_pbs(16), {}, "3"),
-    "the user's": (None, 4, 64, of_pbs(8, 64), {}, "8"),
-    "the user's, on one node only": (None, 4, 64, of_pbs(8, 64), OVER_SSH, "8"),
+    "ncpus": (STEP, None, Node(4, 64), of_pbs(64), "1"),
+    "ncpus, one worker": (STEP, None, Node(1, 64), of_pbs(64), "64"),
+    "ncpus, one worker that is bound": (STEP, None, Node(1, 16), of_pbs(64), "16"),
+    "ompthreads": (STEP, None, Node(4, 64), of_pbs(16), "16"),
+    "ompthreads that do not fit": (STEP, None, Node(4, 64), of_pbs(17), "1"),
+    "one CPU": (STEP, None, Node(4, 64), of_pbs(1), "1"),
+    "on one node only": (OVER_SSH, None, Node(4, 64), of_pbs(16), "1"),
+    "on one node only, one worker": (OVER_SSH, None, Node(1, 8), of_pbs(4), "8"),
+    "ompthreads, one worker": (STEP, None, Node(1, 8), of_pbs(4), "4"),
+    "on the others": (OVER_SSH, None, Node(4, 64), {}, "1"),
+    "auto": (STEP, "auto", Node(4, 64), of_pbs(64), "16"),
+    "auto, one worker": (STEP, "auto", Node(1, 64), of_pbs(64), "64"),
+    "number": (STEP, "3", Node(4, 64), of_pbs(64), "3"),
+    "number, and ompthreads": (STEP, "3", Node(4, 64), of_pbs(16), "3"),
+    "the user's": (STEP, None, Node(4, 64), of_pbs(8, 64), "8"),
+    "the user's, on one node only": (OVER_SSH, None, Node(4, 64), of_pbs(8, 64), "8"),
 }
 
 
-@pytest.mark.parametrize("case", PBS_THREADS)
-def test_threads_that_pbs_has_set(case):
-    """They are nobody's word, and no reason for a warning."""
-    text, workers, cpus, variables, changes, expected = PBS_THREADS[case]
-    inputs = make_inputs(
-        job=step(**changes), options=threads(text), workers=workers, cpus=cpus,
-        environ=PBS | variables,
-    )  # fmt: skip
-    plan = {name: v.value for name, v in resources.worker_threads(inputs, None).items()}
+@pytest.mark.parametrize(
+    ("job", "text", "node", "variables", "expected"),
+    PBS_THREADS.values(),
+    ids=PBS_THREADS,
+)
+def test_threads_that_pbs_has_set(job, text, node, variables, expected):
+    """The user has not set them, so they are no reason for a warning."""
+    environ = PBS | variables
+    inputs = make_inputs(job, options=threads(text), environ=environ, node=node)
+    plan = values(resources.worker_threads(inputs, None))
     assert (variables | plan)[OMP] == expected
     assert advice(inputs, 3) == ()
 
@@ -154,32 +167,34 @@ def test_threads_that_pbs_has_set(case):
     [PBS | of_pbs(65, 64), PBS | {OMP: "64"}, of_pbs(64)],  # the last is no job of PBS
 )
 def test_threads_that_pbs_has_not_set(environ):
-    inputs = make_inputs(environ=environ, workers=4, cpus=64)
+    inputs = make_inputs(environ=environ, node=Node(4, cpus=64))
     assert resources.worker_threads(inputs, None) == {}
     assert [message.code for message in advice(inputs, 3)] == ["HPC094"]
-    explicit = make_inputs(environ=environ, options=threads("auto"), workers=4, cpus=64)
+    explicit = make_inputs(
+        environ=environ, options=threads("auto"), node=Node(4, cpus=64)
+    )
     assert [m.code for m in advice(explicit, 3)] == ["HPC093", "HPC094"]
 
 
-@pytest.mark.parametrize("job", [None, step(), INTERACTIVE])
+@pytest.mark.parametrize("job", [None, STEP, INTERACTIVE, ONE_NODE_STEP])
 def test_threads_of_every_plan(job):
-    inputs = make_inputs(job=job, options=threads("auto"))
+    inputs = make_inputs(job, options=threads("auto"))
     assert make_plan(inputs).environment[OMP].value == "4"
     for environ in {}, {OMP: "2"}:  # also where it would be ignored
-        wrong = make_inputs(job=job, options=threads("0"), environ=environ)
-        refused("HPC014", "--hpc_omp_threads=0: use a number", wrong, by=make_plan)
+        wrong = make_inputs(job, options=threads("0"), environ=environ)
+        refused("HPC014", "--hpc_omp_threads=0: use a number", make_plan, wrong)
 
 
 # --- what is said -------------------------------------------------------------------
 
 
-def said(nodes=3, **changes):
+def said(inputs, nodes=3):
     """Return what is said, each as ``HPC... text``."""
-    return [str(message) for message in advice(make_inputs(**changes), nodes)]
+    return [str(message) for message in advice(inputs, nodes)]
 
 
 SRUN = "srun --nodes=3 --ntasks=3 --ntasks-per-node=1"
-ONE_NODE_SCRIPT = outside_a_step(LaunchContext.BATCH_SCRIPT, ("jwb0001",))
+ONE_CPU = replace(NODE, cpus=1)
 PROMISED = {"SLURM_CPUS_PER_TASK": "48"}
 EXPLICIT_ONE = {"nproc_per_node": "1"}
 FOUR = "0,1,2,3"
@@ -221,10 +236,10 @@ def hidden(name, value, visible):
     )
 
 
-def one_worker(shown, typed):
+def one_worker(shown, value):
     return (
         f"HPC097 one worker, the default, but {shown} shows 4 GPUs. Pass "
-        f"--nproc_per_node={typed}, or --nproc_per_node=1 for one worker"
+        f"--nproc_per_node={value}, or --nproc_per_node=1 for one worker"
     )
 
 
@@ -239,68 +254,67 @@ THREADS_IGNORED = (
 
 SAID = {
     "srun has forgotten the CPUs": (
-        {"environ": PROMISED, "cpus": 1},
+        make_inputs(environ=PROMISED, node=ONE_CPU),
         forgotten("1 CPU"),
     ),
     "srun has forgotten some of the CPUs": (
-        {"environ": PROMISED | {"SRUN_CPUS_PER_TASK": ""}, "cpus": 47},
+        make_inputs(environ=PROMISED | {"SRUN_CPUS_PER_TASK": ""}, node=Node(2, 47)),
         forgotten("47 CPUs"),
     ),
     "fewer CPUs than workers": (
-        {"cpus": 3, "workers": 4, "job": None},
+        make_inputs(None, node=Node(4, 3)),
         shared(4, "3 CPUs", "Pass --nproc_per_node=3"),
     ),
-    "threads typed and set": (
-        {"environ": {OMP: "4"}, "options": threads("auto")},
+    "threads by the option and the variable": (
+        make_inputs(environ={OMP: "4"}, options=threads("auto")),
         THREADS_IGNORED,
     ),
     "too many threads": (
-        {"environ": {OMP: "5"}},
+        make_inputs(environ={OMP: "5"}),
         too_many(threads=5, workers=2, fitting=4),
     ),
     "too many threads of one worker": (
-        {"environ": {OMP: "9"}, "workers": 1},
+        make_inputs(environ={OMP: "9"}, node=ONE_WORKER),
         too_many(threads=9, workers=1, fitting=8),
     ),
-    "too many threads, as typed": (
-        {"options": threads("5")},
+    "too many threads by the option": (
+        make_inputs(options=threads("5")),
         too_many(threads=5, workers=2, fitting=4),
     ),
     "the variable with the fewest GPUs": (
-        {
-            "environ": gpus(CUDA_VISIBLE_DEVICES=FOUR, HIP_VISIBLE_DEVICES="0,1,2"),
-            "options": EXPLICIT_ONE,
-            "workers": 1,
-        },
+        make_inputs(
+            environ=gpus(CUDA_VISIBLE_DEVICES=FOUR, HIP_VISIBLE_DEVICES="0,1,2"),
+            options=EXPLICIT_ONE,
+            node=ONE_WORKER,
+        ),
         hidden("HIP_VISIBLE_DEVICES", "0,1,2", 3),
     ),
     "fewer GPUs than workers": (
-        {"environ": {"CUDA_VISIBLE_DEVICES": "0"}, "gpus": 1},
+        make_inputs(environ=visible(CUDA="0"), node=replace(NODE, gpus=1)),
         fewer_gpus("2 workers, but CUDA_VISIBLE_DEVICES=0 shows 1 GPU"),
     ),
     "fewer GPUs than workers, as torch sees": (
-        {"gpus": 3, "workers": 4},
+        make_inputs(node=Node(4, 8, gpus=3)),
         fewer_gpus("4 workers, but this node shows 3 GPUs"),
     ),
     "one worker and four GPUs": (
-        {"gpus": 4, "workers": 1},
+        make_inputs(node=Node(1, 8, gpus=4)),
         one_worker("this node", "gpu"),
     ),
     "one worker and four GPUs, by Slurm": (
-        {"environ": gpus(CUDA_VISIBLE_DEVICES=FOUR), "workers": 1},
+        make_inputs(environ=gpus(CUDA_VISIBLE_DEVICES=FOUR), node=ONE_WORKER),
         one_worker("CUDA_VISIBLE_DEVICES=0,1,2,3", 4),
     ),
 }
 
 
-@pytest.mark.parametrize("case", SAID)
-def test_what_is_said(case):
-    changes, expected = SAID[case]
-    assert said(**changes) == [expected]
+@pytest.mark.parametrize(("inputs", "expected"), SAID.values(), ids=SAID)
+def test_what_is_said(inputs, expected):
+    assert said(inputs) == [expected]
 
 
 TWO_CPUS = f"Give the task more CPUs: {SRUN} --cpus-per-task=2 {COMMAND}"
-ONE_WORKER = "Pass --nproc_per_node=1"
+FEWER_WORKERS = "Pass --nproc_per_node=1"
 NO_MORE = (
     "The job has 1 there (SLURM_JOB_CPUS_PER_NODE). Pass --cpus-per-task=2 to "
     "the command that made it (sbatch, salloc or srun), or pass --nproc_per_node=1"
@@ -310,26 +324,29 @@ BY_MPIRUN = (
     f"HOSTFILE --bind-to none {COMMAND}"
 )
 OF_THE_JOB = "SLURM_JOB_CPUS_PER_NODE"
-ONE_CPU = {
-    "in a step": ({}, TWO_CPUS),
-    "in a batch script": ({"job": ONE_NODE_SCRIPT}, ONE_WORKER),
-    "as asked for": ({"environ": PROMISED | {"SRUN_CPUS_PER_TASK": "1"}}, TWO_CPUS),
-    "the job has no more": ({"environ": {OF_THE_JOB: "2(x2),1"}}, NO_MORE),
-    "the job has as many": ({"environ": {OF_THE_JOB: "2(x3)"}}, TWO_CPUS),
-    "the job's number is none": ({"environ": {OF_THE_JOB: "many"}}, TWO_CPUS),
-    "mpirun": ({"job": step(launcher=MPIRUN, host_file="HOSTFILE")}, BY_MPIRUN),
-    "pbsdsh": ({"job": step(launcher=ANY_MPIEXEC)}, ONE_WORKER),
+WITH_HOST_FILE = replace(STEP, launcher=MPIRUN, host_file="HOSTFILE")
+SHARED_CPU = {
+    "in a step": (STEP, {}, TWO_CPUS),
+    "in a batch script": (ONE_NODE_SCRIPT, {}, FEWER_WORKERS),
+    "as asked for": (STEP, PROMISED | {"SRUN_CPUS_PER_TASK": "1"}, TWO_CPUS),
+    "the job has no more": (STEP, {OF_THE_JOB: "2(x2),1"}, NO_MORE),
+    "the job has as many": (STEP, {OF_THE_JOB: "2(x3)"}, TWO_CPUS),
+    "the job's number is none": (STEP, {OF_THE_JOB: "many"}, TWO_CPUS),
+    "mpirun": (WITH_HOST_FILE, {}, BY_MPIRUN),
+    "pbsdsh": (step(launcher=ANY_MPIEXEC), {}, FEWER_WORKERS),
 }
 
 
-@pytest.mark.parametrize("case", ONE_CPU)
-def test_two_workers_share_a_cpu(case):
-    changes, remedy = ONE_CPU[case]
-    assert said(cpus=1, **changes) == [shared(2, "1 CPU", remedy)]
+@pytest.mark.parametrize(
+    ("job", "environ", "remedy"), SHARED_CPU.values(), ids=SHARED_CPU
+)
+def test_two_workers_share_a_cpu(job, environ, remedy):
+    inputs = make_inputs(job, environ=environ, node=ONE_CPU)
+    assert said(inputs) == [shared(2, "1 CPU", remedy)]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "workers", "visible"),
+    ("name", "value", "workers", "shown"),
     [
         ("CUDA_VISIBLE_DEVICES", "0", 1, 1),
         ("CUDA_VISIBLE_DEVICES", "3", 2, 1),
@@ -338,55 +355,60 @@ def test_two_workers_share_a_cpu(case):
         ("ZE_AFFINITY_MASK", "0.0", 1, 1),  # tiles of Intel's
     ],
 )
-def test_some_of_four_gpus_are_visible(name, value, workers, visible):
-    found = said(environ=gpus(**{name: value}), workers=workers)
-    assert found == [hidden(name, value, visible)]
+def test_some_of_four_gpus_are_visible(name, value, workers, shown):
+    node = replace(NODE, workers=workers)
+    found = said(make_inputs(environ=gpus(**{name: value}), node=node))
+    assert found == [hidden(name, value, shown)]
 
 
+FOUR_CPUS = replace(NODE, cpus=4)
 NOTHING_SAID = {
-    "nothing": {},
-    "all promised CPUs": {"environ": PROMISED, "cpus": 48},
-    "more CPUs than promised": {"environ": PROMISED, "cpus": 96},
-    "no number": {"environ": {"SLURM_CPUS_PER_TASK": "many"}, "cpus": 4},
-    "the right variable, too": {
-        "environ": PROMISED | {"SRUN_CPUS_PER_TASK": "48"},
-        "cpus": 4,
-    },
-    "outside of a step": {"environ": PROMISED, "cpus": 4, "job": ONE_NODE_SCRIPT},
-    "in an interactive step": {"environ": PROMISED, "cpus": 4, "job": INTERACTIVE},
-    "without a job": {"environ": PROMISED, "cpus": 4, "job": None},
-    "as many CPUs as workers": {"cpus": 2},
-    "threads typed, and the variable empty": {
-        "environ": {OMP: ""},
-        "options": threads("4"),
-    },
-    "threads that just fit": {"environ": {OMP: "4"}},
-    "typed threads that just fit": {"options": threads("4")},
-    "threads by division": {"options": threads("auto")},
-    "threads that are no number": {"environ": {OMP: "many"}},
-    "threads of nested regions": {"environ": {OMP: "16,2"}},
-    "one thread each": {"environ": {OMP: "1"}, "workers": 8},
-    "a number of GPUs that is none": {
-        "environ": {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "gpu:4"},
-        "workers": 1,
-    },
-    "no number of GPUs": {"environ": {"CUDA_VISIBLE_DEVICES": "0"}, "workers": 1},
-    "all GPUs": {"environ": gpus(CUDA_VISIBLE_DEVICES=FOUR), "workers": 4},
-    "all GPUs by both variables": {
-        "environ": gpus(CUDA_VISIBLE_DEVICES=FOUR, ROCR_VISIBLE_DEVICES=FOUR),
-        "workers": 4,
-    },
-    "no variable says what torch sees": {"environ": gpus(), "gpus": 1, "workers": 1},
-    "a worker for each GPU": {"gpus": 2},
-    "fewer workers than GPUs, more than one": {"gpus": 4},
-    "one worker, as typed": {"gpus": 4, "workers": 1, "options": EXPLICIT_ONE},
-    "one worker and one GPU": {"gpus": 1, "workers": 1},
+    "nothing": make_inputs(),
+    "all promised CPUs": make_inputs(environ=PROMISED, node=Node(2, 48)),
+    "more CPUs than promised": make_inputs(environ=PROMISED, node=Node(2, 96)),
+    "no number": make_inputs(environ={"SLURM_CPUS_PER_TASK": "many"}, node=FOUR_CPUS),
+    "the right variable is also set": make_inputs(
+        environ=PROMISED | {"SRUN_CPUS_PER_TASK": "48"}, node=FOUR_CPUS
+    ),
+    "outside of a step": make_inputs(ONE_NODE_SCRIPT, environ=PROMISED, node=FOUR_CPUS),
+    "an interactive step": make_inputs(INTERACTIVE, environ=PROMISED, node=FOUR_CPUS),
+    "without a job": make_inputs(None, environ=PROMISED, node=FOUR_CPUS),
+    "as many CPUs as workers": make_inputs(node=Node(2, 2)),
+    "threads by the option, and the variable empty": make_inputs(
+        environ={OMP: ""}, options=threads("4")
+    ),
+    "threads that just fit": make_inputs(environ={OMP: "4"}),
+    "explicit threads that just fit": make_inputs(options=threads("4")),
+    "threads by division": make_inputs(options=threads("auto")),
+    "threads that are no number": make_inputs(environ={OMP: "many"}),
+    "threads of nested regions": make_inputs(environ={OMP: "16,2"}),
+    "one thread each": make_inputs(environ={OMP: "1"}, node=Node(8, 8)),
+    "a number of GPUs that is none": make_inputs(
+        environ={**visible(CUDA="0"), "SLURM_GPUS_ON_NODE": "gpu:4"}, node=ONE_WORKER
+    ),
+    "no number of GPUs": make_inputs(environ=visible(CUDA="0"), node=ONE_WORKER),
+    "all GPUs": make_inputs(
+        environ=gpus(CUDA_VISIBLE_DEVICES=FOUR), node=replace(NODE, workers=4)
+    ),
+    "all GPUs by both variables": make_inputs(
+        environ=gpus(CUDA_VISIBLE_DEVICES=FOUR, ROCR_VISIBLE_DEVICES=FOUR),
+        node=replace(NODE, workers=4),
+    ),
+    "no variable says what torch sees": make_inputs(
+        environ=gpus(), node=replace(ONE_WORKER, gpus=1)
+    ),
+    "a worker for each GPU": make_inputs(node=replace(NODE, gpus=2)),
+    "fewer workers than GPUs, more than one": make_inputs(node=replace(NODE, gpus=4)),
+    "one worker by the option": make_inputs(
+        options=EXPLICIT_ONE, node=replace(ONE_WORKER, gpus=4)
+    ),
+    "one worker and one GPU": make_inputs(node=replace(ONE_WORKER, gpus=1)),
 }
 
 
-@pytest.mark.parametrize("case", NOTHING_SAID)
-def test_nothing_is_said(case):
-    assert said(**NOTHING_SAID[case]) == []
+@pytest.mark.parametrize("inputs", NOTHING_SAID.values(), ids=NOTHING_SAID)
+def test_nothing_is_said(inputs):
+    assert said(inputs) == []
 
 
 EVEN = Setting("even", "--hpc_bind")
@@ -425,31 +447,34 @@ def test_imports_that_nobody_has_to_know_of(workers, cpus):
 
 def test_everything_is_said_at_once():
     environ = gpus(CUDA_VISIBLE_DEVICES="0,1") | PROMISED | {OMP: "9"}
-    found = said(environ=environ, options=threads("2"), workers=1)
-    assert [text[:6] for text in found] == ["HPC091", "HPC093", "HPC094", "HPC095"]
+    inputs = make_inputs(environ=environ, options=threads("2"), node=ONE_WORKER)
+    codes = [text[:6] for text in said(inputs)]
+    assert codes == ["HPC091", "HPC093", "HPC094", "HPC095"]
 
 
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles", " ", "-1,0", ",0"])
-def test_nothing_is_said_of_gpus_where_a_variable_hides_them(value):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_is_said_of_gpus_where_a_variable_hides_them(value, workers):
+    node = Node(workers, 8, gpus=4)
     for name in resources.VISIBLE:
-        for workers in 1, 2:
-            environ = gpus(**{name: value})
-            assert said(environ=environ, gpus=4, workers=workers) == [], (name, workers)
+        inputs = make_inputs(environ=gpus(**{name: value}), node=node)
+        assert said(inputs) == [], name
 
 
 @pytest.mark.parametrize("environ", [{}, gpus()])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_nothing_is_said_of_gpus_where_none_is(environ, workers):
-    assert said(environ=environ, gpus=0, workers=workers) == []
+    node = replace(NODE, workers=workers)
+    assert said(make_inputs(environ=environ, node=node)) == []
 
 
 def test_one_variable_hides_what_another_shows():
     environ = gpus(CUDA_VISIBLE_DEVICES="0,1", ROCR_VISIBLE_DEVICES="")
-    assert said(environ=environ, workers=1) == []
+    assert said(make_inputs(environ=environ, node=ONE_WORKER)) == []
 
 
 def test_the_line_is_for_the_nodes_of_the_launch():
-    (message,) = said(nodes=17, cpus=1)
+    (message,) = said(make_inputs(node=ONE_CPU), nodes=17)
     assert (
         "srun --nodes=17 --ntasks=17 --ntasks-per-node=1 --cpus-per-task=2 " in message
     )
@@ -472,7 +497,7 @@ def test_the_line_is_for_the_nodes_of_the_launch():
 )
 def test_advice_of_every_plan(job, options, fix):
     environ = gpus(CUDA_VISIBLE_DEVICES="0")
-    plan = make_plan(make_inputs(job=job, options=options, environ=environ))
+    plan = make_plan(make_inputs(job, options=options, environ=environ))
     (message,) = plan.messages.advice
     assert message.code == "HPC095"
     assert fix in message.text
@@ -493,32 +518,25 @@ READ = [
     *resources.VISIBLE,
 ]
 numbers = st.integers(1, 16)
-changes = st.fixed_dictionaries(
-    {
-        "job": st.sampled_from([None, step(), INTERACTIVE, ONE_NODE_SCRIPT]),
-        "environ": st.dictionaries(st.sampled_from(READ), usual | text),
-        "options": st.sampled_from([None, "auto", "1", "4"]).map(threads),
-        "workers": numbers,
-        "cpus": numbers,
-        "gpus": st.integers(0, 8),
-    }
+every_inputs = st.builds(
+    make_inputs,
+    st.sampled_from([None, STEP, INTERACTIVE, ONE_NODE_SCRIPT]),
+    environ=st.dictionaries(st.sampled_from(READ), usual | text),
+    options=st.sampled_from([None, "auto", "1", "4"]).map(threads),
+    node=st.builds(Node, numbers, numbers, st.integers(0, 8)),
 )
 
 
 @settings(max_examples=500, deadline=None)
-@given(changes)
+@given(every_inputs)
 # More digits than int() reads, and digits that it does not.
-@example({"environ": dict.fromkeys(READ, "9" * 5000), "cpus": 1, "gpus": 0})
-@example({"environ": dict.fromkeys(READ, "²"), "cpus": 8, "gpus": 1})
-def test_any_text_in_the_variables(changes):
-    found = said(**changes)
+@example(make_inputs(environ=dict.fromkeys(READ, "9" * 5000), node=ONE_CPU))
+@example(make_inputs(environ=dict.fromkeys(READ, "²"), node=replace(NODE, gpus=1)))
+def test_any_text_in_the_variables(inputs):
+    found = said(inputs)
     codes = [message[:6] for message in found]
     assert len(set(codes)) == len(codes)
     remedy = r"HPC09[1-7] .*\. (Pass|Give|Use|Show|To use|Add) "
     assert all(re.match(remedy, x, re.DOTALL) for x in found)
-    if changes.get("workers", 2) > changes["cpus"]:
+    if inputs.node.workers > inputs.node.cpus:
         assert codes[:1] in (["HPC091"], ["HPC092"])
-    environ = changes["environ"]
-    visible = {resources._listed(environ[n]) for n in resources.VISIBLE if n in environ}
-    if not min(visible, default=changes["gpus"]):
-        assert not {"HPC095", "HPC096", "HPC097"}.intersection(codes)

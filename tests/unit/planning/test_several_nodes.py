@@ -7,22 +7,20 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from tests.support.detection import detected
 from tests.support.juelich import (
+    ALIASES,
     COMMAND,
     JSC,
+    ONE_NODE_STEP,
+    STEP,
     THREE,
-    detected,
     juelich,
-    make_inputs,
-    node_file,
-    recorded,
-    recordings,
     step,
 )
-from tests.support.plans import ALIASES, ONE_NODE_JOBS, PORT, planned, refused, values
+from tests.support.plans import PORT, make_inputs, planned, refused, values
+from tests.support.recordings import node_file, recorded, recordings
 from torchrun_hpc.errors import LaunchError, Message
 from torchrun_hpc.planning import head_node
 from torchrun_hpc.planning.mode import Mode
@@ -47,7 +45,7 @@ JUELICH = [
 
 @pytest.mark.parametrize(("rank", "address", "is_host", "listen"), JUELICH)
 def test_three_nodes_at_juelich(rank, address, is_host, listen):
-    plan = planned(rank)
+    plan = planned(step(rank))
     assert values(plan.options) == {
         "nnodes": "3",
         "rdzv_id": "19.0",
@@ -96,7 +94,7 @@ def test_values_carry_their_sources():
 
 @pytest.mark.parametrize("rank", range(3))
 def test_without_a_site_the_plain_names_are_used(rank):
-    plan = planned(rank, site=None)
+    plan = planned(step(rank), site=None)
     assert plan.options["rdzv_endpoint"].value == f"10.10.0.1:{PORT}"
     assert plan.options["local_addr"].value == f"10.10.0.{rank + 1}"
     assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
@@ -107,8 +105,7 @@ def test_without_a_site_the_plain_names_are_used(rank):
 def test_subset_of_the_jobs_nodes():
     nodes = ("jwb0002", "jwb0003")
     plan = planned(
-        0,
-        job=step(nodes=nodes, launch_id="22.0", allocated_nodes=3),
+        replace(step(nodes=nodes, allocated_nodes=3), launch_id="22.0"),
         network=juelich(1),
     )
     assert plan.messages.title == "Slurm 22.0 (2 of 3 nodes)"
@@ -121,7 +118,7 @@ def test_ranks_follow_the_scheduler_where_names_sort_otherwise(rank):
     nodes = ("n9", "n10", "n11")
     hosts = {"n9": "10.20.0.1", "n10": "10.20.0.2", "n11": "10.20.0.3"}
     plan = planned(
-        rank, site=None, job=step(rank, nodes=nodes), network=juelich(rank, hosts=hosts)
+        step(rank, nodes=nodes), site=None, network=juelich(rank, hosts=hosts)
     )
     assert (plan.meeting.node_rank, plan.ranks_follow_scheduler) == (rank, True)
     assert plan.meeting.endpoint == f"n9:{PORT}"
@@ -139,7 +136,7 @@ def test_ranks_follow_the_scheduler_where_names_sort_otherwise(rank):
         ("local_addr", "jwb0001i"),
     ],
 )
-def test_what_is_typed_stays_as_typed(name, value):
+def test_explicit_options_stay(name, value):
     plan = planned(options={name: value})
     derived = planned().options.keys()
     assert plan.options.keys() == derived - {name}
@@ -147,15 +144,17 @@ def test_what_is_typed_stays_as_typed(name, value):
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_typed_local_address_chooses_the_interface(rank):
-    plan = planned(rank, options={"local_addr": f"10.10.0.{rank + 1}"})
-    assert plan.meeting.local_address == f"10.10.0.{rank + 1}"
-    assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
+def test_an_explicit_address_chooses_the_interface(rank):
+    address = f"10.10.0.{rank + 1}"
+    for options in {"local_addr": address}, {"rdzv_endpoint": "10.10.0.1:29400"}:
+        plan = planned(step(rank), options=options)
+        assert plan.meeting.local_address == address
+        assert plan.environment["GLOO_SOCKET_IFNAME"].value == "eth0"
 
 
-def test_typed_local_address_does_not_move_the_endpoint():
-    """The other nodes cannot know what was typed on this one."""
-    plan = planned(0, options={"local_addr": "10.10.0.1"})
+def test_an_explicit_local_address_does_not_move_the_endpoint():
+    """The other nodes do not know an option that only this node has."""
+    plan = planned(options={"local_addr": "10.10.0.1"})
     assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}"
     assert plan.meeting.listen == ("10.20.0.1", PORT)
 
@@ -176,7 +175,7 @@ STATIC = [
 def test_static_stays_static_with_host_and_interface_corrected(given):
     for rank in range(3):
         options = {k: rank if v == "own" else v for k, v in given.items()}
-        plan = planned(rank, options=options)
+        plan = planned(step(rank), options=options)
         assert plan.options["node_rank"].value == rank, rank
         assert plan.options["rdzv_endpoint"].value == f"10.20.0.1:{PORT}", rank
         if "rdzv_backend" not in options:
@@ -191,8 +190,8 @@ def test_static_stays_static_with_host_and_interface_corrected(given):
 
 
 @pytest.mark.parametrize("backend", [{}, {"rdzv_backend": "static"}])
-def test_typed_master_port(backend):
-    plan = planned(1, options=backend | {"master_port": 29501})
+def test_an_explicit_master_port(backend):
+    plan = planned(step(1), options=backend | {"master_port": 29501})
     assert plan.options["rdzv_endpoint"].value == "10.20.0.1:29501"
     assert plan.options.keys().isdisjoint({"master_port", "rdzv_conf"})
     assert not plan.ranks_follow_scheduler
@@ -205,7 +204,8 @@ def test_static_rank_of_another_node_is_refused(rank, node_rank, options):
         "HPC071",
         f"--node_rank={node_rank}, but this is node {rank} of the step "
         "(SLURMD_NODENAME)",
-        rank,
+        planned,
+        step(rank),
         options=options | {"node_rank": node_rank},
     )
     assert "$SLURM_NODEID" in str(error)
@@ -214,15 +214,17 @@ def test_static_rank_of_another_node_is_refused(rank, node_rank, options):
 
 def test_static_rank_where_the_list_of_nodes_gives_the_rank():
     provenance = {"nodes": "SLURM_STEP_NODELIST", "launch_id": "SLURM_JOB_ID"}
-    job = step(1, provenance=provenance)
+    job = replace(step(1), provenance=provenance)
     text = "this is node 1 of the step (SLURM_STEP_NODELIST)"
-    refused("HPC071", text, 1, job=job, options={"node_rank": 0})
+    refused("HPC071", text, planned, job, options={"node_rank": 0})
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_static_hosted_by_the_address_of_another_node_is_refused(rank):
     message = "--master_addr=10.20.0.2 is not an address of node 0, but"
-    error = refused("HPC069", message, rank, options={"master_addr": "10.20.0.2"})
+    error = refused(
+        "HPC069", message, planned, step(rank), options={"master_addr": "10.20.0.2"}
+    )
     assert not error.everywhere
 
 
@@ -236,12 +238,14 @@ def test_static_hosted_by_the_address_of_another_node_is_refused(rank):
     ],
 )
 def test_static_hosted_by_another_node_is_refused(options, rank):
-    job = step(rank, started_by=MPIRUN)
-    error = refused("HPC069", "is node 1 of the step", rank, job=job, options=options)
+    job = replace(step(rank), started_by=MPIRUN)
+    error = refused("HPC069", "is node 1 of the step", planned, job, options=options)
     assert "is on node 0, jwb0001" in str(error)
     assert error.everywhere
     # Slurm's ranks may be no places in its list: these two see who is not node 0.
-    error = refused("HPC069", "is not an address of node 0", rank, options=options)
+    error = refused(
+        "HPC069", "is not an address of node 0", planned, step(rank), options=options
+    )
     assert not error.everywhere
 
 
@@ -249,7 +253,7 @@ def test_static_hosted_by_another_node_is_refused(options, rank):
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
 def test_etcd_is_left_alone(rank, backend):
     options = {"rdzv_backend": backend, "rdzv_endpoint": "keeper:2379"}
-    plan = planned(rank, options=options)
+    plan = planned(step(rank), options=options)
     assert values(plan.options) == {
         "nnodes": "3",
         "rdzv_id": "19.0",
@@ -289,33 +293,35 @@ WORKER = {"TORCHELASTIC_RUN_ID": "19.0", "RANK": "5"}
 def test_a_launch_inside_a_worker_of_the_same(rank):
     said = "this is worker 5 of launch 19.0 (TORCHELASTIC_RUN_ID)"
     for options in ({}, {"rdzv_id": "other"}, {"hpc_rendezvous": "c10d"}):
-        error = refused("HPC164", said, rank, environ=WORKER, options=options)
+        error = refused(
+            "HPC164", said, planned, step(rank), environ=WORKER, options=options
+        )
         assert "Pass --standalone" in str(error)
         assert not error.everywhere  # perhaps one worker does it
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("job", "environ", "options"),
     [
-        {"environ": WORKER | {"TORCHELASTIC_RUN_ID": "18.0"}},  # by sbatch
-        {"environ": {"TORCHELASTIC_RUN_ID": "19.0"}},
-        {"options": {"standalone": True}},
-        {"options": {"nnodes": "1"}},
-        {"options": {"rdzv_endpoint": "jwb0001:29400"}},
-        {"options": {"rdzv_endpoint": "jwb0001:2379", "rdzv_backend": "etcd"}},
-        {"job": step(nodes=THREE[:1])},
-        {"job": None},
+        (STEP, WORKER | {"TORCHELASTIC_RUN_ID": "18.0"}, {}),  # by sbatch
+        (STEP, {"TORCHELASTIC_RUN_ID": "19.0"}, {}),
+        (STEP, WORKER, {"standalone": True}),
+        (STEP, WORKER, {"nnodes": "1"}),
+        (STEP, WORKER, {"rdzv_endpoint": "jwb0001:29400"}),
+        (STEP, WORKER, {"rdzv_endpoint": "jwb0001:2379", "rdzv_backend": "etcd"}),
+        (step(nodes=THREE[:1]), WORKER, {}),
+        (None, WORKER, {}),
     ],
 )
-def test_a_launch_inside_a_worker_that_does_not_meet_the_same(changes):
-    planned(**{"environ": WORKER} | changes)
+def test_a_launch_inside_a_worker_that_does_not_meet_the_same(job, environ, options):
+    planned(job, environ=environ, options=options)
 
 
 @pytest.mark.parametrize(
     ("late", "reporters"), [(0, [1]), (1, [0]), (2, [0]), (None, [0, 1])]
 )
 def test_one_node_says_that_another_is_late(late, reporters):
-    plans = [planned(rank) for rank in range(3)]
+    plans = [planned(step(rank)) for rank in range(3)]
     ranks = [plan.meeting.node_rank for plan in plans]
     assert [rank for rank in ranks if reports_wait_for(rank, late)] == reporters
 
@@ -333,8 +339,8 @@ def test_numbers_of_nodes_that_do_not_fit(nnodes, allocated, fix, rank):
     error = refused(
         "HPC070",
         f"--nnodes={nnodes}, but this was started on 3 nodes (SLURM_STEP_NODELIST)",
-        rank,
-        job=step(rank, allocated_nodes=allocated),
+        planned,
+        step(rank, allocated_nodes=allocated),
         options={"nnodes": nnodes},
     )
     line = f"run:\n    srun --nodes={fix} --ntasks={fix} --ntasks-per-node=1 {COMMAND}"
@@ -346,12 +352,12 @@ def test_numbers_of_nodes_that_do_not_fit(nnodes, allocated, fix, rank):
 def test_process_on_none_of_the_nodes():
     """No source says so today; one that does is not taken for node 0."""
     message = "this process is not on one of the job's nodes"
-    refused("HPC068", message, job=step(node_rank=None))
+    refused("HPC068", message, planned, replace(step(), node_rank=None))
 
 
-def test_several_nodes_typed_in_a_step_of_one():
-    job = ONE_NODE_JOBS["step"]
-    error = refused("HPC070", "--nnodes=2", job=job, options={"nnodes": "2"})
+def test_several_nodes_in_a_step_of_one():
+    job = ONE_NODE_STEP
+    error = refused("HPC070", "--nnodes=2", planned, job, options={"nnodes": "2"})
     assert "on 1 node (SLURM_STEP_NODELIST)" in str(error)
 
 
@@ -359,15 +365,15 @@ def test_several_nodes_typed_in_a_step_of_one():
     "options", [{"nnodes": "three"}, {"rdzv_conf": "is_host"}, {"rdzv_conf": "a=b,=c"}]
 )
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_is_typed_wrong_everywhere_is_reported_once(options, rank):
+def test_a_wrong_option_of_all_nodes_is_reported_once(options, rank):
     with pytest.raises(LaunchError) as caught:
-        planned(rank, options=options)
+        planned(step(rank), options=options)
     assert caught.value.everywhere
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_typed_rank_is_ignored_by_c10d_and_says_so(rank):
-    plan = planned(rank, options={"rdzv_backend": "c10d", "node_rank": 5})
+def test_an_explicit_rank_is_ignored_by_c10d_and_says_so(rank):
+    plan = planned(step(rank), options={"rdzv_backend": "c10d", "node_rank": 5})
     text = "--node_rank=5 is ignored: the scheduler numbers the nodes"
     assert plan.messages.notes == (Message("HPC075", text),)
     assert (plan.meeting.node_rank, plan.options["node_rank"].value) == (rank, 0)
@@ -379,7 +385,7 @@ def test_typed_rank_is_ignored_by_c10d_and_says_so(rank):
 
 @pytest.mark.parametrize("rank", range(3))
 def test_nodes_that_the_scheduler_has_numbered_meet_by_their_numbers(rank):
-    plan = planned(rank)
+    plan = planned(step(rank))
     assert plan.meeting.backend == "scheduler"
     assert (plan.meeting.launch_id, plan.meeting.coordinator) == ("19.0", 0)
     assert plan.meeting.connect_host == "10.20.0.1"
@@ -389,7 +395,7 @@ def test_nodes_that_the_scheduler_has_numbered_meet_by_their_numbers(rank):
     assert plan.meeting.endpoint == f"jwb0001i:{PORT}"
 
 
-# What becomes of what is typed.
+# Explicit options, and the rendezvous that follows.
 KINDS = {
     "scheduler": [
         {},
@@ -422,7 +428,7 @@ KINDS = {
 @pytest.mark.parametrize("expected", KINDS)
 def test_kind_of_rendezvous(expected):
     for options, rank in product(KINDS[expected], [0, 2]):
-        plan = planned(rank, options=options)
+        plan = planned(step(rank), options=options)
         assert plan.meeting.backend == expected, (options, rank)
         # Torch's has one port, and so has who types one.
         tries_all = expected == "scheduler" and "rdzv_endpoint" not in options
@@ -431,38 +437,6 @@ def test_kind_of_rendezvous(expected):
         # torchrun itself is told c10d: that is what it would be without us.
         if expected == "scheduler" and "rdzv_backend" not in options:
             assert plan.options["rdzv_backend"].value == "c10d", (options, rank)
-
-
-@pytest.mark.parametrize(
-    ("launch_id", "ports"),
-    [
-        # As `port_of`, of "19.0", "19.0 1" and so on.
-        ("19.0", (25592, 25875, 27324, 24349, 27631, 26166, 21124, 26447)),
-        ("123456_7.0-r1", (27106, 22904, 24784, 22369, 23448, 27470, 20122, 24018)),
-    ],
-)
-def test_ports_are_stable(launch_id, ports):
-    assert head_node.ports_of(launch_id)[0] == ports
-
-
-@given(st.text("0123456789._-r", min_size=1))
-def test_ports_are_some_and_differ(launch_id):
-    ports, notices = head_node.ports_of(launch_id)
-    assert ports[0] == head_node.port_of(launch_id)
-    assert 5 <= len(ports) == len(set(ports)) <= 8
-    assert 1 <= len(notices) <= 4
-    assert len({*ports, *notices}) == len(ports) + len(notices)
-    assert all(20000 <= port <= 28999 for port in ports + notices)
-
-
-def test_jobs_that_share_their_first_port_do_not_share_the_others():
-    by_first = {}
-    for job in range(3000):
-        ports, _ = head_node.ports_of(f"{job}.0")
-        by_first.setdefault(ports[0], []).append(set(ports[1:]))
-    shared = [others for others in by_first.values() if len(others) > 1]
-    assert len(shared) > 300
-    assert not [1 for first, second, *_ in shared if first == second]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -479,9 +453,9 @@ def test_jobs_that_share_their_first_port_do_not_share_the_others():
     ],
 )
 def test_numbers_where_they_do_not_help(options, rank):
-    explicit_options = {"hpc_rendezvous": "scheduler"} | options
-    error = refused("HPC126", "--hpc_rendezvous=scheduler needs", rank,
-                    options=explicit_options)  # fmt: skip
+    text = "--hpc_rendezvous=scheduler needs"
+    by_numbers = {"hpc_rendezvous": "scheduler"} | options
+    error = refused("HPC126", text, planned, step(rank), options=by_numbers)
     assert error.everywhere
     for name, value in options.items():
         if name != "rdzv_endpoint":
@@ -499,22 +473,18 @@ ONE_NODE = "on a world of one node"
 
 
 @pytest.mark.parametrize(
-    ("changes", "noted"),
+    ("job", "others", "noted"),
     [
-        ({"job": None}, ONE_NODE),
-        ({"job": ONE_NODE_JOBS["step"]}, ONE_NODE),
-        ({"options": {"standalone": True}}, ONE_NODE),
-        ({"options": {"nnodes": "1"}}, ONE_NODE),
-        (
-            {"job": None, "options": {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}},
-            "without a scheduler",
-        ),
+        (None, {}, ONE_NODE),
+        (ONE_NODE_STEP, {}, ONE_NODE),
+        (STEP, {"standalone": True}, ONE_NODE),
+        (STEP, {"nnodes": "1"}, ONE_NODE),
+        (None, {"nnodes": "2", "rdzv_endpoint": "10.10.0.1:1"}, "without a scheduler"),
     ],
 )
-def test_a_typed_kind_of_rendezvous_that_has_no_effect(changes, noted):
+def test_an_explicit_kind_of_rendezvous_that_has_no_effect(job, others, noted):
     for value in ("scheduler", "auto", "c10d"):
-        options = {"hpc_rendezvous": value} | changes.get("options", {})
-        plan = planned(**changes | {"options": options})
+        plan = planned(job, options={"hpc_rendezvous": value} | others)
         notes = [str(note) for note in plan.messages.notes]
         expected = f"HPC077 --hpc_rendezvous=scheduler has no effect {noted}"
         assert notes == ([expected] if value == "scheduler" else [])
@@ -531,14 +501,23 @@ MEETS_BY = (
     *("hosts", "fast_hosts", "spares", "key", "site", "endpoint", "connect_host"),
     *("ports", "notice_ports", "coordinator", "is_coordinator", "listen"),
 )
-ENDPOINT = {"rdzv_endpoint": "jwb0002:29400"}
-GIVEN = (
-    *({}, ENDPOINT, {"rdzv_endpoint": "10.10.0.1"}, {"rdzv_endpoint": "vip:29400"}),
-    *({"master_addr": "jwb0001", "master_port": 4444}, {"rdzv_backend": "static"}),
-    *({"rdzv_backend": "c10d", "rdzv_conf": "is_host=1"}, {"nnodes": "1:9"}),
-    *({"hpc_spares": 1}, {"hpc_auth": "none"}, {"hpc_key_file": "/k"}),
-    *({"hpc_dry_run": "json"}, {"hpc_rendezvous": "c10d"}, {"rdzv_id": "mine"}),
-)
+ENDPOINT: dict[str, object] = {"rdzv_endpoint": "jwb0002:29400"}
+GIVEN: list[dict[str, object]] = [
+    {},
+    ENDPOINT,
+    {"rdzv_endpoint": "10.10.0.1"},
+    {"rdzv_endpoint": "vip:29400"},
+    {"master_addr": "jwb0001", "master_port": 4444},
+    {"rdzv_backend": "static"},
+    {"rdzv_backend": "c10d", "rdzv_conf": "is_host=1"},
+    {"nnodes": "1:9"},
+    {"hpc_spares": 1},
+    {"hpc_auth": "none"},
+    {"hpc_key_file": "/k"},
+    {"hpc_dry_run": "json"},
+    {"hpc_rendezvous": "c10d"},
+    {"rdzv_id": "mine"},
+]
 
 
 def tasks_of(name):
@@ -554,7 +533,7 @@ def tasks_of(name):
 def test_a_node_that_gives_up_meets_the_others_where_the_plan_says(name):
     for (job, environ), options in product(tasks_of(name), GIVEN):
         network = juelich(job.index or 0, hosts=ALIASES)
-        inputs = make_inputs(job=job, environ=environ, options=options, network=network)
+        inputs = make_inputs(job, environ=environ, options=options, network=network)
         if (
             inputs.mode is not Mode.SEVERAL_NODES
             or job.context is not LaunchContext.STEP
@@ -581,8 +560,8 @@ FAULTS = [
 @pytest.mark.parametrize("rank", range(3))
 @pytest.mark.parametrize("options", FAULTS)
 def test_nodes_with_the_same_wrong_option_meet_without_it(options, rank):
-    meeting = meet(make_inputs(rank))
-    other = meeting_to_give_up(make_inputs(rank, options=options), step(rank))
+    meeting = meet(make_inputs(step(rank)))
+    other = meeting_to_give_up(make_inputs(step(rank), options=options), step(rank))
     for field in MEETS_BY:
         assert getattr(other, field) == getattr(meeting, field), field
 
@@ -590,7 +569,7 @@ def test_nodes_with_the_same_wrong_option_meet_without_it(options, rank):
 def test_a_wrong_option_leaves_the_right_endpoint():
     options = ENDPOINT | {"max_restarts": -1, "hpc_auth": "perhaps"}
     site = replace(JSC, options={"hpc_key_file": "/site/key"})
-    inputs = make_inputs(1, options=options, site=site)
+    inputs = make_inputs(step(1), options=options, site=site)
     meeting = meeting_to_give_up(inputs, step(1))
     assert (meeting.endpoint, meeting.is_coordinator) == ("jwb0002i:29400", True)
     assert meeting.key.path == "/site/key"
@@ -598,5 +577,5 @@ def test_a_wrong_option_leaves_the_right_endpoint():
 
 def test_a_node_that_does_not_reach_the_head_node_can_tell_nobody():
     network = juelich(1, hosts={"jwb0001": "", "jwb0001i": ""})
-    inputs = make_inputs(1, network=network)
-    refused("HPC059", "does not resolve here", inputs, step(1), by=meeting_to_give_up)
+    inputs = make_inputs(step(1), network=network)
+    refused("HPC059", "does not resolve here", meeting_to_give_up, inputs, step(1))

@@ -1,12 +1,13 @@
-"""The options of a job that is to outlive its nodes."""
+"""The options of a job that must outlive its nodes."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from tests.support.juelich import juelich, step
-from tests.support.plans import BLOCK, ONE_NODE_JOBS, planned, planned_at, values
-from torchrun_hpc.errors import LaunchError
+from tests.support.juelich import ONE_NODE_JOBS, juelich, step
+from tests.support.plans import BLOCK, planned, planned_at, refused, values
 from torchrun_hpc.planning.meeting import Spares
 from torchrun_hpc.reporting.start_line import start_line
 from torchrun_hpc.schedulers.openmpi import MPIRUN
@@ -25,15 +26,13 @@ def planned_on(nodes, rank=0, job=None, **options):
     """Plan a launch on some of Jülich's nodes."""
     job = job or step(rank, nodes=NODES[:nodes])
     network = juelich(rank, hosts=ADDRESSES)
-    return planned(rank, job=job, network=network, options=options)
+    return planned(job, network=network, options=options)
 
 
-def refusal(function, *args, **kwargs):
-    """Return code and text of what all nodes find."""
-    with pytest.raises(LaunchError) as caught:
-        function(*args, **kwargs)
-    assert caught.value.everywhere
-    return caught.value.code, str(caught.value)
+def assert_refused(code, text, plan, *args, **options):
+    """Check the whole message of a refusal that all nodes find."""
+    error = refused(code, text, plan, *args, **options)
+    assert (str(error), error.everywhere) == (text, True)
 
 
 # --- good values --------------------------------------------------------------------
@@ -91,21 +90,17 @@ def test_a_scheduler_that_cannot_exclude_nodes():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "number", "expected"),
+    ("plan", "expected"),
     [
-        (3, "1", "2 nodes and 1 spare, 2 workers here; Slurm"),
-        (5, "2", "3 nodes and 2 spares, 2 workers here; Slurm"),
-        (3, "0", "3 nodes, 2 workers here; Slurm"),
+        (planned_on(3, hpc_spares="1"), "2 nodes and 1 spare"),
+        (planned_on(5, hpc_spares="2"), "3 nodes and 2 spares"),
+        (planned_on(3, hpc_spares="0"), "3 nodes"),
+        (planned_on(4, hpc_spares="1", nnodes="3"), "3 nodes and 1 spare"),
     ],
 )
-def test_the_start_line_counts_them(nodes, number, expected):
-    line = start_line(planned_on(nodes, hpc_spares=number)).partition(": ")[2]
-    assert line.startswith(expected)
-
-
-def test_the_start_line_where_the_number_of_nodes_is_typed():
-    line = start_line(planned_on(4, hpc_spares="1", nnodes="3")).partition(": ")[2]
-    assert line.startswith("3 nodes and 1 spare, 2 workers here; Slurm")
+def test_the_start_line_counts_them(plan, expected):
+    line = start_line(plan).partition(": ")[2]
+    assert line.startswith(f"{expected}, 2 workers here; Slurm")
 
 
 NO_RESTART = (
@@ -130,7 +125,7 @@ def test_a_spare_needs_a_restart(options, expected):
 
 
 def test_tasks_that_end_when_one_fails_are_no_hint():
-    """The job is to go on without it."""
+    """The job continues without the lost node."""
     hint = "srun --kill-on-bad-exit=1"
     assert hint in planned_on(3).meeting.hint
     assert hint not in planned_on(3, hpc_spares="1").meeting.hint
@@ -153,7 +148,7 @@ def test_nnodes_is_the_number_of_nodes_that_have_workers(nnodes):
         {"rdzv_endpoint": "jwb0002:29400"},
     ],
 )
-def test_what_may_be_typed_with_it(options):
+def test_options_that_work_with_spares(options):
     assert planned_on(4, hpc_spares="1", **options).meeting.spares.number == 1
 
 
@@ -169,14 +164,13 @@ def test_fewer_nodes_wait_than_work(nodes, number, most):
         f"--hpc_spares={number} of {nodes} nodes: fewer nodes must wait than train. "
         f"Set {most} at most, or start on {2 * number + 1} nodes or more"
     )
-    assert refusal(planned_on, nodes, hpc_spares=str(number)) == ("HPC202", text)
+    assert_refused("HPC202", text, planned_on, nodes, hpc_spares=str(number))
 
 
 def test_too_many_spares_are_named_before_the_number_of_nodes():
-    """Without spares nothing may be wrong with that."""
-    code, text = refusal(planned_on, 4, hpc_spares="5", nnodes="3")
-    assert code == "HPC202"
-    assert text.startswith("--hpc_spares=5 of 4 nodes: ")
+    """Without spares, that number may be right."""
+    text = "--hpc_spares=5 of 4 nodes: "
+    refused("HPC202", text, planned_on, 4, hpc_spares="5", nnodes="3")
 
 
 @pytest.mark.parametrize("nnodes", ["4", "2", "4:4", "5"])
@@ -185,7 +179,7 @@ def test_nnodes_that_do_not_fit(nnodes):
         f"--nnodes={nnodes}, but this was started on 4 nodes, and with --hpc_spares=1 "
         "the world has 3. Remove --nnodes"
     )
-    assert refusal(planned_on, 4, hpc_spares="1", nnodes=nnodes) == ("HPC204", text)
+    assert_refused("HPC204", text, planned_on, 4, hpc_spares="1", nnodes=nnodes)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +192,7 @@ def test_what_is_for_spares_only(name, value, number):
         "option"
     )
     options = {name: value} | ({} if number is None else {SPARES: number})
-    assert refusal(planned_on, 4, **options) == ("HPC203", text)
+    assert_refused("HPC203", text, planned_on, 4, **options)
 
 
 NOT_POSSIBLE = (
@@ -225,22 +219,21 @@ NOT_POSSIBLE = (
     ],
 )
 def test_other_ways_to_meet(options):
-    assert refusal(planned_on, 4, hpc_spares="1", **options) == ("HPC201", NOT_POSSIBLE)
+    assert_refused("HPC201", NOT_POSSIBLE, planned_on, 4, hpc_spares="1", **options)
 
 
-@pytest.mark.parametrize("job", [*ONE_NODE_JOBS.values(), None])
-def test_one_node(job):
-    found = refusal(planned, job=job, options={SPARES: "1"})
-    assert found == ("HPC201", NOT_POSSIBLE)
+BY_HAND = {"nnodes": "4", "rdzv_endpoint": "10.10.0.1:29400"}
 
 
-def test_machines_without_a_scheduler():
-    options = {SPARES: "1", "nnodes": "4", "rdzv_endpoint": "10.10.0.1:29400"}
-    found = refusal(planned, job=None, options=options)
-    assert found == ("HPC201", NOT_POSSIBLE)
-
-
-@pytest.mark.parametrize("places", [BLOCK, [0, 0]])
-def test_tasks_that_are_workers(places):
-    found = refusal(planned_at, places, 0, options={SPARES: "1"})
-    assert found == ("HPC201", NOT_POSSIBLE)
+@pytest.mark.parametrize(
+    ("plan", "others"),
+    [
+        *((partial(planned, job), {}) for job in ONE_NODE_JOBS.values()),
+        (partial(planned, None), {}),
+        (partial(planned, None), BY_HAND),
+        (partial(planned_at, BLOCK, 0), {}),
+        (partial(planned_at, [0, 0], 0), {}),
+    ],
+)
+def test_other_launches(plan, others):
+    assert_refused("HPC201", NOT_POSSIBLE, plan, options={SPARES: "1"} | others)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.juelich import explicit
+from tests.support.plans import explicit
 from torchrun_hpc.options.options import read
 from torchrun_hpc.preload import plan
 

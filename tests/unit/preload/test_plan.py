@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.juelich import JSC, explicit, make_inputs
-from tests.support.plans import BLOCK, make_plan, planned_at
+from tests.support.juelich import JSC
+from tests.support.plans import (
+    BLOCK,
+    NODE,
+    ONE_WORKER,
+    Given,
+    explicit,
+    make_inputs,
+    make_plan,
+    planned_at,
+)
 from torchrun_hpc.host.topology import Core, Topology
 from torchrun_hpc.options.options import read
 from torchrun_hpc.planning.resources import likely_workers
 from torchrun_hpc.preload import plan
 from torchrun_hpc.schedulers import slurm
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 OPTION = "hpc_preload"
 TORCH = {OPTION: "torch"}
@@ -24,8 +37,8 @@ def with_script(inputs, script="train.py"):
     return replace(inputs, options=replace(inputs.options, words=(script,)))
 
 
-def planned(script="train.py", **inputs):
-    return plan.preload_of(with_script(make_inputs(**inputs), script))
+def planned(script="train.py", **given: Unpack[Given]):
+    return plan.preload_of(with_script(make_inputs(**given), script))
 
 
 def codes(messages):
@@ -58,15 +71,16 @@ def test_a_site_may_set_it():
 
 def test_variables_that_are_read_at_import():
     site = replace(SITE, variables={"TORCH_X": "1", "UCX_Y": "2", "LD_Z": "3"})
-    alone = {"site": site, "workers": 1, "options": {"standalone": True}}
-    assert planned(**alone).variables == {}  # where the launch sets none either
+    node = ONE_WORKER
+    # The launch sets no variables on one node either.
+    alone = planned(site=site, node=node, options={"standalone": True})
+    assert alone.variables == {}
     assert planned(site=site, environ={"UCX_Y": "4"}).variables == {
         "TORCH_X": "1",
         "OMP_NUM_THREADS": "1",
     }
-    assert planned(
-        site=site, workers=1, environ={"OMP_NUM_THREADS": "8"}
-    ).variables == {"TORCH_X": "1", "UCX_Y": "2"}
+    explicit_threads = planned(site=site, node=node, environ={"OMP_NUM_THREADS": "8"})
+    assert explicit_threads.variables == {"TORCH_X": "1", "UCX_Y": "2"}
 
 
 @pytest.mark.parametrize("typed", [None, "auto", "torch"])
@@ -75,16 +89,15 @@ def test_nobody_is_warned_about_a_default(typed):
     options = {OPTION: typed} if typed else {}
     inputs = with_script(make_inputs(options=options | {"no_python": True}))
     preload = plan.preload_of(inputs)
-    inputs = replace(inputs, preload=preload)
     assert preload is not None
     assert preload.problem == "--no_python needs an exec"
+    inputs = replace(inputs, preload=preload)
     found = make_plan(inputs).messages.advice
     assert ("HPC169" in codes(found)) == (typed == "torch")
 
 
 def test_what_speaks_against_the_default():
-    inputs = with_script(make_inputs())
-    preload = plan.preload_of(inputs, "LD_AUDIT is set")
+    preload = plan.preload_of(with_script(make_inputs()), "LD_AUDIT is set")
     assert preload is not None
     assert preload.problem == "LD_AUDIT is set"
 
@@ -95,7 +108,7 @@ def test_what_speaks_against_the_default():
 )
 def test_whether_forks_must_stay_on_their_cpus(bind, cpus, is_bound):
     topology = Topology(tuple(Core((cpu,)) for cpu in range(cpus)))
-    found = planned(options={"hpc_bind": bind}, topology=topology)
+    found = planned(options={"hpc_bind": bind}, node=replace(NODE, topology=topology))
     assert found.is_bound == is_bound
 
 
@@ -116,19 +129,19 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", IMPOSSIBLE)
-def test_what_needs_an_exec(case):
-    options, environ, reason = IMPOSSIBLE[case]
-    for site, typed, expected in (
-        (JSC, TORCH, ["HPC169"]),
-        (SITE, {}, []),  # the user has not asked for it
-    ):
-        inputs = make_inputs(options=options | typed, environ=environ, site=site)
-        inputs = with_script(inputs)
-        inputs = replace(inputs, preload=plan.preload_of(inputs))
-        assert inputs.preload.problem == reason
-        found = [m for m in make_plan(inputs).messages.advice if m.code == "HPC169"]
-        assert codes(found) == expected
+@pytest.mark.parametrize(
+    ("options", "environ", "reason"), IMPOSSIBLE.values(), ids=IMPOSSIBLE
+)
+@pytest.mark.parametrize("by_user", [True, False])
+def test_what_needs_an_exec(options, environ, reason, by_user):
+    """Only a user who has asked for modules learns why no fork has them."""
+    site, asked = (JSC, TORCH) if by_user else (SITE, {})
+    inputs = make_inputs(options=options | asked, environ=environ, site=site)
+    preload = plan.preload_of(with_script(inputs))
+    assert preload is not None
+    assert preload.problem == reason
+    found = codes(make_plan(replace(inputs, preload=preload)).messages.advice)
+    assert found.count("HPC169") == by_user
 
 
 @pytest.mark.parametrize("script", ["-", "-c", "-Xdev"])

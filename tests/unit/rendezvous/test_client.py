@@ -32,11 +32,11 @@ from tests.support.loopback import (
     waits,
 )
 from tests.support.patience import PATIENCE, until
-from tests.support.plans import make_launch_plan
 from tests.support.simulated_job import STORE, worker_failure
 from torchrun_hpc import limits
 from torchrun_hpc.agent.elastic import ask_for_stacks
 from torchrun_hpc.failures.failure import Failure, Kind, Summary
+from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.rendezvous.client import JobState, Listener
 from torchrun_hpc.rendezvous.connection import request_of
 from torchrun_hpc.rendezvous.errors import CoordinatorNotFoundError, JobFailedError
@@ -64,7 +64,7 @@ from torchrun_hpc.stacks.inspection import HANG, STACKS
 
 def test_each_process_is_an_agent_of_its_own(monkeypatch):
     """Also a fork, where a worker launches once more."""
-    meeting = make_launch_plan(hosts=("n0",)).meeting
+    meeting = Meeting("c10d", hosts=("n0",))
     requests = [request_of(meeting, run_id) for run_id in ("mine", "")]
     monkeypatch.setattr(os, "getpid", lambda: 1)
     first, same = (request.agent for request in requests)

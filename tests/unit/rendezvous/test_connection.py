@@ -10,12 +10,11 @@ import pytest
 
 from tests.support.loopback import HERE, JOB, key_of, listening, started
 from tests.support.patience import NEVER_S, until
-from tests.support.plans import make_launch_plan
 from tests.support.simulated_job import SETTINGS
 from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.limits import KEY_FILE_TIMEOUT
-from torchrun_hpc.planning.meeting import KeyFile
+from torchrun_hpc.planning.meeting import KeyFile, Meeting, Spares
 from torchrun_hpc.rendezvous.client import Listener
 from torchrun_hpc.rendezvous.connection import Connection, inform
 from torchrun_hpc.rendezvous.protocol import Ended
@@ -39,12 +38,12 @@ def key(request, tmp_path):
 
 
 def meeting(rank, key, port, spares):
-    return make_launch_plan(
-        nodes=3, node_rank=rank, workers=1, launch_id=JOB, backend="scheduler",
-        hosts=("n0", "n1", "n2"), fast_hosts=(HERE,) * 3, connect_host=HERE,
-        local_address=HERE, listen=(HERE, port) if rank == 0 else None, ports=(port,),
-        coordinator=0, is_coordinator=rank == 0, spares=spares, key=key,
-    ).meeting  # fmt: skip
+    return Meeting(
+        "scheduler", nodes=3, node_rank=rank, launch_id=JOB, hosts=("n0", "n1", "n2"),
+        fast_hosts=(HERE,) * 3, connect_host=HERE, local_address=HERE, ports=(port,),
+        listen=(HERE, port) if rank == 0 else None, coordinator=0,
+        is_coordinator=rank == 0, spares=Spares(spares), key=key,
+    )  # fmt: skip
 
 
 def gives_up(this_meeting):

@@ -8,11 +8,10 @@ from typing import get_args
 
 import pytest
 
-from tests.support.plans import make_launch_plan
 from tests.support.simulated_job import worker_failure
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.failures.failure import Failure, Kind
-from torchrun_hpc.planning.meeting import Spares
+from torchrun_hpc.planning.meeting import Meeting, Spares
 from torchrun_hpc.rendezvous import messages
 from torchrun_hpc.rendezvous.errors import Refused, RefusedError
 from torchrun_hpc.rendezvous.messages import (
@@ -43,23 +42,22 @@ HOSTS = ("jwb0001", "jwb0002", "jwb0003", "jwb0004")
 
 
 def meeting(node_rank=0, **changes):
-    values = {
-        "title": "Slurm 19.0",
-        "nodes": 3,
-        "node_rank": node_rank,
-        "workers": 4,
-        "report_rank": node_rank,
-        "endpoint": "jwb0001i:25592",
-        "connect_host": "10.20.0.1",
-        "hosts": HOSTS[:3],
-        "coordinator": 0,
-        "launch_id": "19.0",
-    }
-    return make_launch_plan(**values | changes).meeting
+    usual = Meeting(
+        "c10d",
+        nodes=3,
+        node_rank=node_rank,
+        report_rank=node_rank,
+        endpoint="jwb0001i:25592",
+        connect_host="10.20.0.1",
+        hosts=HOSTS[:3],
+        coordinator=0,
+        launch_id="19.0",
+    )
+    return replace(usual, **changes)
 
 
-def with_spares(node_rank=1, **changes):
-    return meeting(node_rank, **{"nodes": 4, "spares": 1, "hosts": HOSTS} | changes)
+def with_spares():
+    return meeting(1, nodes=4, spares=Spares(1), hosts=HOSTS)
 
 
 def words(news, here):
@@ -103,7 +101,7 @@ def test_events(golden):
     """An event is written where it arrives: each node uses the same words."""
     texts = {}
     for case, news in EVENTS.items():
-        spares = int(case.endswith("of a job with spares"))
+        spares = Spares(int(case.endswith("of a job with spares")))
         texts[case] = words(news, meeting(0, spares=spares))
         assert words(news, meeting(1, spares=spares)) == texts[case]
     golden(texts)
@@ -192,7 +190,7 @@ CODES = {
 
 def refused(reason, environ):
     """Return what an agent says that is refused."""
-    here = meeting(1, spares=1, started="b.py [0badcafe]")
+    here = meeting(1, spares=Spares(1), started="b.py [0badcafe]")
     known = RefusedError(reason, 25593), here, "mine"
     return messages.refusal(*known, environ, "/home/me/key (0badcafe)")
 

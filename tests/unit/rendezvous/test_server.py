@@ -26,12 +26,11 @@ from tests.support.loopback import (
     together,
 )
 from tests.support.patience import NEVER_S, PATIENCE, until
-from tests.support.plans import make_launch_plan
 from tests.support.simulated_job import STORE, request_of
 from torchrun_hpc import limits, wire
 from torchrun_hpc.failures.failure import Failure, Kind
 from torchrun_hpc.planning.head_node import ports_of
-from torchrun_hpc.planning.meeting import KeyFile
+from torchrun_hpc.planning.meeting import KeyFile, Meeting, Spares
 from torchrun_hpc.rendezvous import protocol
 from torchrun_hpc.rendezvous import server as servers
 from torchrun_hpc.rendezvous.connection import inform
@@ -98,11 +97,11 @@ def test_a_coordinator_that_cannot_start_informs_all(job, spares):
     job_id = f"19.{os.getpid()}"  # its ports for notices are no other test's
     with listening() as taken:
         _, notices = ports_of(job_id)
-        meeting = make_launch_plan(
-            nodes=3, node_rank=0, workers=1, hosts=HOSTS,
-            launch_id=job_id, ports=(taken.getsockname()[1],), listen=(HERE, 1),
-            notice_ports=notices, spares=spares, is_coordinator=True,
-        ).meeting  # fmt: skip
+        meeting = Meeting(
+            "c10d", nodes=3, hosts=HOSTS, launch_id=job_id, listen=(HERE, 1),
+            ports=(taken.getsockname()[1],), notice_ports=notices,
+            spares=Spares(spares), is_coordinator=True,
+        )  # fmt: skip
         search = {"notice_ports": notices, "timeout": FOREVER}
         search["key"] = key_of(launch=job_id)
         others = [
@@ -122,10 +121,10 @@ def test_who_has_no_key_that_is_required_tells_nobody_the_failure():
     key = KeyFile(
         "/dev/null", source="--hpc_key_file=FILE", required="--hpc_auth=require"
     )
-    meeting = make_launch_plan(
-        nodes=3, node_rank=0, workers=1, hosts=HOSTS, ports=(port,), listen=(HERE, 1),
+    meeting = Meeting(
+        "c10d", nodes=3, hosts=HOSTS, ports=(port,), listen=(HERE, 1),
         is_coordinator=True, key=key,
-    ).meeting  # fmt: skip
+    )  # fmt: skip
     later = started(lambda: inform(meeting, FAILURE_BEFORE, NEVER_S, print))
     assert later.result(PATIENCE) is None
 

@@ -10,18 +10,13 @@ from dataclasses import fields, replace
 import pytest
 
 from tests.support import ROOT
-from tests.support.juelich import (
-    INTERACTIVE,
-    JSC,
-    juelich,
-    make_inputs,
-    outside_a_step,
-    step,
-)
-from tests.support.plans import make_launch_plan, make_plan
+from tests.support.juelich import INTERACTIVE, JSC, juelich, outside_a_step, step
+from tests.support.plans import NODE, make_inputs, make_plan
 from torchrun_hpc import __version__, wire
 from torchrun_hpc.host.topology import Core, Topology
 from torchrun_hpc.planning.head_node import port_of
+from torchrun_hpc.planning.inputs import Node
+from torchrun_hpc.planning.meeting import Meeting
 from torchrun_hpc.reporting import description, tables
 from torchrun_hpc.schedulers.job import LaunchContext
 
@@ -55,33 +50,37 @@ THREE_NODES = make_inputs()
 HERE = make_plan(THREE_NODES).meeting
 LAUNCHES = {
     "three nodes": THREE_NODES,
-    "the last of three nodes": make_inputs(2),
+    "the last of three nodes": make_inputs(step(2)),
     "a name is rewritten": make_inputs(options={"rdzv_endpoint": "jwb0001:29400"}),
-    "static": make_inputs(1, options={"node_rank": 1, "master_port": 29501}),
+    "static": make_inputs(step(1), options={"node_rank": 1, "master_port": 29501}),
     "etcd": make_inputs(options={"rdzv_backend": "etcd", "rdzv_endpoint": "e:2379"}),
     "a rank that is ignored": make_inputs(
         options={"rdzv_backend": "c10d", "node_rank": 5}
     ),
     "an address of IPv6": make_inputs(
-        job=step(nodes=("jwb0001", "jwb0002")),
+        step(nodes=("jwb0001", "jwb0002")),
         network=juelich(
             interfaces={"ib0": "fd00::1/64"},
             hosts={"jwb0001i": "fd00::1", "jwb0002i": "fd00::2"},
         ),
     ),
     "no address": make_inputs(network=juelich(interfaces={"eth0": "172.17.0.2/16"})),
-    "too many workers": make_inputs(cpus=1, environ={"CUDA_VISIBLE_DEVICES": "0"}),
-    "bound": make_inputs(options={"hpc_bind": "even"}, topology=TOPOLOGY, cpus=4),
+    "too many workers": make_inputs(
+        environ={"CUDA_VISIBLE_DEVICES": "0"}, node=replace(NODE, cpus=1)
+    ),
+    "bound": make_inputs(
+        options={"hpc_bind": "even"}, node=replace(NODE, topology=TOPOLOGY, cpus=4)
+    ),
     "standalone": make_inputs(options={"standalone": True}),
     "no site": make_inputs(site=None),
-    "one node of a step": make_inputs(job=step(nodes=("jwb0001",))),
+    "one node of a step": make_inputs(step(nodes=("jwb0001",))),
     "one node of a batch script": make_inputs(
-        job=outside_a_step(LaunchContext.BATCH_SCRIPT, ("jwb0001",))
+        outside_a_step(LaunchContext.BATCH_SCRIPT, ("jwb0001",))
     ),
-    "an interactive step": make_inputs(job=INTERACTIVE),
-    "no scheduler": make_inputs(job=None),
+    "an interactive step": make_inputs(INTERACTIVE),
+    "no scheduler": make_inputs(None),
     "no scheduler, two nodes": make_inputs(
-        job=None, options={"nnodes": "2", "node_rank": 1, "master_addr": "10.10.0.1"}
+        None, options={"nnodes": "2", "node_rank": 1, "master_addr": "10.10.0.1"}
     ),
 }
 
@@ -92,8 +91,8 @@ def test_another_node_gets_all_values_and_their_sources(inputs):
     rank = plan.meeting.node_rank
     assert read(found, rank, plan.meeting) == found
     assert read(found, rank + 1, plan.meeting) is None
-    of_another = make_launch_plan(hosts=("n1", "n2", "n3", "n4"))
-    assert read(found, rank, of_another.meeting) is None
+    of_another = Meeting("c10d", hosts=("n1", "n2", "n3", "n4"))
+    assert read(found, rank, of_another) is None
     assert set(found["meeting"]) == {field.name for field in fields(plan.meeting)}
     assert set(found["options"]) == {*inputs.options.given, *plan.options}
     for name, option in found["options"].items():
@@ -112,7 +111,7 @@ def test_the_options_of_a_site_have_their_source():
 
 
 def test_one_node_opens_no_port():
-    inputs = make_inputs(job=None)
+    inputs = make_inputs(None)
     assert described(inputs)["meeting"]["listen"] is None
     found = description.description(None, make_plan(inputs), "2.13.0", [], COMMAND)
     rows = [line.split() for line in tables.render([found], (), 0).splitlines()]
@@ -225,7 +224,7 @@ def test_the_dry_run_is_no_option_of_the_launch():
 )
 def test_the_cpus_of_workers(how, workers, source, cpus):
     inputs = make_inputs(
-        options={"hpc_bind": how}, topology=TOPOLOGY, cpus=4, workers=workers
+        options={"hpc_bind": how}, node=Node(workers, cpus=4, topology=TOPOLOGY)
     )
     plan = make_plan(inputs)
     found = description.description(inputs.job, plan, "2.13.0", [], COMMAND)

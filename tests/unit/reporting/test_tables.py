@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.support.juelich import step
-from tests.support.plans import make_launch_plan
 from torchrun_hpc.errors import Message, Setting
-from torchrun_hpc.planning.workers import Binding, Share
+from torchrun_hpc.planning.meeting import Meeting, Spares
+from torchrun_hpc.planning.plan import Messages
+from torchrun_hpc.planning.workers import Binding, Share, Workers
 from torchrun_hpc.reporting import tables
 from torchrun_hpc.reporting.description import DescribedPatch, Description
 
@@ -21,7 +23,7 @@ PATCHES = (
 )
 
 
-def described(rank=0, nodes=2, *, job=True, options=None, **changes):
+def described(rank=0, nodes=2, *, job=True, options=None, environment=None, **changes):
     """Describe one node of a dry run by hand.
 
     Args:
@@ -29,25 +31,24 @@ def described(rank=0, nodes=2, *, job=True, options=None, **changes):
         nodes: Number of nodes.
         job: Whether there is a scheduler.
         options: The explicit ones.
-        changes: Other fields of the plan.
+        environment: Value and source by the names of the variables to set.
+        changes: Other fields of its meeting.
     """
-    environment = changes.pop("environment", {"GLOO_SOCKET_IFNAME": ("ib0", "owner")})
+    if environment is None:
+        environment = {"GLOO_SOCKET_IFNAME": ("ib0", "owner")}
     hosts = tuple(f"n{number}" for number in range(nodes)) if job else ()
-    usual = {
-        "nodes": nodes,
-        "hosts": hosts,
-        "node_rank": rank,
-        "workers": 4,
-        "backend": "c10d",
-        "endpoint": "n0:25592",
-        "local_address": f"10.0.0.{rank}",
-        "interface": "ib0",
-        "listen": ("10.0.0.0", 25592) if rank == 0 else None,
-    }
-    plan = make_launch_plan(**usual | changes)
-    found = step(
-        nodes=hosts or ("n0",),
-        provenance={"node_rank": "SLURMD_NODENAME"},
+    meeting = Meeting(
+        "c10d",
+        nodes=nodes,
+        hosts=hosts,
+        node_rank=rank,
+        endpoint="n0:25592",
+        local_address=f"10.0.0.{rank}",
+        interface="ib0",
+        listen=("10.0.0.0", 25592) if rank == 0 else None,
+    )
+    found = replace(
+        step(nodes=hosts or ("n0",)), provenance={"node_rank": "SLURMD_NODENAME"}
     )
     if options is None:
         options = {"nproc_per_node": Setting("4", "PET_NPROC_PER_NODE")}
@@ -57,11 +58,11 @@ def described(rank=0, nodes=2, *, job=True, options=None, **changes):
         torch="2.13.0",
         python="3.11.2",
         job=found if job else None,
-        meeting=plan.meeting,
-        workers=plan.workers,
+        meeting=replace(meeting, **changes),
+        workers=Workers(4),
         options=options,
         environment={k: Setting(v, s) for k, (v, s) in environment.items()},
-        messages=plan.messages,
+        messages=Messages(),
         patches=PATCHES,
         exports={name: value for name, (value, _) in environment.items()},
         command=(*COMMAND, f"--node={rank}"),
@@ -86,10 +87,12 @@ def test_dry_runs(golden):
     usual, other = bound((0, 1, 2, 3), (4, 5, 6, 7)), bound((0, 1))
     debug = {"hpc_debug": Setting(value=True, source="--hpc-debug")}
     alone = {"endpoint": "localhost", "environment": {}, "interface": ""}
-    shared = {
-        "notes": (Message("HPC074", "a rewritten to b"),),
-        "advice": (Message("HPC096", "fewer GPUs"),),
-    }
+    site = Setting("jsc", "SYSTEMNAME=juwels")
+    shared = Messages(
+        notes=(Message("HPC074", "a rewritten to b"),),
+        advice=(Message("HPC096", "fewer GPUs"),),
+    )
+    warnings = ((), (Message("HPC056", "not here"),), (Message("HPC057", "none"),))
     golden(
         {
             "two nodes": text(described(0), described(1)),
@@ -103,8 +106,12 @@ def test_dry_runs(golden):
             "one node that did not answer": text(
                 described(0), part="NOT OK", missing=["n1"]
             ),
-            "one task of six": text(described(backend="direct", workers=1, size=6)),
-            "a spare": text(*(described(n, 3, spares=1) for n in range(3)), part="OK"),
+            "one task of six": text(
+                replace(described(backend="direct"), workers=Workers(1, size=6))
+            ),
+            "a spare": text(
+                *(described(n, 3, spares=Spares(1)) for n in range(3)), part="OK"
+            ),
             "nodes that differ": text(
                 described(0, 3, environment={"GLOO": ("ib0", "a"), "OMP": ("1", "b")}),
                 described(1, 3, environment={"GLOO": ("ib1", "c"), "OMP": ("1", "b")}),
@@ -117,18 +124,18 @@ def test_dry_runs(golden):
             ),
             "a site, and other CPUs on the last node": text(
                 *(
-                    described(
-                        *(rank, 3),
-                        binding=binding,
-                        site=Setting("jsc", "SYSTEMNAME=juwels"),
+                    replace(
+                        described(rank, 3, site=site),
+                        workers=Workers(4, binding=binding),
                     )
                     for rank, binding in enumerate((usual, usual, other))
                 )
             ),
             "notes and advice of all nodes, warnings of one": text(
-                described(0, 3, **shared),
-                described(1, 3, **shared, warnings=(Message("HPC056", "not here"),)),
-                described(2, 3, **shared, warnings=(Message("HPC057", "none"),)),
+                *(
+                    replace(described(rank, 3), messages=replace(shared, warnings=each))
+                    for rank, each in enumerate(warnings)
+                ),
                 part="HPC",
             ),
             "debug output": text(described(options=debug), part="inside"),

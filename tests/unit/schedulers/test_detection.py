@@ -10,15 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import ROOT
-from tests.support.juelich import (
-    RECORDED,
-    changed,
-    detected,
-    outcome,
-    recorded,
-    recordings,
-)
+from tests.support.detection import changed, detected, outcome
 from tests.support.launch_examples import examples, launch, module_of
+from tests.support.recordings import BY_SLURM, recorded, recordings
 from torchrun_hpc import schedulers
 from torchrun_hpc.preflight import of_process
 from torchrun_hpc.reporting.console import is_reporter
@@ -74,7 +68,7 @@ def test_two_at_once():
 @pytest.mark.parametrize("hostname", ["laptop", "", "localhost"])
 def test_nobody(hostname):
     environ = {"HOME": "/root", "PATH": "/usr/bin", "OMP_NUM_THREADS": "1"}
-    assert detected(Process(environ, hostname)) is None
+    assert outcome(Process(environ, hostname)) is None
     assert schedulers.task_rank(environ) is None
     assert is_reporter(of_process(Process(environ, hostname)).task_rank or 0)
 
@@ -186,7 +180,7 @@ def family(names):
 @st.composite
 def environments(draw):
     """Variables of one launcher, or several, in a job, or none; and a host."""
-    environ = {}
+    environ: dict[str, str] = {}
     for names in draw(st.lists(st.sampled_from(FAMILIES), max_size=3)):
         environ |= draw(family(names))
     environ |= draw(st.dictionaries(st.sampled_from(READ), values, max_size=3))
@@ -205,7 +199,7 @@ mutations = st.lists(
 @st.composite
 def mutated_recordings(draw):
     """An environment that was recorded, half of them Slurm's, and a few accidents."""
-    launches = st.sampled_from(recordings("")) | st.sampled_from(RECORDED)
+    launches = st.sampled_from(recordings("")) | st.sampled_from(BY_SLURM)
     environ, hostname = draw(launches.flatmap(lambda n: st.sampled_from(recorded(n))))
     for kind, name, other in draw(mutations):
         if kind == "set":

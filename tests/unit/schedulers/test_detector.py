@@ -85,9 +85,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_parts_that_do_not_belong_together(case):
-    module, changes, needs = WRONG[case]
+@pytest.mark.parametrize(("module", "changes", "needs"), WRONG.values(), ids=WRONG)
+def test_parts_that_do_not_belong_together(module, changes, needs):
     rules = lacking(Detector(**parts(module.DETECTOR, **changes)))
     assert any(rule.startswith(needs) for rule in rules)
 

@@ -1,15 +1,17 @@
-"""Variables that another job has left: by evidence, or refused by name."""
+"""Variables that another job has left: removed by evidence, or refused by name."""
 
 from __future__ import annotations
 
 import os
 import socket
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.juelich import detected, outcome, reader, recorded
+from tests.support.detection import detected, outcome, refusal
 from tests.support.launch_examples import batches, examples, kinds, launch
+from tests.support.recordings import recorded
 from torchrun_hpc import schedulers
 from torchrun_hpc.agent.inputs import inputs_of
 from torchrun_hpc.options.options import Options
@@ -22,7 +24,7 @@ EACH = [0, 1, 2]
 
 
 class Real(NamedTuple):
-    """What a job really is: for each task its variables and its host."""
+    """A job without leftovers: for each task its variables and its host."""
 
     tasks: list[tuple[dict[str, str], str]]
     ancestors: tuple[str, ...]  # of a task, the nearest first
@@ -36,25 +38,26 @@ JOBS = {
 }
 FILES = {k: v for _, batch in BATCHES.values() for k, v in batch.files.items()}
 ((LSF, _),) = JOBS["bsub"].tasks
-SLURMSTEPD, SHELL = JOBS["sbatch"].ancestors, JOBS["qsub"].ancestors
+BY_JSRUN = {**launch("jsrun", [0], LSF)[0].environ}
+IN_SBATCH, IN_QSUB = JOBS["sbatch"].ancestors, JOBS["qsub"].ancestors
 # mpirun inside a job.
 MPIRUN = {
-    "jsrun": Real([(launch("jsrun", [0], LSF)[0].environ, "hostB")], ("jsmd",), "LSF"),
+    "jsrun": Real([(BY_JSRUN, "hostB")], ("jsmd",), "LSF"),
     "Open MPI in Slurm": Real(
-        recorded("slurm-openmpi-4-ppr"), ("orted", *SLURMSTEPD), "Slurm"
+        recorded("slurm-openmpi-4-ppr"), ("orted", *IN_SBATCH), "Slurm"
     ),
     "Open MPI 5 in Slurm": Real(
-        recorded("slurm-openmpi-5"), ("sh", "prterun", *SLURMSTEPD), "Slurm"
+        recorded("slurm-openmpi-5"), ("sh", "prterun", *IN_SBATCH), "Slurm"
     ),
     "Hydra in Slurm": Real(
         recorded("slurm-mpich-4"), ("hydra_pmi_proxy", "slurmstepd"), "Slurm"
     ),
     "Open MPI in PBS": Real(
-        recorded("pbs-openmpi-4.1.4-tm"), ("python", "mpirun.openmpi", *SHELL), "PBS"
+        recorded("pbs-openmpi-4.1.4-tm"), ("python", "mpirun.openmpi", *IN_QSUB), "PBS"
     ),
     "Hydra in PBS": Real(
         recorded("pbs-mpich-4.0.2"),
-        ("hydra_pmi_proxy", "mpiexec.hydra", *SHELL),
+        ("hydra_pmi_proxy", "mpiexec.hydra", *IN_QSUB),
         "PBS",
     ),
 }
@@ -72,18 +75,11 @@ PAIRS = [
 ]
 
 
-def found(job, left, *, ancestors=(), files=FILES, host=None, **about):
+def found(job, left, **about: Any):
     """Return what every task finds, with what is left over besides."""
+    about = {"read": FILES.get} | about
     return [
-        outcome(
-            Process(
-                {**left, **environ},
-                host or hostname,
-                ancestors=ancestors,
-                read=reader(files),
-                **about,
-            )
-        )
+        outcome(replace(Process({**left, **environ}, hostname), **about))
         for environ, hostname in job.tasks
     ]
 
@@ -111,24 +107,20 @@ def test_whose_job_this_is(real):
             assert found(job, left_by(left)) == alone, left
 
 
-UNCLEAR = {
-    "no host of either": {"host": "elsewhere"},
-    "a host of both": {
-        "host": "dec0001",
-        "files": dict.fromkeys(FILES, "batch\ndec0001\n"),
-    },
+BOTH = "HPC142 the variables of both "
+IN_ALL_FILES = dict.fromkeys(FILES, "batch\ndec0001\n")
+UNCLEAR: dict[str, dict[str, Any]] = {
+    "no host of either": {"hostname": "elsewhere"},
+    "a host of both": {"hostname": "dec0001", "read": IN_ALL_FILES.get},
     "no file that can be read": {
-        "host": "dec0001",
-        "files": {},
-        "may_be_renamed": True,
+        "hostname": "dec0001", "read": {}.get, "may_be_renamed": True
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", UNCLEAR)
 def test_what_nothing_decides_is_refused_by_name(case):
-    """Never by the order in which they are asked."""
-    about = UNCLEAR[case]
+    """The order of the detectors never decides."""
     for real, left in PAIRS:
         job, others = (JOBS | MPIRUN)[real], left_by(left)
         if case == "a host of both":
@@ -136,8 +128,8 @@ def test_what_nothing_decides_is_refused_by_name(case):
             own = next(b for d, b in BATCHES.values() if d.name == job.family)
             tasks = [(environ | own.on_dec0001, host) for environ, host in job.tasks]
             job = job._replace(tasks=tasks)
-        for text in found(job, others, **about):
-            assert text.startswith("HPC142 the variables of both "), (real, left)
+        for text in found(job, others, **UNCLEAR[case]):
+            assert str(text).startswith(BOTH), (real, left)
             assert job.family in text, (real, left)
             assert f"unset ${{!{PREFIXES[job.family]}*}}" in text, (real, left)
             assert text.isprintable(), (real, left)
@@ -157,17 +149,16 @@ def test_a_list_that_lacks_this_host_is_left_over(left, launcher):
     ancestors = ON_OTHER_NODES[launcher]
     job = JOBS["qsub"] if launcher == "PALS" else MPIRUN["Hydra in PBS"]
     extra = launch("PALS", EACH)[1].environ if launcher == "PALS" else {}
-    others = job._replace(
-        tasks=[(extra | environ, "dec0009") for environ, _ in job.tasks[-2:]]
-    )
-    about = {"ancestors": ancestors, "files": {}}
+    tasks = [({**extra, **environ}, "dec0009") for environ, _ in job.tasks[-2:]]
+    others = job._replace(tasks=tasks)
+    about = {"ancestors": ancestors, "read": {}.get}
     alone = found(others, {}, **about)
     assert not [text for text in alone if isinstance(text, str)]
     assert found(others, left_by(left), **about) == alone
     # A container's own name is in no list.
     if launcher == "nothing shows":
         for text in found(others, left_by(left), may_be_renamed=True, **about):
-            assert text.startswith("HPC142 the variables of both ")
+            assert str(text).startswith(BOTH)
 
 
 @pytest.mark.parametrize(
@@ -180,38 +171,40 @@ def test_a_prolog_sets_the_variables_of_pbs_for_a_job_of_slurm(number, is_one):
             job_id = environ["SLURM_JOB_ID"] + number
             file = f"/var/spool/pbs/aux/{job_id}"
             pbs = {"PBS_JOBID": job_id, "PBS_NODEFILE": file}
-            read = reader({file: f"{hostname}\n"})
-            text = outcome(Process(pbs | environ, hostname, read=read))
+            read = {file: f"{hostname}\n"}.get
+            process = Process(pbs | environ, hostname, read=read)
             if is_one:
-                assert text == outcome(Process(environ, hostname)), real
-            else:
-                assert text.startswith("HPC142 "), real
-                assert "a node of several of them" in text, real
+                assert outcome(process) == outcome(Process(environ, hostname)), real
+                continue
+            text = refusal(process)
+            assert text.startswith("HPC142 "), real
+            assert "a node of several of them" in text, real
 
 
 # --- what mpirun has left -----------------------------------------------------------
 
 DAEMONS = {kind: one for kind, one in kinds().items() if one.ancestors}
-TASKS = {
-    kind: recorded(one.recording)[2][0]
-    if one.recording
-    else launch(kind, EACH)[2].environ
-    for kind, one in DAEMONS.items()
-}
-TASKS = {
-    name: {k: v for k, v in environ.items() if not k.startswith("SLURM")}
-    for name, environ in TASKS.items()
-}
+
+
+def in_third_task(kind):
+    """Return the variables of mpirun in a task of three, without Slurm's."""
+    name = DAEMONS[kind].recording
+    environ = recorded(name)[2][0] if name else launch(kind, EACH)[2].environ
+    return {k: v for k, v in environ.items() if not k.startswith("SLURM")}
+
+
+TASKS = {kind: in_third_task(kind) for kind in DAEMONS}
 
 
 @pytest.mark.parametrize("left", TASKS)
 def test_a_job_that_was_submitted_in_a_task_of_mpirun(left):
     for real, job in JOBS.items():
-        above = {"ancestors": job.ancestors}
-        assert found(job, TASKS[left], **above) == found(job, {}, **above), real
+        above = job.ancestors
+        alone = found(job, {}, ancestors=above)
+        assert found(job, TASKS[left], ancestors=above) == alone, real
         for environ, hostname in job.tasks:
-            process = Process(TASKS[left] | environ, hostname, **above)
-            cleaned = Process(environ, hostname, **above)
+            cleaned = Process(environ, hostname, ancestors=above)
+            process = replace(cleaned, environ=TASKS[left] | environ)
             assert of_process(process).task_rank == of_process(cleaned).task_rank, real
 
 
@@ -225,18 +218,17 @@ HIDDEN = {
 }
 
 
-@pytest.mark.parametrize("case", HIDDEN)
+@pytest.mark.parametrize(("pid", "names", "pids"), HIDDEN.values(), ids=HIDDEN)
 @pytest.mark.parametrize("left", TASKS)
-def test_what_slurm_has_started_is_above_if_others_are_hidden(left, case):
-    pid, names, pids = HIDDEN[case]
+def test_what_slurm_has_started_is_above_if_others_are_hidden(left, pid, names, pids):
     for real in "srun", "sbatch", "an array":
         for environ, hostname in JOBS[real].tasks:
             own = environ | {"SLURM_TASK_PID": "7"}
-            about = {"pid": pid, "ancestors": names, "ancestor_pids": pids}
-            alone = outcome(Process(own, hostname, **about))
-            assert not isinstance(alone, str), real
-            both = TASKS[left] | own
-            assert outcome(Process(both, hostname, **about)) == alone, real
+            process = Process(
+                own, hostname, pid=pid, ancestors=names, ancestor_pids=pids
+            )
+            both = replace(process, environ=TASKS[left] | own)
+            assert detected(both) == detected(process), real
 
 
 @pytest.mark.parametrize(
@@ -261,7 +253,7 @@ def test_what_is_weighed_stays_as_it_is():
         if real == "salloc":
             continue
         environ, hostname = (JOBS | MPIRUN)[real].tasks[0]
-        process = Process(left_by(left) | environ, hostname, read=reader(FILES))
+        process = Process(left_by(left) | environ, hostname, read=FILES.get)
         weighed = schedulers.weigh(process)
         assert weighed.environ.items() < process.environ.items(), (real, left)
         assert schedulers.weigh(weighed) is weighed, (real, left)
@@ -281,8 +273,8 @@ def test_a_launcher_in_a_task_of_another():
         process = Process(environ, "jwb0003", ancestors=DAEMONS[inner].ancestors)
         alone = detected(Process(TASKS[inner], "jwb0003"))
         assert detected(process).scheduler == alone.scheduler, (inner, outer)
-        text = outcome(Process(environ, "jwb0003"))
-        assert text.startswith("HPC142 the variables of both "), (inner, outer)
+        text = refusal(Process(environ, "jwb0003"))
+        assert text.startswith(BOTH), (inner, outer)
 
 
 # --- this process -------------------------------------------------------------------
@@ -311,5 +303,5 @@ def test_the_site_is_not_that_of_a_job_that_is_left_over(capsys):
 def test_all_variables_count_where_nothing_shows_which_are_left_over():
     for name in ("PBS_NODEFILE", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         del os.environ[name]
-    assert outcome(this_process()).startswith("HPC142 ")
+    assert refusal(this_process()).startswith("HPC142 ")
     assert of_process(this_process()).environ == os.environ

@@ -6,14 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.juelich import detected, outcome, recorded, step, tasks_at
-from tests.support.launch_examples import (
-    HOSTS,
-    Tasks,
-    assert_refused,
-    launch,
-    with_changes,
-)
+from tests.support.detection import detected, outcome, with_changes
+from tests.support.juelich import step, tasks_at
+from tests.support.launch_examples import HOSTS, Tasks, Wrong, assert_refused, launch
+from tests.support.recordings import recorded
 from torchrun_hpc import schedulers
 from torchrun_hpc.schedulers import flux
 from torchrun_hpc.schedulers.process import Process
@@ -65,14 +61,11 @@ EXAMPLES = {
 def test_tasks_that_tell_each_other(places):
     for process, task in zip(launch("Flux", places), tasks_at(places), strict=True):
         node = places[task.rank]
-        assert detected(process) == step(
-            node,
-            nodes=NOBODY,
+        assert detected(process) == replace(
+            step(node, nodes=NOBODY, launcher=flux.RUN, task=task),
             scheduler="Flux",
             launch_id="fD2e73NP",
-            launcher=flux.RUN,
             started_by=flux.RUN,
-            task=task,
             provenance={
                 "nodes": "FLUX_JOB_NNODES",
                 "tasks": "FLUX_JOB_SIZE",
@@ -121,7 +114,7 @@ def test_inside_of_slurm(places):
 def test_script_of_flux_inside_of_slurm():
     """Flux takes the variables of the job and of Slurm away there."""
     environ = {"FLUX_URI": "local:///run/flux/local", "FLUX_ENCLOSING_ID": "\u0192D2e"}
-    assert detected(Process(environ, "jwb0001")) is None
+    assert outcome(Process(environ, "jwb0001")) is None
 
 
 @pytest.mark.parametrize(
@@ -139,7 +132,7 @@ def test_it_sets_the_variables_of_pals_too():
 
 
 # In task 1 of three, one on each node.
-WRONG = {
+WRONG: Wrong = {
     "HPC020 {name} is not set": {
         "FLUX_JOB_SIZE": [None],
         "FLUX_JOB_NNODES": [""],
@@ -148,13 +141,13 @@ WRONG = {
     "HPC021 {shown} is not a whole number": {"FLUX_TASK_RANK": ["x"]},
     "HPC033 Flux says that this": {"FLUX_TASK_RANK": ["3"]},
 }
-WRONG_ALONE = {"HPC033 Flux says": {"FLUX_JOB_NNODES": ["0", "4"]}}
+WRONG_ALONE: Wrong = {"HPC033 Flux says": {"FLUX_JOB_NNODES": ["0", "4"]}}
 
 
 def test_contradiction():
     told, alone = launch("Flux", EACH)[1], launch("Flux alone", EACH)[1]
     assert_refused(told, WRONG)
-    assert_refused(alone, WRONG | WRONG_ALONE)
+    assert_refused(alone, {**WRONG, **WRONG_ALONE})
     for number in "0", "4":  # the tasks know better
-        found = outcome(with_changes(told, {"FLUX_JOB_NNODES": number}))
-        assert len(found.nodes) == 3, number
+        job = detected(with_changes(told, {"FLUX_JOB_NNODES": number}))
+        assert len(job.nodes) == 3, number

@@ -162,7 +162,7 @@ def compress(names):
 
     elements = []
     for (prefix, width), group in groupby(names, prefix_and_width):
-        ranges = []
+        ranges: list[list[int]] = []
         for number in (int(name[len(prefix) :]) for name in group):
             if ranges and number == ranges[-1][1] + 1:
                 ranges[-1][1] = number

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.juelich import detected, node_file, reader, recorded
-from tests.support.launch_examples import Tasks, assert_refused, launch, with_changes
+from tests.support.detection import detected, outcome, with_changes
+from tests.support.launch_examples import Tasks, Wrong, assert_refused, launch
+from tests.support.recordings import node_file, recorded
 from torchrun_hpc.schedulers import hydra
 from torchrun_hpc.schedulers.detector import Allocation
 from torchrun_hpc.schedulers.launched_job import launched_job
@@ -56,7 +57,7 @@ def nobody(_environ):
 def process_of(name, task=0, changes=None, exchange=nobody):
     environ, hostname = recorded(name)[task]
     path = environ.get("PBS_NODEFILE")
-    read = reader({path: node_file(name)} if path else {})
+    read = ({path: node_file(name)} if path else {}).get
     process = Process(environ, hostname, read=read, exchange=exchange)
     return with_changes(process, changes or {})
 
@@ -139,13 +140,13 @@ def test_mpiexec_in_a_step_of_srun(name):
 @pytest.mark.parametrize("variable", ["PMI_RANK", "MPI_LOCALRANKID"])
 @pytest.mark.parametrize("value", [None, ""])
 def test_one_variable_alone_proves_nothing(variable, value):
-    assert detect(EACH, 1, {variable: value}) is None
+    assert outcome(process_of(EACH, 1, {variable: value})) is None
 
 
 # --- contradictions -----------------------------------------------------------------
 
 # In task 1 of three, one on each node.
-WRONG = {
+WRONG: Wrong = {
     "HPC020 {name} is not set, but other ": {
         "PMI_SIZE": [None],
         "MPI_LOCALNRANKS": [""],
@@ -185,10 +186,9 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("case", ORDERS)
-def test_names_are_in_the_order_of_the_ranks(case):
+@pytest.mark.parametrize(("hosts", "expected"), ORDERS.values(), ids=ORDERS)
+def test_names_are_in_the_order_of_the_ranks(hosts, expected):
     """Not of the scheduler's list: mpiexec -hosts c,b,a."""
-    hosts, expected = ORDERS[case]
     ranks = range(len(hosts))
     exchange = telling(hosts[0], "0badcafe", ranks, hosts)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "jwb[0001-0003]"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.juelich import step, tasks_at
@@ -59,13 +61,11 @@ def test_once_per_node(launcher, host_file, options, line):
 
 
 def test_launchers_that_do_not_fill_all_nodes_have_put_the_tasks_on_the_first_ones():
-    task = tasks_at([0, 0, 1, 1, 2, 2])[0]
-    several = {"task": task, "allocated_nodes": 4}
     alone = step(launcher=MPIRUN, allocated_nodes=4)
     assert alone.once_per_node("x").startswith("mpirun -np 3 ")
-    job = step(launcher=MPIRUN, **several)
-    assert job.once_per_node("x").startswith("mpirun -np 4 ")
-    assert job.once_per_node("x", nodes=2).startswith("mpirun -np 2 ")
+    several = replace(alone, task=tasks_at([0, 0, 1, 1, 2, 2])[0])
+    assert several.once_per_node("x").startswith("mpirun -np 4 ")
+    assert several.once_per_node("x", nodes=2).startswith("mpirun -np 2 ")
 
 
 def test_as_identifier():

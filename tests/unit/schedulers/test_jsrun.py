@@ -6,16 +6,13 @@ of the script and runs no tasks.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.support.juelich import detected, step, tasks_at
-from tests.support.launch_examples import (
-    HOSTS,
-    Tasks,
-    assert_refused,
-    launch,
-    with_changes,
-)
+from tests.support.detection import detected, with_changes
+from tests.support.juelich import step, tasks_at
+from tests.support.launch_examples import HOSTS, Tasks, assert_refused, launch
 from torchrun_hpc import schedulers
 from torchrun_hpc.schedulers import jsrun
 
@@ -48,7 +45,7 @@ def in_lsf(places):
     """Return the processes of jsrun, which sets the variables of Open MPI too."""
     both = launch("Open MPI 5", places), launch("jsrun", places, SUMMIT, FILES)
     return [
-        with_changes(process, ompi.environ | process.environ)
+        with_changes(process, {**ompi.environ, **process.environ})
         for ompi, process in zip(*both, strict=True)
     ]
 
@@ -57,14 +54,11 @@ def in_lsf(places):
 def test_jsrun(places):
     for process, task in zip(in_lsf(places), tasks_at(places), strict=True):
         node = places[task.rank]
-        assert detected(process) == step(
-            node,
-            nodes=COMPUTE,
+        assert detected(process) == replace(
+            step(node, nodes=COMPUTE, launcher=jsrun.JSRUN, task=task),
             scheduler="jsrun in LSF",
             launch_id="1234.csm-42-1",
-            launcher=jsrun.JSRUN,
             started_by=jsrun.JSRUN,
-            task=task,
             provenance={
                 "nodes": "LSB_DJOB_RANKFILE",
                 "node_rank": "host name" if len(places) > 2 else "JSM_NAMESPACE_RANK",

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.juelich import outcome
-from tests.support.launch_examples import FILE, HOSTS, PBS, kinds, launch, with_changes
+from tests.support.detection import detected, outcome, with_changes
+from tests.support.launch_examples import FILE, HOSTS, PBS, kinds, launch
 
 
 def found_by(kind, places, extra=None):
@@ -99,7 +99,7 @@ EXCEPTIONS = {
 
 
 def verdict(found, nodes):
-    """Say how far the tasks agree on the number of nodes."""
+    """Return how far the tasks agree on the number of nodes."""
     refusals = [text for text in found if isinstance(text, str)]
     if refusals:
         assert {text[:6] for text in refusals} == {"HPC034"}
@@ -156,6 +156,6 @@ def test_launch_id(kind):
 @given(st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1))
 def test_characters_of_a_launch_id(name):
     process = with_changes(launch("Open MPI 5", [0])[0], {"PMIX_NAMESPACE": name})
-    job = outcome(process)
+    job = detected(process)
     assert re.fullmatch("[A-Za-z0-9._-]+", job.launch_id)
     assert len(job.launch_id) == len(name)

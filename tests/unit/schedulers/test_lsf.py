@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.juelich import changed, detected, outcome, reader
+from tests.support.detection import changed, detected, outcome
 from tests.support.launch_examples import Batch, launch
 from torchrun_hpc.schedulers import jsrun, openmpi
 from torchrun_hpc.schedulers.detector import Allocation
@@ -47,9 +47,7 @@ SUMMIT_FILES = {FILE: "batch5\na01n01\na01n01\na01n02\na01n02\n"}
 
 
 def script(changes=None, hostname="hostA", files=FILES, environ=LSF):
-    return outcome(
-        Process(changed(environ, changes or {}), hostname, read=reader(files))
-    )
+    return outcome(Process(changed(environ, changes or {}), hostname, read=files.get))
 
 
 BY = {"nodes": "LSB_DJOB_RANKFILE", "launch_id": "LSB_JOBID"}
@@ -71,7 +69,7 @@ def test_script_on_a_system_with_jsrun():
     assert on_summit.context is LaunchContext.ALLOCATION_SHELL
 
 
-# What is set besides, and what names the nodes.
+# Changed variables, the files, and the source of the nodes.
 PLACES = {
     "a file": ({}, FILES, "LSB_DJOB_RANKFILE"),
     "the other file": ({"LSB_DJOB_RANKFILE": None}, FILES, "LSB_DJOB_HOSTFILE"),
@@ -82,14 +80,13 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("case", PLACES)
-def test_where_the_nodes_are_named(case):
-    changes, files, source = PLACES[case]
+@pytest.mark.parametrize(("changes", "files", "source"), PLACES.values(), ids=PLACES)
+def test_where_the_nodes_are_named(changes, files, source):
     job = script(changes, files=files)
     assert (job.nodes, job.provenance["nodes"]) == (TWO, source)
 
 
-# What is set besides, the file, and what is shown.
+# Changed variables, the file's text, and the shown source and entry.
 WRONG_LISTS = {
     "words in a file": ({}, "hostA slots=2", "RANKFILE", "1 is 'hostA slots=2'"),
     "too many counts": ({}, "hostA 1 2", "RANKFILE", "1 is 'hostA 1 2'"),
@@ -105,9 +102,10 @@ WRONG_LISTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG_LISTS)
-def test_a_list_of_hosts_that_is_none(case):
-    changes, text, source, shown = WRONG_LISTS[case]
+@pytest.mark.parametrize(
+    ("changes", "text", "source", "shown"), WRONG_LISTS.values(), ids=WRONG_LISTS
+)
+def test_a_list_of_hosts_that_is_none(changes, text, source, shown):
     found = script(changes, files={FILE: text})
     assert found.startswith("HPC140 LSB_")
     assert f"{source} does not list the job's hosts: entry {shown}" in found

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.juelich import detected, recorded
-from tests.support.launch_examples import (
-    Tasks,
-    assert_refusal,
-    assert_refused,
-    with_changes,
-)
+from tests.support.detection import detected, outcome, with_changes
+from tests.support.launch_examples import Tasks, Wrong, assert_refusal, assert_refused
+from tests.support.recordings import recorded
 from torchrun_hpc.schedulers import openmpi
 from torchrun_hpc.schedulers.process import Process
 
@@ -111,9 +107,8 @@ MACHINES = {
 }
 
 
-@pytest.mark.parametrize("case", MACHINES)
-def test_machine_of_mpirun_by_address(case):
-    text, expected = MACHINES[case]
+@pytest.mark.parametrize(("text", "expected"), MACHINES.values(), ids=MACHINES)
+def test_machine_of_mpirun_by_address(text, expected):
     job = detect(EACH, 1, {"OMPI_MCA_orte_hnp_uri": text})
     assert (job.head_candidates, job.provenance["head"]) == (
         expected,
@@ -165,7 +160,7 @@ def test_mpirun_on_some_nodes_of_a_job():
 # --- contradictions -----------------------------------------------------------------
 
 # In task 1 of three, one on each node.
-WRONG = {
+WRONG: Wrong = {
     "HPC020 {name} is not set, but other ": {
         "OMPI_COMM_WORLD_SIZE": [None],
         "OMPI_COMM_WORLD_LOCAL_RANK": [""],
@@ -207,4 +202,5 @@ def test_no_node_at_all_is_no_answer(nodes):
 
 
 def test_without_a_rank_mpirun_has_not_started_this():
-    assert detect(EACH, 1, {"OMPI_COMM_WORLD_RANK": None}) is None
+    process = with_changes(Process(*recorded(EACH)[1]), {"OMPI_COMM_WORLD_RANK": None})
+    assert outcome(process) is None

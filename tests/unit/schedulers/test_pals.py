@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.juelich import detected, outcome, reader, recorded, step, tasks_at
+from tests.support.detection import detected, refusal, with_changes
+from tests.support.juelich import step, tasks_at
 from tests.support.launch_examples import (
     FILE,
     HOSTS,
     PBS,
     Tasks,
+    Wrong,
     assert_refused,
     launch,
-    with_changes,
 )
+from tests.support.recordings import recorded
 from torchrun_hpc import schedulers
 from torchrun_hpc.schedulers import pals
 from torchrun_hpc.schedulers.job import LaunchContext
@@ -61,14 +63,11 @@ def test_in_a_job_of_pbs(places, domain):
     names = tuple(host + domain for host in THREE)
     for process, task in zip(in_pbs(places, names), tasks_at(places), strict=True):
         node = places[task.rank]
-        assert detected(process) == step(
-            node,
-            nodes=names,
+        assert detected(process) == replace(
+            step(node, nodes=names, launcher=pals.MPIEXEC, task=task),
             scheduler="PALS in PBS",
             launch_id="17_3.5b0de0e3",
-            launcher=pals.MPIEXEC,
             started_by=pals.MPIEXEC,
-            task=task,
             provenance={
                 "nodes": "PBS_NODEFILE",
                 "node_rank": "PALS_NODEID",
@@ -101,7 +100,7 @@ def test_local_size_has_two_names():
 
 def test_what_a_user_tells_mpiexec_says_nothing_of_a_task():
     environ = PBS | {"PALS_NRANKS": "8", "PALS_PPN": "4", "PALS_DEPTH": "8"}
-    read = reader({FILE: "\n".join(THREE)})
+    read = {FILE: "\n".join(THREE)}.get
     job = detected(Process(environ, HOSTS[0], read=read))
     assert (job.scheduler, job.context) == ("PBS", LaunchContext.BATCH_SCRIPT)
 
@@ -117,7 +116,7 @@ def test_srun_sets_the_same_variables(task):
 
 
 # In task 1 of three, one on each node.
-WRONG = {
+WRONG: Wrong = {
     "HPC020 {name} is not set": {"PMI_SIZE": [None], "PALS_NODEID": [None]},
     "HPC021 {shown} is not a whole number": {"PALS_RANKID": ["-1"]},
     "HPC033 PALS says that this is": {"PALS_RANKID": ["3"], "PALS_NODEID": ["2"]},
@@ -128,12 +127,11 @@ def test_contradiction():
     process = in_pbs(EACH)[1]
     assert_refused(process, WRONG)
     sizes = {"PALS_LOCAL_SIZE": None, "PMI_LOCAL_SIZE": ""}
-    found = outcome(with_changes(process, sizes))
+    found = refusal(with_changes(process, sizes))
     assert found.startswith("HPC020 PALS_LOCAL_SIZE is not set")
 
 
 def test_a_node_beyond_the_last_one():
     """Uneven tasks, of which too many would be on the nodes before."""
     for node in "3", "999":
-        found = outcome(with_changes(in_pbs(BLOCK)[5], {"PALS_NODEID": node}))
-        assert isinstance(found, str), node
+        assert refusal(with_changes(in_pbs(BLOCK)[5], {"PALS_NODEID": node})), node

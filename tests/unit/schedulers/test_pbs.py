@@ -1,7 +1,7 @@
 """PBS: scripts, tasks of pbsdsh, and what mpirun sees of its jobs; recorded, changed.
 
-Where the node file can be read, and whether its variable is set, depends on who started
-the process, and on the version.
+Whoever started the process, and the version of PBS, decide whether the node file can be
+read, and whether its variable is set.
 """
 
 from __future__ import annotations
@@ -11,18 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.juelich import (
-    detected,
-    make_inputs,
-    make_network,
-    node_file,
-    outcome,
-    reader,
-    recorded,
-    recordings,
-)
-from tests.support.launch_examples import Batch, assert_refused, launch, with_changes
-from tests.support.plans import make_plan
+from tests.support.detection import detected, outcome, refusal, with_changes
+from tests.support.launch_examples import Batch, assert_refused, launch
+from tests.support.networks import make_network
+from tests.support.plans import make_inputs, make_plan
+from tests.support.recordings import node_file, recorded, recordings
 from torchrun_hpc import explain
 from torchrun_hpc.options import command_line
 from torchrun_hpc.options.options import EQUAL
@@ -48,7 +41,7 @@ EXAMPLES = {
 
 def process(name, task=0, changes=None, files=None):
     environ, hostname = recorded(name)[task]
-    read = reader(READABLE if files is None else files)
+    read = (READABLE if files is None else files).get
     return with_changes(Process(environ, hostname, read=read), changes or {})
 
 
@@ -94,7 +87,7 @@ def inputs_of(name, line, **variables):
     job = detected(Process(environ, host, read=READABLE.get))
     network = make_network({"hsn0": "10.40.0.1/24"}, {host: "10.40.0.1"})
     options = command_line.parse(line.split(), variables).options
-    inputs = make_inputs(job=job, network=network, site=None, command=f"x {line}")
+    inputs = make_inputs(job, network=network, site=None, command=f"x {line}")
     return replace(inputs, options=options)
 
 
@@ -171,50 +164,62 @@ def test_pbsdsh_where_the_other_nodes_have_no_file():
     first = detected(process("pbs-pbsdsh"))
     assert detected(process("pbs-pbsdsh", 0, no_variable)) == first
     for task in (1, 2):
-        found = outcome(process("pbs-pbsdsh", task, no_variable, files={}))
+        found = refusal(process("pbs-pbsdsh", task, no_variable, files={}))
         assert found.startswith(f"HPC035 {FILE} names the nodes of PBS job 0")
 
 
 @pytest.mark.parametrize("text", [None, "", "\n \n"])
 def test_a_node_file_that_cannot_be_read(text):
-    found = outcome(process("pbs-script", files={} if text is None else {FILE: text}))
+    found = refusal(process("pbs-script", files={} if text is None else {FILE: text}))
     assert found.startswith(f"HPC035 {FILE} names the nodes of PBS job ")
 
 
-def test_a_node_file_at_another_place():
-    changes = {"PBS_NODEFILE": "/local/nodes"}
-    files = {"/local/nodes": "dec0001\ndec0003\n", FILE: "dec0009\n"}
-    job = detected(process("pbs-script", 0, changes, files))
-    assert (job.nodes, job.provenance["nodes"]) == (
-        ("dec0001", "dec0003"),
-        "PBS_NODEFILE",
-    )
-
-
-def test_a_variable_that_names_no_file_gives_way_to_the_usual_one():
-    changes = {"PBS_NODEFILE": "/gone"}
-    job = detected(process("pbs-script", 0, changes))
-    assert (job.nodes, job.provenance["nodes"]) == (THREE, FILE)
-
-
-# Of a job in which `qsub -V` was typed, as PBS leaves it in the first task of pbsdsh.
+# The file of another job in which `qsub -V` ran. PBS leaves its name in the variable of
+# the first task of pbsdsh.
 OLD = "/var/spool/pbs/aux/12.desched1"
-LEFT_OVER = {"PBS_NODEFILE": OLD}
-READABLE_TOO = READABLE | {OLD: "dec0007\n"}
+SPOOL = "/spool/aux/0.desched1"
+LISTS_TWO, TWO_OF_THREE = "dec0001\ndec0003\n", ("dec0001", "dec0003")
+LISTS_ANOTHER = "dec0007\n"
+
+# The recording, the variable, the files, and the nodes with their source.
+NAMED = {
+    "another place": (
+        "pbs-script", "/x/nodes", {"/x/nodes": LISTS_TWO, FILE: LISTS_ANOTHER},
+        TWO_OF_THREE, "PBS_NODEFILE",
+    ),
+    "no such file": ("pbs-script", "/gone", READABLE, THREE, FILE),
+    "another job's, unreadable": ("pbs-script", OLD, READABLE, THREE, FILE),
+    "another job's": (
+        "pbs-script", OLD, READABLE | {OLD: LISTS_ANOTHER}, THREE, FILE
+    ),
+    "another job's, unreadable, in a task": ("pbs-pbsdsh", OLD, READABLE, THREE, FILE),
+    "another job's, in a task": (
+        "pbs-pbsdsh", OLD, READABLE | {OLD: LISTS_ANOTHER}, THREE, FILE
+    ),
+    **{
+        f"the user's, {name}": (
+            "pbs-script", f"/x/{name}", READABLE | {f"/x/{name}": LISTS_TWO},
+            TWO_OF_THREE, "PBS_NODEFILE",
+        )
+        for name in ("0.desched1.uniq", "20260101.txt", "4.nodes")
+    },
+    # PBS may use another folder.
+    "another folder": (
+        "pbs-pbsdsh", "/spool/aux/12.desched1", {SPOOL: READABLE[FILE]}, THREE, SPOOL
+    ),
+    "another job's list in another folder": (
+        "pbs-pbsdsh", "/spool/aux/hosts",
+        {SPOOL: READABLE[FILE], "/spool/aux/hosts": LISTS_ANOTHER}, THREE, SPOOL,
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("files", [READABLE, READABLE_TOO])
-@pytest.mark.parametrize("name", ["pbs-pbsdsh", "pbs-script"])
-def test_a_node_file_of_another_job(name, files):
-    job = detected(process(name, 0, LEFT_OVER, files))
-    assert (job.nodes, job.node_rank, job.provenance["nodes"]) == (THREE, 0, FILE)
-
-
-def test_a_list_of_the_users_own_that_has_a_number():
-    for name in ("0.desched1.uniq", "20260101.txt", "4.nodes"):
-        files = READABLE | {f"/x/{name}": "dec0001\ndec0003\n"}
-        job = detected(process("pbs-script", 0, {"PBS_NODEFILE": f"/x/{name}"}, files))
-        assert job.nodes == ("dec0001", "dec0003")
+@pytest.mark.parametrize("case", NAMED)
+def test_the_node_file_that_counts(case):
+    name, named, files, nodes, source = NAMED[case]
+    job = detected(process(name, 0, {"PBS_NODEFILE": named}, files))
+    assert (job.nodes, job.provenance["nodes"]) == (nodes, source)
+    assert job.node_rank == 0
 
 
 @pytest.mark.parametrize("old", [OLD, "/x/17[0].desched1", "/x/17[].desched1"])
@@ -222,22 +227,10 @@ def test_a_list_of_the_users_own_that_has_a_number():
 def test_a_node_file_of_another_job_and_no_other(name, old):
     for task in range(len(recorded(name))):
         changes, files = {"PBS_NODEFILE": old}, {old: "dec0001\ndec0002\ndec0003\n"}
-        assert outcome(process(name, task, changes, files)).startswith(
+        assert refusal(process(name, task, changes, files)).startswith(
             f"HPC035 {FILE} (PBS_NODEFILE={old} is another job's) names the nodes of "
             "PBS job 0 "
         )
-
-
-def test_a_task_of_pbs_has_a_node_file_beside_the_one_that_is_named():
-    """PBS may have another folder; and a list of the user's is of another job."""
-    for named, changes in (
-        ("/spool/aux/12.desched1", {}),
-        ("/spool/aux/hosts", {"/spool/aux/hosts": "dec0007\n"}),
-    ):
-        files = {"/spool/aux/0.desched1": READABLE[FILE], **changes}
-        job = detected(process("pbs-pbsdsh", 0, {"PBS_NODEFILE": named}, files))
-        assert job.nodes == THREE
-        assert job.provenance["nodes"] == "/spool/aux/0.desched1"
 
 
 NODE_FILES = {
@@ -249,14 +242,13 @@ NODE_FILES = {
 }
 
 
-@pytest.mark.parametrize("case", NODE_FILES)
+@pytest.mark.parametrize(("words", "expected"), NODE_FILES.values(), ids=NODE_FILES)
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_nodes_of_a_script(case, ending):
-    words, expected = NODE_FILES[case]
+def test_nodes_of_a_script(words, expected, ending):
     files = {FILE: ending.join(words.split()) + ending}
     job = detected(process("pbs-script", files=files))
     assert (job.context, job.nodes) == (LaunchContext.BATCH_SCRIPT, expected)
-    assert job.nodes[job.node_rank].startswith("dec0001")
+    assert job.own_name.startswith("dec0001")
 
 
 # Whatever has written it: what is shown of the line.
@@ -274,15 +266,13 @@ WRONG_FILES = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_FILES)
-def test_a_node_file_that_is_none(case):
-    text, shown = WRONG_FILES[case]
+@pytest.mark.parametrize(("text", "shown"), WRONG_FILES.values(), ids=WRONG_FILES)
+def test_a_node_file_that_is_none(text, shown):
     start = "HPC140 PBS_NODEFILE does not list the job's hosts: "
     for name in "pbs-script", "pbs-openmpi-4.1.4", "pbs-mpich-4.0.2":
-        found = outcome(process(name, files={FILE: text}))
+        found = refusal(process(name, files={FILE: text}))
         assert found.startswith(start), name
         assert shown in found, name
-        assert found.isprintable(), name
         assert len(found) < 400, name
 
 
@@ -327,7 +317,7 @@ def test_launch_id(job_id, launch_id):
 
 
 def test_no_job():
-    assert detected(process("pbs-script", 0, {"PBS_JOBID": None})) is None
+    assert outcome(process("pbs-script", 0, {"PBS_JOBID": None})) is None
 
 
 def test_interactive_job():
@@ -370,7 +360,7 @@ def test_name_and_number_of_a_task_of_pbsdsh_that_differ():
 
 def test_task_of_pbsdsh_that_nothing_places():
     task = process("pbs-pbsdsh", 1, {"PBS_NODENUM": "7"})
-    found = outcome(replace(task, hostname="elsewhere"))
+    found = refusal(replace(task, hostname="elsewhere"))
     assert found.startswith("HPC037 PBS_NODENUM=7, and elsewhere is not among the 3")
 
 
@@ -399,7 +389,7 @@ def test_open_mpi_over_ssh_meets_although_one_node_knows_the_list(told):
     for rank in range(3):
         job = detected(process("pbs-openmpi-4.1.4", rank))
         here = make_network({"eth0": f"10.30.0.{rank + 1}/24"}, DECS)
-        inputs = make_inputs(job=job, site=None, network=here, environ=told)
+        inputs = make_inputs(job, site=None, network=here, environ=told)
         plan = make_plan(inputs)
         meeting = plan.meeting
         found.add((meeting.ports[0], plan.meeting.launch_id))

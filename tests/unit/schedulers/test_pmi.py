@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given
@@ -67,7 +67,7 @@ class Manager:
         self.kvsname = dialect.kvsname.rpartition("=")[2]
         self.store = {"PMI_process_mapping": mapping} if mapping else {}
         self.barrier = threading.Barrier(tasks, timeout=PATIENCE)
-        self.asked = [[] for _ in range(tasks)]
+        self.asked: list[list[str]] = [[] for _ in range(tasks)]
         self.sockets = []
         self.environs = []
         for rank in range(tasks):
@@ -119,7 +119,7 @@ class Manager:
 
     def exchange(self, hosts=None, machines=None):
         """Let all tasks ask; return what each was told."""
-        found = [None] * len(self.environs)
+        found: list[Any] = [None] * len(self.environs)
         hosts = hosts or [f"jwb000{rank + 1}" for rank in range(len(found))]
         machines = machines or [""] * len(found)
 
@@ -228,7 +228,7 @@ def test_a_host_that_is_there_twice_is_one_node(manager, name, case):
 
 
 def test_machines_of_one_name_are_several_nodes(manager):
-    """Containers, or ``localhost``: what tells them apart is asked for, too."""
+    """Containers, or ``localhost``: tasks also ask what distinguishes the machines."""
     for task in manager().exchange(hosts=["a", "a", "a"], machines=["1", "2", "1"]):
         assert (task.node_of_rank, task.hosts) == ((0, 1, 0), ("a", "a"))
 
@@ -290,7 +290,7 @@ def test_the_first_task_says_that_others_are_late(manager, monkeypatch, capsys, 
 
         return real(environ, host, after, boot)
 
-    monkeypatch.setattr(preflight.pmi, "exchange", exchange)
+    monkeypatch.setattr(pmi, "exchange", exchange)
     thread.start()
     assert waits.wait(PATIENCE)
     real(environs[1 - rank], "jwb0002")
@@ -444,7 +444,7 @@ def test_a_descriptor_of_something_else():
 )
 def test_on_a_port(manager, pmi_id, expected):
     answers = manager(tasks=1)
-    received = []
+    received: list[str] = []
 
     def serve():
         connection, _ = server.accept()
@@ -461,6 +461,7 @@ def test_on_a_port(manager, pmi_id, expected):
         environ = {"PMI_PORT": f"127.0.0.1:{port}", "PMI_RANK": "0", "PMI_SIZE": "1"}
         found = pmi.exchange(environ | pmi_id, "jwb0001")
         thread.join(timeout=PATIENCE)
+    assert found is not None
     assert (found.first_host, found.node_of_rank) == ("jwb0001", (0,))
     assert received == [f"cmd=initack pmiid={expected}\n"]
 
@@ -486,7 +487,7 @@ def test_nothing_to_finalize(environ):
 
 # --- where tasks are ----------------------------------------------------------------
 
-# What was typed, what Hydra answered, and where the tasks were; as seen.
+# The options of mpiexec, Hydra's answer, and the nodes of the tasks; as seen.
 MAPPINGS = {
     "-ppn 1 -n 3": [("(vector,(0,3,1))", "012")],
     "-hosts a:2,b:1 -n 3": [

@@ -3,7 +3,7 @@
 Beside its tasks a recording says what they have to find: a ``job``, or how they are
 ``refused``. Both were checked against the recording, not taken from the code: ids,
 nodes and addresses are those of its variables, each source is one of them, and the
-line starts what was typed. Where a task is, the recorded names of the hosts say.
+line starts the recorded command. The recorded host names show the node of a task.
 """
 
 from __future__ import annotations
@@ -12,21 +12,16 @@ import json
 
 import pytest
 
-from tests.support.juelich import (
-    ENVIRONMENTS,
-    node_file,
-    outcome,
-    recorded,
-    recordings,
-    tasks_at,
-)
+from tests.support.detection import outcome
+from tests.support.juelich import tasks_at
+from tests.support.recordings import ENVIRONMENTS, node_file, recorded, recordings
 from torchrun_hpc.schedulers.pmi import Exchanged
 from torchrun_hpc.schedulers.process import Process
 
 # Unless the recording says otherwise.
 USUAL = {"context": "step", "nodelist_is_shared": True}
 WITHOUT = " without PMI"
-# Recordings of Hydra that need not say what is found without PMI.
+# Recordings of Hydra that do not state the outcome without PMI.
 ONLY_WITH_PMI = ("-packed", "-split-chunks")
 
 

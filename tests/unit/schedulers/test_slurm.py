@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.juelich import (
-    RECORDED,
-    changed,
-    detected,
-    juelich,
+from tests.support.detection import changed, detected, outcome, with_changes
+from tests.support.juelich import juelich
+from tests.support.launch_examples import Batch, Wrong, assert_refusal, assert_refused
+from tests.support.plans import (
+    ONE_WORKER,
+    Given,
+    make_direct_plan,
     make_inputs,
-    recorded,
+    make_plan,
+    refused,
 )
-from tests.support.launch_examples import (
-    Batch,
-    assert_refusal,
-    assert_refused,
-    with_changes,
-)
-from tests.support.plans import make_direct_plan, make_plan
+from tests.support.recordings import BY_SLURM, recorded
 from torchrun_hpc import names, schedulers
-from torchrun_hpc.errors import LaunchError
 from torchrun_hpc.preflight import of_process
 from torchrun_hpc.reporting.console import is_reporter, reports_wait_for
 from torchrun_hpc.schedulers import slurm
 from torchrun_hpc.schedulers.hostlist import expand_hostlist
 from torchrun_hpc.schedulers.job import LaunchContext, Task
 from torchrun_hpc.schedulers.process import Process
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 ONE = ("jwb0001",)
 THREE = ("jwb0001", "jwb0002", "jwb0003")
@@ -74,7 +75,7 @@ def detect(name, task=0, changes=None, **about):
     return detected(process_of(name, task, changes, **about))
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", BY_SLURM)
 def test_a_container_that_hides_the_node_name_changes_no_rank(name):
     for task in range(len(recorded(name))):
         seen = detect(name, task)
@@ -116,7 +117,7 @@ HET_SCRIPT = NO_STEP | {
     "SLURM_JOB_NODELIST": "jwb0001", "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1",
     "SLURM_NTASKS": "4",
 }  # fmt: skip
-HET_LINES = {
+HET_LINES: dict[str, tuple[dict[str, Any], str]] = {
     "the step": ({}, HET_LINE),
     "a step on the second component": (
         {
@@ -146,19 +147,19 @@ HET_LINES = {
 
 @pytest.mark.parametrize("case", HET_LINES)
 def test_lines_for_a_heterogeneous_job(case):
-    """srun starts on the first component only, unless it is told."""
+    """srun starts on the first component only, unless a line names both."""
     changes, line = HET_LINES[case]
     environ, hostname = recorded("slurm-het-step")[0]
     if case == "a shell on a login node":
         hostname = "login01"
-    job = slurm.detect(Process(changed(environ, changes), hostname))
+    job = detected(Process(changed(environ, changes), hostname))
     assert job.launcher.template == line
     assert not job.launcher.takes_number
     assert job.allocated_nodes == 3 or "a step" in case
     is_shell = job.context is LaunchContext.INTERACTIVE_STEP
     nodes = job.allocated_nodes if is_shell else None
-    typed = job.once_per_node("python x.py", nodes=nodes)
-    assert typed == line.format(command="python x.py")
+    shown = job.once_per_node("python x.py", nodes=nodes)
+    assert shown == line.format(command="python x.py")
 
 
 # --- an order of the user's own -----------------------------------------------------
@@ -210,17 +211,18 @@ def place(rank, host, node, local_rank):
     }
 
 
-def inputs_at(job, *, hosts=None, **changes):
+def inputs_at(job, *, hosts=None, **given: Unpack[Given]):
     """Return the inputs of a plan on the node where a task is."""
-    return make_inputs(job=job, network=juelich(job.index, hosts=hosts), **changes)
+    given.setdefault("network", juelich(job.index, hosts=hosts))
+    given.setdefault("node", ONE_WORKER)
+    return make_inputs(job, **given)
 
 
 def refusal(make, inputs):
     """Return the refusal of a plan. All tasks get it: nobody knows rank 0."""
-    with pytest.raises(LaunchError) as caught:
-        make(inputs)
-    assert (caught.value.code, caught.value.everywhere) == ("HPC141", True)
-    return str(caught.value)
+    error = refused("HPC141", "", make, inputs)
+    assert error.everywhere
+    return str(error)
 
 
 @pytest.mark.parametrize("case", ARBITRARY)
@@ -261,7 +263,7 @@ def test_all_tasks_refuse_or_none_in_an_order_of_the_users_own(case):
     """The others cannot know where rank 0 is, also where it is the first node."""
     first = ARBITRARY[case][0].split()[0]
     for job in arbitrary(case):
-        text = refusal(make_direct_plan, inputs_at(job, workers=1))
+        text = refusal(make_direct_plan, inputs_at(job))
         assert "SLURM_DISTRIBUTION=arbitrary" in text
         host = first if job.task.rank == 0 else "HOST"
         assert text.endswith(f"export MASTER_ADDR={host}")
@@ -286,7 +288,7 @@ def test_what_a_hook_has_left_does_not_say_where_rank_0_is():
 
 
 def test_the_static_rendezvous_in_an_order_of_the_users_own():
-    """Rank 0 hosts it: all refuse, unless it is typed."""
+    """Rank 0 hosts it: all refuse, unless its address is explicit."""
     for job in arbitrary("reversed"):
         text = refusal(make_plan, inputs_at(job, options={"rdzv_backend": "static"}))
         assert "Pass its host to all tasks:\n    --master_addr=" in text
@@ -296,7 +298,7 @@ def test_the_static_rendezvous_in_an_order_of_the_users_own():
 
 
 @pytest.mark.parametrize("host", ["jwb0002", "jwb0002i", "10.20.0.2"])
-def test_a_typed_endpoint_in_an_order_of_the_users_own(host):
+def test_an_explicit_endpoint_in_an_order_of_the_users_own(host):
     for job in arbitrary("reversed"):
         options = {"rdzv_endpoint": f"{host}:29400"}
         meeting = make_plan(inputs_at(job, options=options)).meeting
@@ -313,7 +315,7 @@ TOPOLOGY = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1]]
 
 
 def by_topology(ranks):
-    """Return what each node finds, in the order of the list."""
+    """Return the job that each node finds, in the order of the list."""
     nodes = ("jwb0001", "jwb0002", "jwb0003")
     return [
         detect("slurm-srun-3-nodes", index, place(rank, nodes[index], index, 0))
@@ -355,14 +357,11 @@ def test_tasks_that_follow_the_topology(ranks):
     address = f"10.20.0.{first[-1]}"
     for job in jobs:
         if first == "jwb0001":
-            make_direct_plan(inputs_at(job, workers=1))
+            make_direct_plan(inputs_at(job))
         elif job.task.rank == 0:
-            with pytest.raises(LaunchError) as caught:
-                make_direct_plan(inputs_at(job, workers=1))
-            assert caught.value.code == "HPC039"
-            assert str(caught.value).endswith(f"export MASTER_ADDR={address}")
-        told = {"environ": {"MASTER_ADDR": address}, "workers": 1}
-        plan = make_direct_plan(inputs_at(job, **told))
+            error = refused("HPC039", "", make_direct_plan, inputs_at(job))
+            assert str(error).endswith(f"export MASTER_ADDR={address}")
+        plan = make_direct_plan(inputs_at(job, environ={"MASTER_ADDR": address}))
         assert plan.environment["MASTER_ADDR"].value == address
 
 
@@ -374,12 +373,10 @@ def test_a_static_rendezvous_if_tasks_follow_the_topology(ranks):
         if (index == 0) == (ranks[index] == 0):
             assert make_plan(inputs).meeting.connect_host == "10.20.0.1"
             continue
-        with pytest.raises(LaunchError) as caught:
-            make_plan(inputs)
-        own = ", jwb000" + str(index + 1) if ranks[index] == 0 else ""
+        own = f", jwb000{index + 1}" if ranks[index] == 0 else ""
         expected = "jwb0001 is not an address of node 0, but the static rendezvous is "
-        assert str(caught.value).startswith(f"{expected}on node 0{own}. Remove")
-        assert caught.value.code == "HPC069"
+        error = refused("HPC069", expected, make_plan, inputs)
+        assert str(error).startswith(f"{expected}on node 0{own}. Remove")
     for job in by_topology(ranks):
         options = {"master_addr": f"jwb000{1 + ranks.index(0)}"}
         meeting = make_plan(inputs_at(job, options=options)).meeting
@@ -411,7 +408,7 @@ def test_all_nodes_of_several_components_refuse_or_none(case, each):
         here = place(rank, host, THREE.index(host), rank % each)
         job = detect("slurm-het-step", 0, changes | here)
         assert job.own_name == host
-        inputs = inputs_at(job, options=options, workers=1)
+        inputs = inputs_at(job, options=options)
         if "in order" in case:
             assert make(inputs)
         else:
@@ -468,7 +465,7 @@ INTERACTIVE = {
 IN_SALLOC = INTERACTIVE | {"SLURM_STEP_ID": "-6", "SLURM_STEPID": "-6"}
 PTY = {"SLURM_PTY_PORT": "61000", "SLURM_PTY_WIN_COL": "80", "SLURM_PTY_WIN_ROW": "24"}
 
-SHELLS = {
+SHELLS: dict[str, dict[str, Any]] = {
     "salloc": IN_SALLOC,
     "salloc, a number without a sign": IN_SALLOC | {"SLURM_STEP_ID": "4294967290"},
     "salloc, in a container without the name": IN_SALLOC | {"SLURMD_NODENAME": None},
@@ -516,7 +513,7 @@ def test_a_task_with_a_terminal_is_not_a_shell(pid, context):
     """srun --pty gives a terminal to the first task; all tasks must see one step."""
     changes = {"SLURM_PTY_PORT": "61361", "SLURM_TASK_PID": "41"}
     process = process_of("slurm-srun-3-nodes", 0, changes, terminal=True, pid=pid)
-    assert slurm.detect(process).context is context
+    assert detected(process).context is context
 
 
 @pytest.mark.parametrize("hostname", ["login01", "jwb0004", "jwb0001i", "jwb"])
@@ -527,7 +524,8 @@ def test_shell_of_salloc_outside_of_the_nodes(hostname):
 
 @pytest.mark.parametrize("hostname", ["jwb0001", "jwb0003", "jwb0002.juwels"])
 def test_shell_of_salloc_on_one_of_the_nodes(hostname):
-    assert detect("slurm-salloc-shell", hostname=hostname) is None
+    process = process_of("slurm-salloc-shell", hostname=hostname)
+    assert outcome(process) is None
 
 
 # --- the batch script, and what Slurm has not started -------------------------------
@@ -588,7 +586,7 @@ def test_batch_script_of_one_node():
     ],
 )
 def test_not_started_by_slurm(environ, hostname):
-    assert detected(Process(environ, hostname)) is None
+    assert outcome(Process(environ, hostname)) is None
 
 
 # --- contradictions -----------------------------------------------------------------
@@ -597,7 +595,7 @@ LIST = "SLURM_STEP_NODELIST='jwb[0001-0003]'"
 JOB_LIST = "SLURM_JOB_NODELIST='jwb[0001-0003]'"
 
 # In a task of a step with one task on each of three nodes.
-WRONG = {
+WRONG: Wrong = {
     "HPC020 {name} is not set, but other ": {
         "SLURM_STEP_NODELIST": [None, ""],
         "SLURM_PROCID": [None, ""],
@@ -636,8 +634,8 @@ WRONG = {
         "SLURMD_NODENAME": ["jwb0009"],
     },
 }
-# The same, of several variables.
-WRONG_TOGETHER = {
+# The same for several variables at once.
+WRONG_TOGETHER: dict[str, dict[str, Any]] = {
     "HPC020 SLURM_JOB_ID is not set": {"SLURM_JOB_ID": None, "SLURM_JOBID": None},
     "HPC020 SLURM_STEP_TASKS_PER_NODE is not set": {
         "SLURM_STEP_TASKS_PER_NODE": None,
@@ -667,7 +665,7 @@ def test_contradiction(task):
     step = process_of("slurm-srun-3-nodes", task)
     assert_refused(step, WRONG)
     for message, changes in WRONG_TOGETHER.items():
-        # What is left of another step makes of the first task a batch script.
+        # Leftovers of another step turn the first task into a batch script.
         if changes != STALE_STEP or task > 0:
             assert_refusal(with_changes(step, changes), message)
 

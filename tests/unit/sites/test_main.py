@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.juelich import recorded
+from tests.support.recordings import recorded
 from torchrun_hpc import sites
 from torchrun_hpc.sites.__main__ import main
 

@@ -11,14 +11,16 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.patience import PATIENCE, until
-from tests.support.plans import make_launch_plan
+from tests.support.plans import PLAN
 from tests.support.simulated_job import worker_failure
 from tests.support.stack_samples import as_sent
 from torchrun_hpc import limits
 from torchrun_hpc.errors import Setting
 from torchrun_hpc.failures.failure import WorkerPart
 from torchrun_hpc.failures.worker import Worker
-from torchrun_hpc.planning.workers import Preload
+from torchrun_hpc.options.options import Options
+from torchrun_hpc.planning.meeting import Meeting
+from torchrun_hpc.planning.workers import Preload, Workers
 from torchrun_hpc.stacks import inspection as inspections
 from torchrun_hpc.stacks import sampling
 from torchrun_hpc.stacks.calls import Call, Group
@@ -36,6 +38,8 @@ from torchrun_hpc.stacks.service import ask, launches
 pytestmark = pytest.mark.usefixtures("own_names")
 
 HOSTS = ("jwb0001", "jwb0002", "jwb0003")
+MEETING = Meeting("c10d", nodes=3, node_rank=1, hosts=HOSTS, launch_id="19.0")
+REPORTING = replace(PLAN, asked=Options(hpc_stall_report=1))
 STACK = ("<module> sleeps.py:14", "wait sleeps.py:6")
 
 
@@ -56,9 +60,10 @@ def inspect(watched):
     """Let the agent of a node answer; by default, of node 1 of three."""
     made = []
 
-    def inspect(workers, ask_all=None, is_first=lambda: True, own=None, **changes):
-        about = {"nodes": 3, "node_rank": 1, "hosts": HOSTS, "launch_id": "19.0"}
-        plan = make_launch_plan(**about | changes)
+    def inspect(
+        workers, ask_all=None, is_first=lambda: True, own=None, plan=PLAN, **changes
+    ):
+        plan = replace(plan, meeting=replace(MEETING, **changes))
         stacks = NodeStacks(watched(workers))
         if own:
             stacks.replies = {HANG: lambda _: own}
@@ -172,7 +177,10 @@ def test_the_first_node_reports_a_stall(inspect, monkeypatch, capfd):
     monkeypatch.setattr(inspections, "time", clock)
     monkeypatch.setattr(limits, "SHORTEST_STALL_INTERVAL", 0)
     made = inspect(
-        [], lambda *_: {n: of_node(n) for n in range(3)}, node_rank=0, stall_report=1.0
+        [],
+        lambda *_: {n: of_node(n) for n in range(3)},
+        node_rank=0,
+        plan=REPORTING,
     )
     made._stall._thread.join(PATIENCE)
     assert capfd.readouterr().err.splitlines() == [
@@ -195,13 +203,9 @@ def hears_nobody(*_):
 def test_by_default_a_node_must_hear_all_others(inspect, nodes, asks_others, seconds):
     """With PyTorch's own rendezvous, others may make progress that it does not see."""
     preload = Preload(("torch",), Setting("torch", "--hpc-preload"))
-    made = inspect(
-        [],
-        hears_nobody if asks_others else None,
-        nodes=nodes,
-        node_rank=0,
-        preload=preload,
-    )
+    ask_all = hears_nobody if asks_others else None
+    plan = replace(PLAN, workers=Workers(preload=preload))
+    made = inspect([], ask_all, plan=plan, nodes=nodes, node_rank=0)
     assert made._stall._seconds == seconds
     assert made._stall._thread.is_alive() == bool(seconds)
 
@@ -226,8 +230,14 @@ def test_no_stall_while_a_node_is_missing(inspect):
 
 
 def test_no_stall_is_reported_unless_it_is_wanted_nor_after_the_end(inspect, capfd):
-    assert not inspect([], stall_report=0)._stall._thread.is_alive()
-    made = inspect([], lambda *_: {n: of_node(n) for n in range(3)}, stall_report=1.0)
+    assert not inspect(
+        [], plan=replace(PLAN, asked=Options(hpc_stall_report=0))
+    )._stall._thread.is_alive()
+    made = inspect(
+        [],
+        lambda *_: {n: of_node(n) for n in range(3)},
+        plan=REPORTING,
+    )
     made.close()
     made._stall._thread.join(PATIENCE)
     assert capfd.readouterr().err == ""

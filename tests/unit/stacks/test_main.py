@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.juelich import recorded
 from tests.support.patience import PATIENCE, until
+from tests.support.recordings import recorded
 from torchrun_hpc.host.sockets import user_of
 from torchrun_hpc.stacks import service
 from torchrun_hpc.stacks.__main__ import main

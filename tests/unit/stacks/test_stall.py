@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support.patience import NEVER_S, PATIENCE
-from tests.support.plans import make_launch_plan
+from tests.support.plans import PLAN
 from torchrun_hpc import limits
 from torchrun_hpc.errors import Setting
-from torchrun_hpc.planning.workers import Preload
+from torchrun_hpc.options.options import Options
+from torchrun_hpc.planning.workers import Preload, Workers
 from torchrun_hpc.stacks import inspection
 from torchrun_hpc.stacks.inspection import FORKS, FRAMES, STACKS, StallReport, limit_of
 from torchrun_hpc.stacks.sampling import ENDED, WorkerStack
@@ -92,7 +94,9 @@ BY_EXEC = Preload(("torch",), Setting("torch", "--hpc-preload"), problem="-X dev
     ],
 )
 def test_when_a_stall_is_reported(asked, preload, hears_all, expected):
-    plan = make_launch_plan(stall_report=asked, preload=preload)
+    plan = replace(
+        PLAN, asked=Options(hpc_stall_report=asked), workers=Workers(preload=preload)
+    )
     assert limit_of(plan, hears_all=hears_all) == expected
 
 

@@ -16,7 +16,7 @@ from tests.support.stock.inside_torch import (
 )
 from torchrun_hpc.agent.patches.agent import BindWorkers, extend
 from torchrun_hpc.errors import Setting
-from torchrun_hpc.planning.workers import Binding, Share
+from torchrun_hpc.planning.workers import Binding, Share, Workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def test_cpus_and_threads(tmp_path, sets_threads, is_virtual):
         pytest.skip("this torch has no --virtual-local-rank")
     shares = tuple(Share(tuple(cpus), "", "") for cpus in (ALL[:1], ALL))
     binding = Binding(Setting("gpu", ""), shares, sets_threads=sets_threads)
-    extend([BindWorkers], make_plan(binding=binding), NO_HOOKS)
+    extend([BindWorkers], make_plan(workers=Workers(binding=binding)), NO_HOOKS)
     for rank, share in enumerate(shares):
         environ_rank = 0 if is_virtual else rank
         found = started(rank, tmp_path / f"{rank}", environ_rank=environ_rank)

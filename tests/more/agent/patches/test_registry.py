@@ -67,6 +67,7 @@ from torchrun_hpc.agent.patches.torchrun import HostName, MasterAddr
 from torchrun_hpc.agent.signals import DeathSignals
 from torchrun_hpc.errors import Message
 from torchrun_hpc.host import capabilities
+from torchrun_hpc.planning.workers import Workers
 
 pytestmark = pytest.mark.usefixtures("torch_again")
 
@@ -346,10 +347,16 @@ delattr(dynamic_rendezvous, sys.argv[1])
 
 from torchrun_hpc.agent import elastic  # it imports all that torch is asked for
 from torchrun_hpc.agent.patches import registry
-from tests.support.plans import make_launch_plan
+from torchrun_hpc.options.options import Options
+from torchrun_hpc.planning.meeting import Meeting
+from torchrun_hpc.planning.mode import Mode
+from torchrun_hpc.planning.plan import LaunchPlan
+from torchrun_hpc.planning.workers import Workers
 
-values = {"hosts": ("n9", "n10"), "endpoint": "head:1", "local_address": "127.0.0.2"}
-plan = make_launch_plan(backend="c10d", nodes=2, **values)
+meeting = Meeting(
+    "c10d", 2, hosts=("n9", "n10"), endpoint="head:1", local_address="127.0.0.2"
+)
+plan = LaunchPlan(Mode.SEVERAL_NODES, Options(), meeting, Workers())
 for outcome in registry.apply_patches(plan):
     print(outcome.patch.NAME, outcome.state.name)
 """
@@ -360,7 +367,7 @@ def test_a_torch_without_a_class_that_two_patches_need(name):
     done = run_python("-c", WITHOUT, name)
     assert (done.code, done.own_lines) == (0, []), done.err
     found = dict(line.split() for line in done.out.splitlines())
-    outcomes = registry.planned(make_plan(preload=None, binding=None))
+    outcomes = registry.planned(make_plan(workers=Workers()))
     expected = {o.patch.NAME: expected_state(o.patch).name for o in outcomes}
     left_out = dict.fromkeys(("state_as_json", "node_order"), "DOES_NOT_FIT")
     assert found == {**expected, **left_out}
