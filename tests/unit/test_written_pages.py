@@ -28,6 +28,24 @@ def test_readme_is_short_and_has_the_two_commands():
     assert typed == ["make demo", "make test"]
 
 
+EXAMPLES = [each for each in blocks("tests/README.md") if each.language == "python"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.heading)
+def test_examples_of_tests_pass(example):
+    """The examples that need a cluster are tests of the files in their titles."""
+    names: dict[str, Any] = {}
+    exec(example.text, names)  # noqa: S102
+    tests = [each for name, each in names.items() if name.startswith("test_")]
+    assert tests
+    if example.title:
+        _, _, body = example.text.partition("def test_")
+        assert body in (ROOT / example.title).read_text(encoding="utf-8")
+    else:
+        for test in tests:
+            test()
+
+
 def test_readme_shows_a_failure_as_tests_have_seen_it():
     shown = block("README.md", "HPC125")
     assert shown.text in [each.text for each in blocks("docs/troubleshooting.md")]

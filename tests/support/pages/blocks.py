@@ -11,9 +11,11 @@ from tests.support import ROOT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_FILES = ("*.md", "docs/*.md", "examples/*.md", "packaging/*.md", "patches/*.md")
+_FOLDERS = (".", "docs", "examples", "packaging", "patches", "tests")
 PAGES = sorted(
-    str(path.relative_to(ROOT)) for files in _FILES for path in ROOT.glob(files)
+    str(path.relative_to(ROOT))
+    for folder in _FOLDERS
+    for path in (ROOT / folder).glob("*.md")
 )
 
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
