@@ -5,7 +5,7 @@ network, and the test sees what the coordinator sends because of it::
 
     job = SimulatedJob(max_restarts=1).at_work()
     assert job.died(worker_failure(5)) == to(range(3), over(0))
-    assert job.join(0, 1, 2) == to(range(3), go(1))
+    assert job.join(0, 1, 2) == job.begun(1, (0, 1, 2))
 """
 
 from __future__ import annotations
@@ -487,6 +487,11 @@ class SimulatedJob:
         if self.settings.has_spares:
             self.wait(1)  # all hear where the others are
         return self
+
+    def begun(self, number: int, active: Iterable[int]) -> dict[Hashable, list[Any]]:
+        """Return what is sent when a round begins; check the order of its nodes."""
+        assert self.active == (*active,)
+        return to(self.active, go(number))
 
     def ended(self, failure: Failure, **changes: Any) -> dict[Hashable, list[Any]]:
         """Return what all agents are sent after a failure: one node reports it."""

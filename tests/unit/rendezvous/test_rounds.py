@@ -11,7 +11,6 @@ from tests.support.simulated_job import (
     KILLED,
     STORE,
     SimulatedJob,
-    go,
     over,
     to,
     welcome,
@@ -54,7 +53,7 @@ def test_a_job_from_its_beginning_to_its_end(spares):
         assert job.connect(rank) == {rank: [welcome()]}
     assert job.join(*nodes[1:]) == {}
     assert job.records == []
-    assert job.join(0) == to(range(3), go(0))
+    assert job.join(0) == job.begun(0, range(3))
     prepared = {connection for connection, _ in job.records}
     assert prepared == ({*nodes} if spares else {0})
     assert (job.record.term, job.record.round, job.active) == ((0, 0), 0, (0, 1, 2))
@@ -83,7 +82,7 @@ def test_node_rank_0_gives_the_address_of_the_workers_store(spares, store):
             job.send(0, confirm)
         assert not job.is_running
     else:
-        assert job.send(0, confirm) == to(range(3), go(0))
+        assert job.send(0, confirm) == job.begun(0, range(3))
 
 
 @both
@@ -95,7 +94,7 @@ def test_only_the_prepared_round_is_confirmed(spares, term, number):
     for rank in range(3):
         assert job.send(rank, Confirm(term, number, STORE)) == {}
     assert not job.is_running
-    assert job.confirm() == to(range(3), go(0))
+    assert job.confirm() == job.begun(0, range(3))
 
 
 NO_STORES = ["x", [], ["n0"], ["n0", 0], ["n0", 65536], [5, 5], ["n0", "5"]]
@@ -131,9 +130,9 @@ def test_nodes_with_different_values_are_named_once(values, reported):
     job = SimulatedJob(max_restarts=1)
     for rank in (2, 1, 0):
         job.connect(rank, compared=values[rank])
-    assert job.join(0, 1, 2) == to(range(3), go(0))
+    assert job.join(0, 1, 2) == job.begun(0, range(3))
     job.died(KILLED)
-    assert job.join(0, 1, 2) == to(range(3), go(1))
+    assert job.join(0, 1, 2) == job.begun(1, range(3))
     differ = [each for each in job.news if isinstance(each, Differ)]
     assert differ == ([] if reported is None else [Differ(reported)])
 
@@ -157,7 +156,7 @@ def test_a_worker_that_dies_is_a_restart_for_all(spares):
     assert job.died(KILLED) == to(range(3 + spares), over(0))
     assert not job.is_running
     assert job.died(worker_failure(9)) == {}  # a consequence
-    assert job.join(*reversed(range(3 + spares))) == to(range(3), go(1))
+    assert job.join(*reversed(range(3 + spares))) == job.begun(1, range(3))
     assert job.active == (0, 1, 2)
     assert job.news == [Restart(1, KILLED)]
 
@@ -167,7 +166,7 @@ def test_an_agent_that_joins_the_next_round_restarts_all(spares):
     """Torch's agent was the first to see the failure."""
     job = SimulatedJob(spares=spares, max_restarts=1).at_work()
     assert job.join(1) == to(range(3 + spares), over(0))
-    assert job.join(0, 2) == to(range(3), go(1))
+    assert job.join(0, 2) == job.begun(1, range(3))
     job.join(1)
     text = "it asked for another restart"
     assert job.failure == Failure(Kind.AGENT, (1,), text=text)
@@ -397,7 +396,7 @@ def test_a_member_that_has_not_confirmed_is_asked_again():
     again = [connection for connection, _ in job.records]
     assert again == [1] * (JOIN // 5)
     assert job.news[0] == Waiting((1,), 10, ())
-    assert job.confirm(1) == to(range(3), go(0))
+    assert job.confirm(1) == job.begun(0, range(3))
 
 
 def test_nodes_at_work_are_reported_without_a_timeout():

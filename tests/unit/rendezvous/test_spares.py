@@ -18,7 +18,6 @@ from tests.support.simulated_job import (
     address,
     addresses,
     each_wrong,
-    go,
     over,
     request_of,
     to,
@@ -63,7 +62,7 @@ def spare_job(record=None, spares=1, max_restarts=9, **changes):
     return SimulatedJob(record, spares=spares, max_restarts=max_restarts, **changes)
 
 
-def at_work(**changes):
+def running_job(**changes):
     return spare_job(**changes).at_work()
 
 
@@ -123,7 +122,7 @@ def test_nobody_waits_after_a_signal():
 
 
 def test_a_spare_that_was_connected_is_not_waited_for():
-    job = at_work()
+    job = running_job()
     job.lose(3)
     job.finish()
     for rank in range(3):
@@ -133,7 +132,7 @@ def test_a_spare_that_was_connected_is_not_waited_for():
 
 def test_it_starts_without_the_spare():
     job = spare_job()
-    assert job.come(0, 1, 2) == to((0, 1, 2), go(0))
+    assert job.come(0, 1, 2) == job.begun(0, (0, 1, 2))
     job.records.clear()
     assert job.connect(3) == {3: [welcome(age=(0, (0, 0)))]}
     assert job.records == [(3, job.record)]
@@ -147,7 +146,7 @@ def test_all_active_members_confirm_a_round(without):
     job.confirms = False
     job.come(0, 1, 2, 3)
     assert job.confirm(*{0, 1, 2, 3} - {without}) == {}
-    assert job.confirm(without) == to((0, 1, 2), go(0))
+    assert job.confirm(without) == job.begun(0, (0, 1, 2))
 
 
 def test_nobody_confirms_before_the_round_is_prepared():
@@ -168,7 +167,7 @@ def test_the_first_active_member_gives_the_address_of_the_workers_store():
     for rank in (0, 1):
         confirm = Confirm(job.record.term, job.record.round, ("10.9.9.9", 1))
         job.send(rank, confirm)
-    assert job.confirm(2) == to((0, 1, 2), go(0))
+    assert job.confirm(2) == job.begun(0, (2, 1, 0))
 
 
 def records_of(job):
@@ -258,23 +257,23 @@ def test_a_member_that_does_not_say_where_it_is_takes_no_part():
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_spare_takes_the_place_of_a_lost_member(rank):
-    job = at_work()
+    job = running_job()
     left = [each for each in range(4) if each != rank]
     assert job.lose(rank) == to(left, over(0)) | {rank: ["close"]}
     job.gone(rank)
     active = tuple(3 if each == rank else each for each in range(3))
-    assert job.join(*left) == to(active, go(1))
+    assert job.join(*left) == job.begun(1, active)
     assert (job.record.round, job.active) == (1, active)
     assert job.record.losses == {rank: 1}
     assert job.news == [replaced(1, (rank, rank, 3), because=LOST[rank])]
 
 
 def test_nothing_begins_while_a_member_runs_its_workers():
-    job = at_work()
+    job = running_job()
     job.lose(1, ended=True)
     assert job.join(0, 3) == {}
     assert job.wait(LEASE - 1) == {}
-    assert job.join(2) == to((0, 3, 2), go(1))
+    assert job.join(2) == job.begun(1, (0, 3, 2))
 
 
 def let_be_silent(job, rank):
@@ -294,69 +293,69 @@ def let_be_silent(job, rank):
 def test_the_workers_of_a_member_that_cannot_be_asked_have_time_to_end(
     lost, seconds, because, reported
 ):
-    job = at_work()
+    job = running_job()
     lost(job, 1)
     assert job.join(0, 2, 3) == {}
-    assert job.wait(seconds + 10) == {seconds: to((0, 3, 2), go(1))}
+    assert job.wait(seconds + 10) == {seconds: job.begun(1, (0, 3, 2))}
     assert job.news == [*reported, replaced(1, (1, 1, 3), because=because)]
 
 
 @pytest.mark.parametrize("lost", [SimulatedJob.lose, let_be_silent])
 def test_a_member_whose_process_has_ended_runs_no_workers(lost):
-    job = at_work()
+    job = running_job()
     lost(job, 1)
     assert job.join(0, 2, 3) == {}
     job.gone(1)
-    assert job.sent() == to((0, 3, 2), go(1))
+    assert job.sent() == job.begun(1, (0, 3, 2))
 
 
 def test_a_member_that_comes_back_has_ended_its_workers():
-    job = at_work()
+    job = running_job()
     job.lose(1)
     job.join(0, 2, 3)
     job.connect(1)
     assert not job.is_running
-    assert job.join(1) == to((0, 3, 2), go(1))
+    assert job.join(1) == job.begun(1, (0, 3, 2))
 
 
 def test_a_member_that_comes_back_in_time_keeps_its_place():
-    job = at_work()
+    job = running_job()
     job.lose(1)
     job.connect(1)
     assert job.join(0, 2, 3) == {}
-    assert job.join(1) == to((0, 1, 2), go(1))
+    assert job.join(1) == job.begun(1, (0, 1, 2))
 
 
 @pytest.mark.parametrize("lost", [SimulatedJob.lose, let_be_silent])
 def test_a_lost_spare_ends_no_round(lost):
-    job = at_work()
+    job = running_job()
     lost(job, 3)
     assert job.is_running
     assert job.record.losses == {}
     job.come(3)
     job.lose(1, ended=True)
-    assert job.join(0, 2, 3) == to((0, 3, 2), go(1))
+    assert job.join(0, 2, 3) == job.begun(1, (0, 3, 2))
 
 
 def test_a_connected_member_is_not_gone():
-    job = at_work()
+    job = running_job()
     job.lose(1)
     job.connect(1)
     job.gone(1)
-    assert job.join(0, 1, 2, 3) == to((0, 1, 2), go(1))
+    assert job.join(0, 1, 2, 3) == job.begun(1, (0, 1, 2))
 
 
 def test_a_member_that_has_not_come_yet_is_not_gone():
     job = spare_job()
     job.come(0, 2, 3)
     job.gone(1)
-    assert job.come(1) == to((0, 1, 2), go(0))
+    assert job.come(1) == job.begun(0, (0, 1, 2))
     assert job.failure is None
 
 
 def test_an_active_member_that_connects_again_begins_another_round():
     """The end of its first connection was not seen yet."""
-    job = at_work()
+    job = running_job()
     sent = job.connect(1, connection="again")
     again = {"again": [welcome(1, age=(0, (0, 0)))]}
     assert sent == to((0, 2, 3), over(0)) | {1: ["close"]} | again
@@ -370,14 +369,14 @@ def test_a_member_that_is_lost_before_the_round_begins():
     job.lose(1)
     assert job.active == (0, 3, 2)
     assert job.confirm(0, 2) == {}
-    assert job.confirm(3) == to((0, 3, 2), go(1))
+    assert job.confirm(3) == job.begun(1, (0, 3, 2))
 
 
 def test_each_round_counts_the_workers_that_end_again():
-    job = at_work(spares=2)
+    job = running_job(spares=2)
     for number, (rank, spare) in enumerate([(1, 3), (3, 4)], 1):
         job.lose(rank, ended=True)
-        assert job.join(*job.connected) == to((0, spare, 2), go(number))
+        assert job.join(*job.connected) == job.begun(number, (0, spare, 2))
 
 
 # --- members that do not come -------------------------------------------------------
@@ -386,7 +385,7 @@ def test_each_round_counts_the_workers_that_end_again():
 def test_a_spare_takes_the_place_of_a_member_that_does_not_come():
     job = spare_job()
     assert job.come(0, 2, 3) == {}
-    assert job.wait(SPARE_AFTER + 10) == {SPARE_AFTER: to((0, 3, 2), go(0))}
+    assert job.wait(SPARE_AFTER + 10) == {SPARE_AFTER: job.begun(0, (0, 3, 2))}
     waited = [Waiting((1,), 10, ()), Waiting((1,), 40, ())]
     assert job.news == [*waited, replaced(0, (1, 1, 3))]
 
@@ -397,7 +396,7 @@ def test_a_member_that_comes_too_late_is_a_spare():
     job.come(0, 2, 3)
     job.wait(SPARE_AFTER)
     assert job.come(1) == {}
-    assert job.confirm() == to((0, 3, 2), go(0))
+    assert job.confirm() == job.begun(0, (0, 3, 2))
 
 
 def test_two_that_do_not_come_and_one_spare():
@@ -412,17 +411,17 @@ def test_two_that_do_not_come_and_one_spare():
     ("health_check", "seconds"), [(0, SPARE_AFTER), (100, KILL + 100)]
 )
 def test_a_restart_waits_for_the_health_check(health_check, seconds):
-    job = at_work(health_check=health_check)
+    job = running_job(health_check=health_check)
     fails(job, 0)
     assert job.join(0, 2, 3) == {}
-    assert job.wait(seconds + 10) == {seconds: to((0, 3, 2), go(1))}
+    assert job.wait(seconds + 10) == {seconds: job.begun(1, (0, 3, 2))}
 
 
 # --- too few members ----------------------------------------------------------------
 
 
 def test_two_are_lost_and_there_is_one_spare():
-    job = at_work()
+    job = running_job()
     job.lose(1, 2)
     job.join(0, 3)
     job.gone(1)
@@ -434,7 +433,7 @@ def test_two_are_lost_and_there_is_one_spare():
 
 def test_two_are_not_reached_and_there_is_one_spare():
     """They may come back."""
-    job = at_work()
+    job = running_job()
     job.lose(1, 2)
     job.join(0, 3)
     silent = Failure(Kind.SILENT, (1, 2), code=LEASE)
@@ -442,7 +441,7 @@ def test_two_are_not_reached_and_there_is_one_spare():
 
 
 def test_two_are_not_reached_and_one_comes_back():
-    job = at_work()
+    job = running_job()
     job.lose(1, 2)
     job.join(0, 3)
     assert job.wait(LEASE - 1) == {}
@@ -453,7 +452,7 @@ def test_two_are_not_reached_and_one_comes_back():
 @pytest.mark.parametrize(("join_timeout", "limit"), [(JOIN, JOIN), (1, LEASE)])
 def test_a_coordinator_with_few_members_waits_longer(join_timeout, limit):
     """The others may be a world, and want this one as a spare later."""
-    job = at_work(join_timeout=join_timeout)
+    job = running_job(join_timeout=join_timeout)
     job.lose(1, 2, 3)
     silent = Failure(Kind.SILENT, (1, 2, 3), code=limit)
     ended = job.ended(silent, out_at_end=(1, 2, 3), is_certain=False)
@@ -464,14 +463,14 @@ def test_a_coordinator_with_few_members_waits_longer(join_timeout, limit):
     ("lost", "has_quorum"), [((), True), ((1,), True), ((1, 2), False), ((3,), True)]
 )
 def test_whether_enough_are_connected(lost, has_quorum):
-    job = at_work()
+    job = running_job()
     job.lose(*lost)
     assert job.rounds.has_quorum is has_quorum
     assert job.connected == set(range(4)) - {*lost}
 
 
 def test_which_nodes_are_looked_for():
-    job = at_work()
+    job = running_job()
     job.lose(3)
     assert job.absent == set()  # all is well without it
     job.lose(1)
@@ -488,12 +487,12 @@ def test_which_nodes_are_looked_for():
 @pytest.mark.parametrize("is_restart", [False, True])
 def test_an_unhealthy_member_is_replaced(is_restart):
     """Its workers have ended: otherwise it would not have looked."""
-    job = at_work() if is_restart else spare_job().all_connected()
+    job = running_job() if is_restart else spare_job().all_connected()
     if is_restart:
         fails(job, 2, text="RuntimeError: CUDA error")
     job.join(0, 2, 3)
     sent = job.send(1, Unhealthy(UNFIT))
-    assert sent == to((0, 3, 2), go(int(is_restart))) | {1: [Excluded(1, UNFIT)]}
+    assert sent == job.begun(int(is_restart), (0, 3, 2)) | {1: [Excluded(1, UNFIT)]}
     cause = worker_failure(8, node=2, text="RuntimeError: CUDA error")
     because = cause if is_restart else None
     places = replaced(int(is_restart), (1, 1, 3), because=because)
@@ -505,7 +504,7 @@ def test_an_unhealthy_spare_takes_no_place():
     job.join(0, 1, 2, 4)
     job.send(3, Unhealthy(UNFIT))
     job.lose(1, ended=True)
-    assert job.join(0, 2, 4) == to((0, 4, 2), go(1))
+    assert job.join(0, 2, 4) == job.begun(1, (0, 4, 2))
 
 
 def test_too_many_are_unhealthy():
@@ -532,11 +531,11 @@ def test_an_excluded_member_hears_so_when_it_comes_back():
 
 
 def test_a_member_that_was_lost_twice_is_excluded():
-    job = at_work()
+    job = running_job()
     for number, (rank, spare) in enumerate([(1, 3), (3, 1), (1, 3)], 1):
         job.lose(rank, ended=True)
         left = [each for each in range(4) if each != rank]
-        assert job.join(*left) == to(job.active, go(number))
+        assert job.join(*left) == job.begun(number, job.active)
         assert spare in job.active
         out = "it was lost 2 times"
         is_told = Excluded(rank, out) in job.connect(rank)[rank]
@@ -559,7 +558,7 @@ def fail_on(job, rank):
 
 
 def test_a_node_that_is_the_first_to_fail_in_two_rounds_is_excluded():
-    job = at_work()
+    job = running_job()
     fail_on(job, 1)
     assert (job.active, job.record.suspect) == ((0, 1, 2), 1)
     sent = fail_on(job, 1)
@@ -570,14 +569,14 @@ def test_a_node_that_is_the_first_to_fail_in_two_rounds_is_excluded():
 
 
 def test_two_nodes_that_fail_in_turns_are_not_blamed():
-    job = at_work()
+    job = running_job()
     for rank in (1, 2, 1, 2):
         fail_on(job, rank)
     assert (job.active, job.record.excluded) == ((0, 1, 2), {})
 
 
 def test_no_node_is_blamed_if_nothing_could_take_its_place():
-    job = at_work()
+    job = running_job()
     job.lose(3)
     for _ in range(3):
         fail_on(job, 1)
@@ -585,7 +584,7 @@ def test_no_node_is_blamed_if_nothing_could_take_its_place():
 
 
 def test_a_script_that_also_fails_on_the_next_node():
-    job = at_work()
+    job = running_job()
     fail_on(job, 1)
     fail_on(job, 1)
     sent = fail_on(job, 3)
@@ -599,7 +598,7 @@ def test_a_script_that_also_fails_on_the_next_node():
 
 def test_the_first_worker_that_fails_counts():
     """The others lose their connection to it."""
-    job = at_work()
+    job = running_job()
     for _ in range(2):
         fails(job, 2, text="RuntimeError: Connection closed by peer")
         job.died(worker_failure(4, text="ValueError: bad batch 17"))
@@ -609,7 +608,7 @@ def test_the_first_worker_that_fails_counts():
 
 def test_a_lost_member_is_not_a_failure_of_the_script():
     """Workers fail because of it, on any node."""
-    job = at_work(spares=2)
+    job = running_job(spares=2)
     fail_on(job, 1)
     fails(job, 1)
     job.lose(2, ended=True)
@@ -625,7 +624,7 @@ def test_a_lost_member_is_not_a_failure_of_the_script():
     ("lost", "kind"), [(SimulatedJob.lose, Kind.LOST), (let_be_silent, Kind.SILENT)]
 )
 def test_no_restart_after_others_have_finished(lost, kind, done):
-    job = at_work()
+    job = running_job()
     job.finish(*done)
     lost(job, 1)
     assert (job.failure.kind, job.failure.nodes) == (kind, (1,))
@@ -633,7 +632,7 @@ def test_no_restart_after_others_have_finished(lost, kind, done):
 
 
 def test_a_member_that_has_finished_may_go():
-    job = at_work()
+    job = running_job()
     job.finish(1)
     job.lose(1)
     assert job.is_running
@@ -642,7 +641,7 @@ def test_a_member_that_has_finished_may_go():
 
 def test_a_round_may_end_without_members_that_have_ended():
     """The spare is killed, and a member ends its process when it has finished."""
-    job = at_work(nodes=3)
+    job = running_job(nodes=3)
     job.lose(2, ended=True)
     job.finish(0)
     job.lose(0, ended=True)
@@ -650,7 +649,7 @@ def test_a_round_may_end_without_members_that_have_ended():
 
 
 def test_lost_nodes_are_named_at_the_end():
-    job = at_work(spares=2)
+    job = running_job(spares=2)
     job.lose(1, ended=True)
     job.join(0, 2, 3, 4)
     job.send(4, Unhealthy(UNFIT))
@@ -659,7 +658,7 @@ def test_lost_nodes_are_named_at_the_end():
 
 @pytest.mark.parametrize("coordinator", [0, 2])
 def test_the_coordinator_reports_how_the_job_failed(coordinator):
-    job = at_work(coordinator=coordinator, max_restarts=0)
+    job = running_job(coordinator=coordinator, max_restarts=0)
     assert fails(job, 1) == job.ended(worker_failure(4))
 
 
@@ -673,14 +672,14 @@ def test_nodes_that_never_came_are_not_bad():
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_member_is_lost_and_no_restart_is_left(rank):
-    job = at_work(max_restarts=0)
+    job = running_job(max_restarts=0)
     sent = job.lose(rank)
     ended = job.ended(LOST[rank], out_at_end=(rank,))
     assert sent == ended | {rank: ["close"]}
 
 
 def test_a_second_agent_of_a_silent_member():
-    job = at_work()
+    job = running_job()
     job.coordinator.members.agents[2].silent_for = SILENCE - 1
     job.connect(2, connection="second", agent="second")
     ((_, sent),) = job.wait(1, 2).items()
@@ -691,7 +690,7 @@ def test_a_second_agent_of_a_silent_member():
 
 
 def test_a_member_comes_when_the_job_has_ended():
-    job = at_work()
+    job = running_job()
     job.lose(3)
     job.finish()
     assert job.connect(3) == {3: [welcome(age=(0, (0, 0))), Ended()]}
@@ -708,13 +707,13 @@ def test_a_node_that_gives_up_is_replaced(is_new):
     (*_, ended) = job.send(1, GaveUp(given_up))[1]
     assert ended == Ended(given_up, is_certain=False)
     assert job.failure is None
-    assert job.join(0, 2, 3) == to((0, 3, 2), go(0))
+    assert job.join(0, 2, 3) == job.begun(0, (0, 3, 2))
     excluded = Excluded(1, "HPC012 no GPU")
     assert job.news == [excluded, replaced(0, (1, 1, 3), because=given_up)]
 
 
 def test_two_nodes_give_up_and_there_is_one_spare():
-    job = at_work()
+    job = running_job()
     for rank in (3, 2):
         given_up = Failure(Kind.AGENT, (rank,), text="no space left")
         job.send(rank, GaveUp(given_up))
@@ -722,7 +721,7 @@ def test_two_nodes_give_up_and_there_is_one_spare():
 
 
 def test_a_replaced_member_comes_back_that_had_finished():
-    job = at_work()
+    job = running_job()
     job.lose(1, ended=True)
     job.join(0, 2, 3)
     assert job.is_running
@@ -745,7 +744,7 @@ def test_a_lone_excluded_member_gives_up():
 
 def test_a_late_second_is_counted_in_full():
     """Another coordinator, and the members, have also counted it."""
-    job = at_work()
+    job = running_job()
     job.coordinator.tick(SILENCE - 2)
     assert job.is_running
     job.coordinator.tick()
@@ -755,7 +754,7 @@ def test_a_late_second_is_counted_in_full():
 
 def test_a_member_that_is_lost_at_once_is_not_reported_as_silent():
     """The second that shows it comes late."""
-    job = at_work()
+    job = running_job()
     job.coordinator.tick(SILENCE - 11)
     job.receive(0, Heartbeat(1.0))
     job.coordinator.tick(12)
@@ -766,7 +765,7 @@ def test_a_member_that_is_lost_at_once_is_not_reported_as_silent():
 
 def test_time_for_workers_to_end_is_counted_in_ticks():
     """A suspended coordinator may have read nothing meanwhile."""
-    job = at_work()
+    job = running_job()
     job.lose(1)
     job.join(0, 2, 3)
     job.coordinator.tick(SILENCE - 1)
@@ -795,13 +794,13 @@ def test_what_is_no_heartbeat(seconds):
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_an_end_of_file_is_the_end_of_a_process_and_a_reset_is_silence(ended):
-    job = at_work()
+    job = running_job()
     job.lose(1, ended=ended)
     assert bool(job.join(0, 2, 3)) is ended
 
 
 def test_a_member_that_says_good_bye_has_no_workers():
-    job = at_work()
+    job = running_job()
     job.send(1, GaveUp(Failure(Kind.AGENT, (1,), text="no disk")))
     job.send(1, Bye())
-    assert job.join(0, 2, 3) == to((0, 3, 2), go(1))
+    assert job.join(0, 2, 3) == job.begun(1, (0, 3, 2))

@@ -12,8 +12,6 @@ from tests.support.simulated_job import (
     SILENCE,
     SimulatedJob,
     addresses,
-    go,
-    to,
     welcome,
 )
 from torchrun_hpc.failures.failure import Failure, Kind
@@ -57,7 +55,7 @@ def test_another_member_takes_over():
         leased=(0,),
     )
     job.gone(0)
-    assert job.sent() == to((1, 3, 2), go(2))
+    assert job.sent() == job.begun(2, (1, 3, 2))
     assert job.record.leased == ()
     assert job.news == [Replaced(((0, 0, 1),), 2, LOST)]
 
@@ -65,19 +63,19 @@ def test_another_member_takes_over():
 def test_the_workers_of_the_first_coordinator_have_time_to_end():
     job = taken_over(1, 2, 3)
     job.join(1, 2, 3)
-    assert job.wait(2 * LEASE) == {LEASE: to((1, 3, 2), go(2))}
+    assert job.wait(2 * LEASE) == {LEASE: job.begun(2, (1, 3, 2))}
 
 
 def test_the_workers_of_members_that_follow_have_time_to_end():
     job = taken_over(1, 2, 3)
     job.gone(0)
     assert job.join(1, 2) == {}
-    assert job.join(3) == to((1, 3, 2), go(2))
+    assert job.join(3) == job.begun(2, (1, 3, 2))
 
 
 def test_the_first_coordinator_comes_back():
     job = taken_over(0, 1, 2, 3)
-    assert job.join(0, 1, 2, 3) == to((0, 3, 2), go(2))
+    assert job.join(0, 1, 2, 3) == job.begun(2, (0, 3, 2))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,7 @@ def test_workers_of_a_round_before_the_one_that_was_prepared():
     job.join(1, 2, 3)
     job.gone(0)
     assert not job.is_running
-    assert job.wait(2 * LEASE) == {SILENCE + LEASE: to((1, 3, 2), go(2))}
+    assert job.wait(2 * LEASE) == {SILENCE + LEASE: job.begun(2, (1, 3, 2))}
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -171,7 +169,7 @@ def test_too_few_members_do_not_count_the_seconds_of_the_others():
 def test_the_first_coordinator_never_came():
     """All have looked for it as long as a spare waits. They do not look again."""
     job = SimulatedJob(first_record(4, 1, 0), spares=1, coordinator=1)
-    assert job.come(1, 2, 3) == to((3, 1, 2), go(0))
+    assert job.come(1, 2, 3) == job.begun(0, (3, 1, 2))
 
 
 def test_another_node_than_the_first_coordinates_from_the_beginning():
@@ -179,7 +177,7 @@ def test_another_node_than_the_first_coordinates_from_the_beginning():
     job = SimulatedJob(spares=1, coordinator=1)
     assert job.come(1, 2, 3) == {}
     assert job.rounds.ending.takeovers == 0
-    assert job.come(0) == to((0, 1, 2), go(0))
+    assert job.come(0) == job.begun(0, (0, 1, 2))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -229,7 +227,7 @@ def test_a_member_knows_of_a_newer_round():
     assert job.join(1, 2, 3) == {}  # what it knew of member 0 also counts
     record = job.record
     assert (record.term, record.round, record.active) == ((3, 1), 5, (1, 3, 2))
-    assert job.wait(2 * LEASE) == {LEASE: to((1, 3, 2), go(5))}
+    assert job.wait(2 * LEASE) == {LEASE: job.begun(5, (1, 3, 2))}
 
 
 def test_members_of_a_newer_round_have_time_to_end_their_workers():
@@ -237,7 +235,7 @@ def test_members_of_a_newer_round_have_time_to_end_their_workers():
     job = taken_over(1, 2)
     job.connect(3, knows=newer)
     assert job.join(1, 2, 3) == {}  # member 0 may be at work in the newer one
-    assert job.wait(2 * LEASE) == {LEASE: to((2, 3, 1), go(5))}
+    assert job.wait(2 * LEASE) == {LEASE: job.begun(5, (2, 3, 1))}
 
 
 @pytest.mark.parametrize("older", [replace(BEFORE, round=0, active=(0, 1, 2)), BEFORE])

@@ -177,13 +177,17 @@ def family(names):
     )
 
 
+families = st.lists(st.sampled_from([*map(family, FAMILIES)]), max_size=3)
+any_of_them = st.dictionaries(st.sampled_from(READ), values, max_size=3)
+
+
 @st.composite
 def environments(draw):
     """Variables of one launcher, or several, in a job, or none; and a host."""
     environ: dict[str, str] = {}
-    for names in draw(st.lists(st.sampled_from(FAMILIES), max_size=3)):
-        environ |= draw(family(names))
-    environ |= draw(st.dictionaries(st.sampled_from(READ), values, max_size=3))
+    for one_family in draw(families):
+        environ |= draw(one_family)
+    environ |= draw(any_of_them)
     return environ, draw(hostnames)
 
 
@@ -196,11 +200,14 @@ mutations = st.lists(
 )
 
 
+launches = st.sampled_from(recordings("")) | st.sampled_from(BY_SLURM)
+tasks = launches.flatmap(lambda name: st.sampled_from(recorded(name)))
+
+
 @st.composite
 def mutated_recordings(draw):
     """An environment that was recorded, half of them Slurm's, and a few accidents."""
-    launches = st.sampled_from(recordings("")) | st.sampled_from(BY_SLURM)
-    environ, hostname = draw(launches.flatmap(lambda n: st.sampled_from(recorded(n))))
+    environ, hostname = draw(tasks)
     for kind, name, other in draw(mutations):
         if kind == "set":
             changes = {name: other}

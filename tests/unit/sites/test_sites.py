@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -191,6 +192,7 @@ def test_each_sign_shows_its_site_and_no_other(name, data):
         assert find(environ, host).name == name
 
 
+@functools.cache
 def matching(pattern):
     return st.from_regex(pattern, fullmatch=True, alphabet=st.characters(codec="ascii"))
 

@@ -252,6 +252,7 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner)
     ),
+    max_leaves=10,
 )
 nearly = st.lists(
     st.fixed_dictionaries(dict.fromkeys(NAMES, json_values)),
