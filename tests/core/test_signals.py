@@ -9,7 +9,7 @@ import pytest
 from tests.support.cluster.commands import FORMS, SCRIPTS, column
 from tests.support.cluster.real_job import RealJob
 
-SCRIPT = str(SCRIPTS / "signals.py")
+SCRIPT = str(SCRIPTS / "note_signals.py")
 WORKERS = 4  # on two nodes
 
 

@@ -118,6 +118,12 @@ def test_values_are_named_by_what_they_are():
     assert [each for each in used if each[1] in PRONOUNS] == []
 
 
+def test_no_helper_of_the_tests_has_the_name_of_a_module():
+    helpers = {path.stem for path in (ROOT / "tests" / "support").rglob("*.py")}
+    modules = {part for name in MODULES for part in name.split(".")}
+    assert helpers & modules <= {"__init__"}
+
+
 def test_no_two_classes_share_a_name():
     """Each part of the agent has an `Extension`; no other class has this name."""
     names = [name for module in MODULES for name in classes(module)]

@@ -12,7 +12,7 @@ from tests.support.cluster.mpi import MPICH_4, OPENMPI, OPENMPI_4
 from tests.support.pages.blocks import block, replaced
 from tests.support.patience import until
 
-SCRIPT = str(SCRIPTS / "signals.py")
+SCRIPT = str(SCRIPTS / "note_signals.py")
 WORKERS = 4
 SMALL = {
     " --partition=PARTITION": "",

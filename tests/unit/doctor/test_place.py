@@ -79,7 +79,7 @@ def test_machines(rank):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "report_rank", "typed", "rank"),
+    ("nodes", "report_rank", "options", "rank"),
     [
         (3, 5, {"node_rank": 2}, 2),
         (3, 0, {"node_rank": 1}, 1),
@@ -88,19 +88,19 @@ def test_machines(rank):
         (2, 0, {}, 0),
     ],
 )
-def test_the_rank_of_a_machine(nodes, report_rank, typed, rank):
+def test_the_rank_of_a_machine(nodes, report_rank, options, rank):
     where = Meeting("c10d", nodes=nodes, report_rank=report_rank)
-    assert place._explicit_rank(where, read(explicit(typed))) == rank
+    assert place._explicit_rank(where, read(explicit(options))) == rank
 
 
 @pytest.mark.parametrize(
-    ("code", "backend", "typed", "text"),
+    ("code", "backend", "options", "text"),
     [
         ("HPC180", "c10d", {}, "one of 3 machines"),
         ("HPC010", "c10d", {"node_rank": -1}, "--node_rank=-1 is not a node"),
         ("HPC010", "etcd-v2", {"node_rank": 1}, "meet without etcd"),
     ],
 )
-def test_a_machine_that_has_no_rank(code, backend, typed, text):
-    where, options = Meeting(backend, nodes=3, report_rank=1), read(explicit(typed))
+def test_a_machine_that_has_no_rank(code, backend, options, text):
+    where, options = Meeting(backend, nodes=3, report_rank=1), read(explicit(options))
     refused(code, text, place._explicit_rank, where, options)

@@ -71,7 +71,7 @@ def test_variables(environ, expected):
     assert {v.source for v in found.options.given.values()} <= environ.keys()
 
 
-def test_what_was_typed_beats_its_variable():
+def test_an_option_beats_its_variable():
     environ = {"PET_NODE_RANK": "x", "PET_ROLE": "b"}
     found = command_line.parse(["--node-r=1", "--role=a", "main.py"], environ)
     assert {k: str(v) for k, v in found.options.given.items()} == {

@@ -14,8 +14,8 @@ from torchrun_hpc.options.command_line import OURS, TORCHRUN
 from torchrun_hpc.options.options import Options, read
 
 
-def of(_has_job=True, **typed):  # noqa: FBT002
-    return read(explicit(typed), has_job=_has_job)
+def of(_has_job=True, **asked):  # noqa: FBT002
+    return read(explicit(asked), has_job=_has_job)
 
 
 # --- what is set ----------------------------------------------------------------------
@@ -43,11 +43,11 @@ def test_what_has_no_field_is_still_set():
 
 
 def test_of_several_problems_the_first_is_told():
-    typed = {"master_port": -1, "nnodes": "two", "hpc_bind": "x", "rdzv_id": "mine"}
-    found = of(**typed)
+    asked = {"master_port": -1, "nnodes": "two", "hpc_bind": "x", "rdzv_id": "mine"}
+    found = of(**asked)
     assert found.problem.code == "HPC014"
     assert found.without(*found.wrong).given == explicit({"rdzv_id": "mine"})
-    assert of(**dict(reversed(typed.items()))).problem.code == "HPC014"
+    assert of(**dict(reversed(asked.items()))).problem.code == "HPC014"
 
 
 # --- the site, and the user -----------------------------------------------------------
@@ -64,10 +64,10 @@ def test_a_site_sets_what_the_user_has_not():
     assert (found.nnodes, found.given) == ((2, 2), explicit({"nnodes": "2"}))
 
 
-@pytest.mark.parametrize("typed", ["gpu", "none"])
-def test_the_user_is_stronger_than_a_site(typed):
-    found = of(hpc_bind=typed).with_site("here", SITE)
-    assert (found.hpc_bind, str(found["hpc_bind"])) == (typed, f"--hpc_bind={typed}")
+@pytest.mark.parametrize("asked", ["gpu", "none"])
+def test_the_user_is_stronger_than_a_site(asked):
+    found = of(hpc_bind=asked).with_site("here", SITE)
+    assert (found.hpc_bind, str(found["hpc_bind"])) == (asked, f"--hpc_bind={asked}")
     assert found.of_site.keys() == {"hpc_preload"}
     assert found.hpc_preload == ("torch", "numpy")
 
@@ -98,8 +98,8 @@ BACKENDS = [
     ({"nnodes": "1:2"}, "c10d", "static"),
     ({"nnodes": "two"}, "c10d", "c10d"),
     *(
-        (typed, "static", "static")
-        for typed in ({"node_rank": 0}, {"master_addr": "n1"}, {"master_port": 1})
+        (asked, "static", "static")
+        for asked in ({"node_rank": 0}, {"master_addr": "n1"}, {"master_port": 1})
     ),
     *(
         ({"rdzv_backend": name, "nnodes": "2", "master_port": 1}, name, name)
@@ -112,13 +112,13 @@ BACKENDS = [
 ]
 
 
-@pytest.mark.parametrize(("typed", "in_job", "alone"), BACKENDS)
-def test_backend(typed, in_job, alone):
+@pytest.mark.parametrize(("asked", "in_job", "alone"), BACKENDS)
+def test_backend(asked, in_job, alone):
     for has_job, expected in ((True, in_job), (False, alone)):
-        found = read(explicit(typed), has_job=has_job)
+        found = read(explicit(asked), has_job=has_job)
         assert found.backend == expected
         assert found.is_static is (expected == "static")
-        by_tcp = expected == "c10d" and "rdzv_conf" not in typed
+        by_tcp = expected == "c10d" and "rdzv_conf" not in asked
         assert found.is_c10d is by_tcp
 
 
@@ -145,9 +145,9 @@ ENDPOINTS = [
 ]
 
 
-@pytest.mark.parametrize(("typed", "expected", "written"), ENDPOINTS)
-def test_endpoint(typed, expected, written):
-    found = of(**typed)
+@pytest.mark.parametrize(("asked", "expected", "written"), ENDPOINTS)
+def test_endpoint(asked, expected, written):
+    found = of(**asked)
     assert (found.endpoint, found.problem) == (expected, None)
     if expected is None:
         assert found.endpoint_setting is None
@@ -162,7 +162,7 @@ def test_the_static_rendezvous_has_no_store_in_a_file():
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"),
+    ("asked", "expected"),
     [
         ({}, False),
         *(({"nnodes": text}, True) for text in ("1", "1:1", "01")),
@@ -172,16 +172,16 @@ def test_the_static_rendezvous_has_no_store_in_a_file():
         ({"standalone": False}, False),
     ],
 )
-def test_one_node_that_is_asked_for(typed, expected):
-    assert of(**typed).asks_for_one_node is expected
+def test_one_node_that_is_asked_for(asked, expected):
+    assert of(**asked).asks_for_one_node is expected
 
 
 # --- without some of them -------------------------------------------------------------
 
 
 def test_without():
-    typed = {"nnodes": "2", "local_addr": "n1", "rdzv_endpoint": "n1:7", "role": "a"}
-    found = of(**typed)
+    asked = {"nnodes": "2", "local_addr": "n1", "rdzv_endpoint": "n1:7", "role": "a"}
+    found = of(**asked)
     assert found.without() == found
     assert found.without("rdzv_id") == found  # it was not set
     less = found.without("local_addr", "rdzv_endpoint", "role")
@@ -232,11 +232,11 @@ anything = st.fixed_dictionaries(
 
 @settings(max_examples=500, deadline=None)
 @given(anything, st.booleans())
-def test_anything_typed_is_read_or_refused(typed, has_job):
-    options = read(explicit(typed), has_job=has_job)
+def test_any_options_are_read_or_refused(asked, has_job):
+    options = read(explicit(asked), has_job=has_job)
     assert options.problem is None or isinstance(options.problem, LaunchError)
-    assert options.given.items() <= explicit(typed).items()
-    wrong = typed.keys() - options.given.keys()
+    assert options.given.items() <= explicit(asked).items()
+    wrong = asked.keys() - options.given.keys()
     assert not wrong or options.problem is not None
     for name in wrong - {"rdzv_endpoint", "master_addr", "rdzv_conf"}:
         assert getattr(options, name) == getattr(Options(), name)
@@ -263,7 +263,7 @@ def test_each_option_is_read_once_for_a_plan(monkeypatch):
         monkeypatch.setattr(module, name, counted(getattr(module, name), made))
     nodes = tuple(f"jwb000{number}" for number in range(1, 5))
     hosts = {"jwb0004": "10.10.0.4", "jwb0004i": "10.20.0.4"}
-    typed = {
+    asked = {
         "nnodes": "4",
         "rdzv_endpoint": "jwb0001:29400",
         "rdzv_conf": "join_timeout=5",
@@ -273,7 +273,7 @@ def test_each_option_is_read_once_for_a_plan(monkeypatch):
             step(3, nodes=nodes),
             site=JSC,
             network=juelich(3, hosts=hosts),
-            options=typed,
+            options=asked,
         )
     )
     assert plan.meeting.endpoint == "jwb0001i:29400"

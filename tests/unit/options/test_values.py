@@ -114,11 +114,11 @@ BAD: dict[str, tuple[object, ...]] = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_what_can_be_used(name):
-    for typed, expected in GOOD[name].items():
-        found = read(explicit({name: typed}))
-        assert (getattr(found, name), found.problem) == (expected, None), typed
-        assert name in found, typed
-        assert str(found[name]) == f"--{name}={typed}", typed
+    for text, expected in GOOD[name].items():
+        found = read(explicit({name: text}))
+        assert (getattr(found, name), found.problem) == (expected, None), text
+        assert name in found, text
+        assert str(found[name]) == f"--{name}={text}", text
 
 
 def refusal_of(name, value, *, has_job):
@@ -154,7 +154,7 @@ def test_every_reader_has_good_values():
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"),
+    ("text", "expected"),
     [
         ("n1", ("n1", None)),
         ("n1:0", ("n1", 0)),
@@ -167,11 +167,11 @@ def test_every_reader_has_good_values():
         ("[fd00::1]:29400", ("fd00::1", 29400)),
     ],
 )
-def test_endpoints(typed, expected):
+def test_endpoints(text, expected):
     for name in "rdzv_endpoint", "master_addr":
-        found = read(explicit({name: typed}))
+        found = read(explicit({name: text}))
         assert (found.endpoint, found.problem) == (expected, None)
-        assert str(found.endpoint_setting) == f"--{name}={typed}"
+        assert str(found.endpoint_setting) == f"--{name}={text}"
 
 
 def test_workers_are_bound_once():

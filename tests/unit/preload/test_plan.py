@@ -46,7 +46,7 @@ def codes(messages):
 
 
 @pytest.mark.parametrize(
-    ("typed", "modules"),
+    ("asked", "modules"),
     [
         ("torch", ("torch",)),
         ("torch,torch.nn, numpy", ("torch", "torch.nn", "numpy")),
@@ -56,8 +56,8 @@ def codes(messages):
         ("auto", ("torch",)),
     ],
 )
-def test_modules(typed, modules):
-    found = planned(options={OPTION: typed} if typed else {})
+def test_modules(asked, modules):
+    found = planned(options={OPTION: asked} if asked else {})
     assert (found.modules if found else None) == modules
 
 
@@ -83,17 +83,17 @@ def test_variables_that_are_read_at_import():
     assert explicit_threads.variables == {"TORCH_X": "1", "UCX_Y": "2"}
 
 
-@pytest.mark.parametrize("typed", [None, "auto", "torch"])
-def test_nobody_is_warned_about_a_default(typed):
+@pytest.mark.parametrize("asked", [None, "auto", "torch"])
+def test_nobody_is_warned_about_a_default(asked):
     """An obstacle to the default does not prevent an explicit preload."""
-    options = {OPTION: typed} if typed else {}
+    options = {OPTION: asked} if asked else {}
     inputs = with_script(make_inputs(options=options | {"no_python": True}))
     preload = plan.preload_of(inputs)
     assert preload is not None
     assert preload.problem == "--no_python needs an exec"
     inputs = replace(inputs, preload=preload)
     found = make_plan(inputs).messages.advice
-    assert ("HPC169" in codes(found)) == (typed == "torch")
+    assert ("HPC169" in codes(found)) == (asked == "torch")
 
 
 def test_what_speaks_against_the_default():
@@ -168,7 +168,7 @@ def test_a_program_that_calls_torch_has_imported_it():
 
 
 @pytest.mark.parametrize(
-    ("typed", "environ", "workers"),
+    ("asked", "environ", "workers"),
     [
         (None, {}, 1),
         ("4", {}, 4),
@@ -182,20 +182,20 @@ def test_a_program_that_calls_torch_has_imported_it():
         ("many", {}, 8),
     ],
 )
-def test_workers_that_torch_has_not_counted(typed, environ, workers):
-    options = {} if typed is None else {"nproc_per_node": typed}
+def test_workers_that_torch_has_not_counted(asked, environ, workers):
+    options = {} if asked is None else {"nproc_per_node": asked}
     gpus = slurm.promise(environ).gpus_on_node.value
     assert likely_workers(read(explicit(options)), environ, 8, gpus) == workers
 
 
 @pytest.mark.parametrize(
-    ("typed", "environ", "gpus", "workers"),
+    ("asked", "environ", "gpus", "workers"),
     [
         ("gpu", {}, 1, 1),
         ("gpu", {"CUDA_VISIBLE_DEVICES": "0,1"}, 4, 2),
         ("cpu", {}, 4, 8),
     ],
 )
-def test_gpus_that_no_variable_names(typed, environ, gpus, workers):
-    options = read(explicit({"nproc_per_node": typed}))
+def test_gpus_that_no_variable_names(asked, environ, gpus, workers):
+    options = read(explicit({"nproc_per_node": asked}))
     assert likely_workers(options, environ, 8, gpus) == workers

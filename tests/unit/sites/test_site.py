@@ -173,7 +173,7 @@ def test_where_files_are_looked_for(environ, found, tmp_path, monkeypatch):
 # --- an explicit file ------------------------------------------------------------
 
 
-def test_the_only_system_of_a_typed_file(tmp_path, folders):
+def test_the_only_system_of_a_file_that_is_passed(tmp_path, folders):
     """No other file is read."""
     site_file(folders.users, "broken.toml", "[")
     file = site_file(tmp_path, "mine", system("mine", "{ host = 'elsewhere' }"))
@@ -190,7 +190,7 @@ def test_a_file_in_this_folder_needs_its_ending(tmp_path, monkeypatch):
     assert fault.value.code == "HPC040"
 
 
-def test_the_recognised_system_of_a_typed_file(tmp_path):
+def test_the_recognised_system_of_a_file_that_is_passed(tmp_path):
     file = site_file(
         tmp_path,
         "mine.toml",
