@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # Prints what a tier has cost, at its end.
-TIER = $(BIN)/python tests/support/tier.py $@ $(BIN)/python -m pytest -n 3
+TIER = $(BIN)/python tests/support/tier.py $@ $(BIN)/python -m pytest --dist loadgroup
 
 .PHONY: demo test test-all lint unit core more docs cluster matrix patches-check
 .PHONY: benchmark cold scale endurance signals clean
@@ -30,12 +30,13 @@ lint: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# These wait for nothing: a third process would only collect all tests once more.
 unit: .venv/installed
-	$(TIER) --dist loadgroup --timeout=850 tests/unit
+	$(TIER) -n 2 --timeout=850 tests/unit
 
 core: .venv/installed
 	tests/support/cluster/install.sh
-	$(TIER) --dist loadgroup --timeout=850 tests/core
+	$(TIER) -n 3 --timeout=850 tests/core
 
 # The slowest rooms come first. Otherwise one of them would run alone at the end.
 FIRST := $(patsubst %,tests/more/%/,faults documentation frameworks launchers)
@@ -43,7 +44,7 @@ MORE := $(FIRST) $(filter-out $(FIRST),$(wildcard tests/more/*/))
 more: docs .venv/frameworks
 	tests/support/cluster/install.sh all
 	tests/more/packaging/install.sh
-	$(TIER) --dist loadgroup --timeout=850 --no-loadscope-reorder $(RERUNS) $(MORE)
+	$(TIER) -n 3 --timeout=850 --no-loadscope-reorder $(RERUNS) $(MORE)
 
 # The site of the documentation, in build/site.
 docs: .venv/docs

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.python_programs import load
-from tests.unit.test_structure import MODULES, PACKAGE
+from tests.support.syntax import PACKAGE, modules
 
 CONSTANTS = load(ROOT / "docs" / "write_constants.py")
 VARIABLES, LIMITS = [*CONSTANTS.variables()], [*CONSTANTS.limits()]
@@ -50,7 +50,7 @@ def is_declaration(node, name):
 
 def texts(name):
     """Yield the texts of a module besides docstrings and declarations."""
-    outside = [n for n in MODULES[name].body if not is_declaration(n, name)]
+    outside = [n for n in modules()[name].body if not is_declaration(n, name)]
     nodes = [node for statement in outside for node in ast.walk(statement)]
     docstrings = {n.value for n in nodes if isinstance(n, ast.Expr)}
     for node in nodes:
@@ -66,15 +66,15 @@ def written(text):
 
 
 def test_no_variable_is_written_elsewhere():
-    names = [name for name in MODULES if not name.startswith(ELSEWHERE)]
+    names = [name for name in modules() if not name.startswith(ELSEWHERE)]
     found = {(n, each) for n in names for text in texts(n) for each in written(text)}
     assert found == ALLOWED
 
 
 def test_the_environment_is_read_by_declared_names():
     keys = []
-    for name in (name for name in MODULES if not name.startswith(ELSEWHERE)):
-        for node in ast.walk(MODULES[name]):
+    for name in (name for name in modules() if not name.startswith(ELSEWHERE)):
+        for node in ast.walk(modules()[name]):
             match node:
                 case ast.Call(
                     ast.Attribute(of, "get" | "pop"), [ast.Constant(key), *_]
@@ -133,7 +133,7 @@ def test_each_limit_has_a_reason_and_an_end(each):
 def test_each_limit_is_declared_once_and_used():
     names = [each.name for each in LIMITS]
     assert len(names) == len({*names})
-    nodes = [node for tree in MODULES.values() for node in ast.walk(tree)]
+    nodes = [node for tree in modules().values() for node in ast.walk(tree)]
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     assert {*names} <= used
 
@@ -146,7 +146,7 @@ def seconds(name):
     path = PACKAGE.parent.joinpath(*name.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     lines = path.read_text(encoding="utf-8").splitlines()
-    for node in MODULES[name].body:
+    for node in modules()[name].body:
         if not (isinstance(node, ast.Assign) and is_number(node.value)):
             continue
         before = lines[node.lineno - 2]
@@ -167,5 +167,5 @@ def is_number(value):
 
 def test_no_limit_is_declared_elsewhere():
     places = (ELSEWHERE, "torchrun_hpc.limits", *JUDGES)
-    names = [name for name in MODULES if not name.startswith(places)]
+    names = [name for name in modules() if not name.startswith(places)]
     assert {limit for name in names for limit in seconds(name)} == NO_LIMITS

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 
 from tests.support import ROOT
 from tests.support.python_programs import load
+from tests.support.syntax import modules
 
 CODE = re.compile(r"\bHPC[0-9]{3}\b")
 WRITER = load(ROOT / "docs" / "write_messages.py")
@@ -19,9 +21,6 @@ def texts(folder):
     return {
         path: path.read_text(encoding="utf-8") for path in (ROOT / folder).rglob("*.py")
     }
-
-
-TREES = {path: ast.parse(text) for path, text in texts("torchrun_hpc").items()}
 
 
 def strings(tree):
@@ -36,13 +35,15 @@ def strings(tree):
     ]
 
 
-# Places that find the same problem share its code.
-CODES = {
-    code
-    for tree in TREES.values()
-    for text in strings(tree)
-    for code in CODE.findall(text)
-}
+@functools.cache
+def codes_in_use():
+    """Return the codes in the package. Places that find one problem share its code."""
+    return {
+        code
+        for tree in modules().values()
+        for text in strings(tree)
+        for code in CODE.findall(text)
+    }
 
 
 def entries():
@@ -57,7 +58,7 @@ def entries():
 def test_every_code_is_explained_once():
     codes = Counter(code for code, _ in entries())
     aliases = Counter(old for _, entry in entries() for old in entry.get("aliases", ()))
-    assert {*codes} ^ CODES == set()
+    assert {*codes} ^ codes_in_use() == set()
     assert max((codes + aliases).values()) == 1
     for code, entry in entries():
         assert FIELDS <= {*entry} <= {*FIELDS, "aliases"}, code
@@ -77,7 +78,7 @@ def test_no_code_that_is_gone_comes_back():
     log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     gone = CODE.findall("".join(re.findall(r"Codes that are gone:[^.]*", log)))
     assert gone
-    assert {*gone} & CODES == set()
+    assert {*gone} & codes_in_use() == set()
 
 
 def test_every_code_is_in_a_test():
@@ -86,14 +87,14 @@ def test_every_code_is_in_a_test():
     files = [*unit.glob("environments/*.json"), *unit.glob("*/golden/*.txt")]
     tests = [*texts("tests").values(), *(path.read_text("utf-8") for path in files)]
     tested = {code for text in tests for code in CODE.findall(text)}
-    assert sorted(CODES - tested) == []
+    assert sorted(codes_in_use() - tested) == []
 
 
 def test_every_message_is_made_with_a_code():
     """A code that is not written where the message is made could not be found."""
     made = [
         (path, node)
-        for path, tree in TREES.items()
+        for path, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and getattr(node.func, "id", "") in {"LaunchError", "Message"}

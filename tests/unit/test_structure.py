@@ -6,40 +6,26 @@ import ast
 from graphlib import CycleError, TopologicalSorter
 
 from tests.support import ROOT
-
-PACKAGE = ROOT / "torchrun_hpc"
-
-
-def modules():
-    """Return the syntax trees of the package's modules, by their names."""
-    trees = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        text = path.read_text(encoding="utf-8")
-        trees[".".join(parts).removesuffix(".__init__")] = ast.parse(text, path)
-    return trees
-
-
-MODULES = modules()
+from tests.support.syntax import PACKAGE, modules
 
 
 def imports(name):
     """Return the modules that a module imports, at any time or for its types."""
     found: set[str] = set()
-    for node in ast.walk(MODULES[name]):
+    for node in ast.walk(modules()[name]):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             full = (f"{node.module}.{alias.name}" for alias in node.names)
-            found.update(n if n in MODULES else str(node.module) for n in full)
+            found.update(n if n in modules() else str(node.module) for n in full)
     # Of the package itself it is its version; Python imports it with any module.
-    return found & MODULES.keys() - {PACKAGE.name, name}
+    return found & modules().keys() - {PACKAGE.name, name}
 
 
 def test_there_is_no_circle():
     circle = []
     try:
-        TopologicalSorter({name: imports(name) for name in MODULES}).prepare()
+        TopologicalSorter({name: imports(name) for name in modules()}).prepare()
     except CycleError as error:
         circle = error.args[1]
     assert not circle
@@ -52,8 +38,8 @@ def room_of(name):
 
 
 def test_there_is_no_circle_of_folders():
-    rooms: dict[str, set[str]] = {room_of(name): set() for name in MODULES}
-    for name in MODULES:
+    rooms: dict[str, set[str]] = {room_of(name): set() for name in modules()}
+    for name in modules():
         rooms[room_of(name)] |= {*map(room_of, imports(name))} - {room_of(name)}
     circle = []
     try:
@@ -65,7 +51,7 @@ def test_there_is_no_circle_of_folders():
 
 def classes(name):
     """Return the classes of a module, by their names."""
-    body = MODULES[name].body
+    body = modules()[name].body
     return {node.name: node for node in body if isinstance(node, ast.ClassDef)}
 
 
@@ -80,7 +66,7 @@ def private_names(of):
 
 def test_no_class_uses_private_names_of_a_class_of_another_module():
     used = []
-    for name in MODULES:
+    for name in modules():
         others = [classes(other) for other in imports(name)]
         for each in classes(name).values():
             own = {n for n in private_names(each) if n[0] == "_" != n[1]}
@@ -114,21 +100,21 @@ def names_of_values(tree):
 
 
 def test_values_are_named_by_what_they_are():
-    used = [(n, x) for n, tree in MODULES.items() for x in names_of_values(tree)]
+    used = [(n, x) for n, tree in modules().items() for x in names_of_values(tree)]
     assert [each for each in used if each[1] in PRONOUNS] == []
 
 
 def test_no_helper_of_the_tests_has_the_name_of_a_module():
     helpers = {path.stem for path in (ROOT / "tests" / "support").rglob("*.py")}
-    modules = {part for name in MODULES for part in name.split(".")}
-    assert helpers & modules <= {"__init__"}
+    names = {part for name in modules() for part in name.split(".")}
+    assert helpers & names <= {"__init__"}
 
 
 def test_no_two_classes_share_a_name():
     """Each part of the agent has an `Extension`; no other class has this name."""
-    names = [name for module in MODULES for name in classes(module)]
+    names = [name for module in modules() for name in classes(module)]
     assert sorted(names) == sorted({*names})
-    every = (node for tree in MODULES.values() for node in ast.walk(tree))
+    every = (node for tree in modules().values() for node in ast.walk(tree))
     every_name = [node.name for node in every if isinstance(node, ast.ClassDef)]
     repeated = {name for name in every_name if every_name.count(name) > 1}
     assert repeated == {"Extension"}
@@ -148,7 +134,7 @@ MAY_ASK = {
 def test_the_mode_is_decided_in_one_place():
     asking = {
         name
-        for name, tree in MODULES.items()
+        for name, tree in modules().items()
         for node in ast.walk(tree)
         for field in ("id", "attr", "name")
         if getattr(node, field, None) in OF_THE_MODE
