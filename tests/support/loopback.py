@@ -1,7 +1,7 @@
 """Agents and their coordinator over loopback: real sockets, no torch, a clock by hand.
 
-Time stands still for all of them until a test lets it pass: if something ends without
-that, it has waited for nothing.
+Time stands still for all of them until a test lets it pass. Whatever ends before that
+did not wait for a limit.
 """
 
 from __future__ import annotations

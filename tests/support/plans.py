@@ -103,7 +103,7 @@ def mode_of(inputs: Inputs, *, has_agent: bool = False) -> Mode:
 
 # --- plans ----------------------------------------------------------------------------
 
-# A plan that no inputs led to. A test replaces the parts that it is about.
+# A plan with default parts. A test replaces those that it checks.
 PLAN = LaunchPlan(Mode.SEVERAL_NODES, Options(), Meeting("c10d"), Workers())
 
 

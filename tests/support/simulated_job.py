@@ -183,7 +183,7 @@ class SimulatedJob:
     Args:
         record: The coordinator's knowledge of the job; by default, the job is new.
         spares: How many of the nodes are spares. There are three others by default.
-        coordinates: Whether the coordinator is more than on standby.
+        coordinates: Whether it coordinates from the beginning, or is on standby.
         **changes: Other settings.
 
     Attributes:
@@ -283,8 +283,8 @@ class SimulatedJob:
     def sent(self) -> dict[Hashable, list[Any]]:
         """Return what was sent since the last call: connection to messages.
 
-        A closed connection is the text "close". `news`, `records` and `heartbeats` are
-        left out.
+        The end of a connection is the text "close" or "reset". `news`, `records` and
+        `heartbeats` are left out.
         """
         sent = defaultdict(list)
         while self.coordinator.outbox:
@@ -292,7 +292,7 @@ class SimulatedJob:
             self.coordinator.outbox.clear()
             for connection, message in outbox:
                 if isinstance(message, Close):
-                    sent[connection].append("close")
+                    sent[connection].append(message.name.lower())
                     continue
                 arrived = as_sent(message, FROM_COORDINATOR)
                 rank = self.coordinator.members.rank_of(connection)

@@ -1,4 +1,4 @@
-"""Launches on the test cluster. `launch` waits for the end; a `RealJob` runs beside.
+"""Launches on the test cluster. `launch` waits for the end; a `RealJob` runs meanwhile.
 
 A test reads the end of a launch::
 
@@ -241,7 +241,7 @@ class RealJob(Program):
             - nodes: How many nodes.
             - hosts: The nodes, if Slurm does not choose them.
             - tasks: Tasks on each node.
-            - srun: What comes before the launcher: options of srun, or a program.
+            - srun: The words between srun and the launcher: options, or a program.
             - first: Shell commands that each task runs first. They may run the launcher
               themselves, as ``"$@"``, and exit.
             - program: The launcher, or another of its commands.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -20,6 +20,7 @@ from torchrun_hpc.planning.meeting import Meeting
 MEETING = planned().meeting
 LINES = ("Traceback (most recent call last):", CAUSE)
 FIRST = worker_failure(5, text=CAUSE, lines=LINES)
+FAILED_AT = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(FIRST.time))
 JOB = Meeting(
     "c10d",
     nodes=3,
@@ -67,7 +68,7 @@ def test_reports(capsys, golden):
     for case, summary in REPORTS.items():
         report.write(summary, MEETING)
         text = capsys.readouterr().err
-        texts[case] = re.sub(r" at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", " at TIME", text)
+        texts[case] = text.replace(f" at {FAILED_AT}", " at TIME")
     golden(texts)
 
 

@@ -269,6 +269,8 @@ def test_gloo_interface_that_gloo_would_crash_on(value):
         )
         assert str(error).endswith(f"of this node. {hint}"), job
         assert error.everywhere is value.startswith(("^", "=")), job
+    environ = {"GLOO_SOCKET_IFNAME": value}
+    refused("HPC054", f"no interface {part}", planned_at, BLOCK, 0, environ=environ)
 
 
 @pytest.mark.parametrize("value", ["ib0", "eth0,ib0", "ib0,", "x", "^", "=", ""])

@@ -540,3 +540,7 @@ def test_any_text_in_the_variables(inputs):
     assert all(re.match(remedy, x, re.DOTALL) for x in found)
     if inputs.node.workers > inputs.node.cpus:
         assert codes[:1] in (["HPC091"], ["HPC092"])
+    environ = inputs.environ
+    visible = {resources._listed(environ[n]) for n in resources.VISIBLE if n in environ}
+    if not min(visible, default=inputs.node.gpus):
+        assert not {"HPC095", "HPC096", "HPC097"}.intersection(codes)

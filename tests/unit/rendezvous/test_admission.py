@@ -68,7 +68,7 @@ def test_the_first_one_is_gone_and_the_second_is_accepted():
     job = SimulatedJob(max_restarts=1).at_work()
     second_agent(job)
     sent = job.lose(1)
-    assert sent == to((0, 2), over(0)) | {1: ["close"], "second": [welcome(1)]}
+    assert sent == to((0, 2), over(0)) | {1: ["reset"], "second": [welcome(1)]}
     assert job.news == [Lost(1)]
     job.join(0, 2)
     assert job.send("second", Join())["second"] == [go(1)]
@@ -86,7 +86,7 @@ def test_the_first_one_says_nothing_and_the_second_is_accepted():
     job = SimulatedJob(max_restarts=1).at_work()
     second_agent(job)
     assert job.wait(limits.CANDIDATE_TIMEOUT - 1, 1) == {}
-    sent = to((0, 2), over(0)) | {1: ["close"], "second": [welcome(1)]}
+    sent = to((0, 2), over(0)) | {1: ["reset"], "second": [welcome(1)]}
     assert job.wait(1, 1) == {1: sent}
     assert job.news == [Lost(1)]
 
@@ -132,7 +132,7 @@ def test_an_agent_that_connects_anew_is_accepted_first():
     """It knows nothing of the round that ends. Its first connection ends later."""
     job = SimulatedJob(max_restarts=1).at_work()
     sent = job.connect(1, connection="again")
-    assert sent == to((0, 2), over(0)) | {1: ["close"], "again": [welcome(1)]}
+    assert sent == to((0, 2), over(0)) | {1: ["reset"], "again": [welcome(1)]}
     assert job.lose(1) == {}
     assert job.failure is None
 

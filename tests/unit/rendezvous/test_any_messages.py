@@ -41,6 +41,7 @@ from torchrun_hpc.rendezvous.protocol import (
 )
 from torchrun_hpc.wire import WireError
 
+ENDS = ("close", "reset")
 BAD = "ValueError: bad batch {}"
 CLOSED = "RuntimeError: Connection closed by peer [10.20.0.{}]:4711"
 
@@ -177,11 +178,11 @@ class AnyCoordinator(RuleBasedStateMachine):
         self.job.records.clear()
         for connection, messages in sent.items():
             for message in messages:
-                if connection in self.open and message != "close":
+                if connection in self.open and message not in ENDS:
                     self.arrived(connection, message)
         if any(isinstance(m, Go) for messages in sent.values() for m in messages):
             self.joined.clear()
-        closed = {each for each, messages in sent.items() if "close" in messages}
+        closed = {each for each, messages in sent.items() if messages[-1] in ENDS}
         for connection in closed & self.open:
             self.lose(connection)
         if sent:

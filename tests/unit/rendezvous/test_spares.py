@@ -170,9 +170,14 @@ def test_the_first_active_member_gives_the_address_of_the_workers_store():
     assert job.confirm(2) == job.begun(0, (2, 1, 0))
 
 
-def records_of(job):
-    """Return the records that were sent, by connection, without the parts of rounds."""
-    return {each: message for each, message in job.records if type(message) is Record}
+def assert_all_know(job, *ranks):
+    """Check that each node was sent the record; the others get parts of addresses."""
+    sent = {each: record for each, record in job.records if type(record) is Record}
+    assert sorted(sent) == [*ranks]
+    for record in sent.values():
+        assert replace(record, addresses=job.record.addresses) == job.record
+        assert record.addresses.items() <= job.record.addresses.items()
+    assert sent[min(ranks)] == job.record
 
 
 def test_all_hear_where_a_member_is_that_may_have_to_take_over():
@@ -184,9 +189,7 @@ def test_all_hear_where_a_member_is_that_may_have_to_take_over():
     job.records.clear()
     job.wait(1)
     assert job.record.addresses == addresses(0, 1, 2, 3)
-    sent = records_of(job)
-    assert sorted(sent) == [0, 1, 2, 3]
-    assert sent[0] == job.record
+    assert_all_know(job, 0, 1, 2, 3)
     job.records.clear()
     job.wait(30)
     assert job.records == []
@@ -259,7 +262,7 @@ def test_a_member_that_does_not_say_where_it_is_takes_no_part():
 def test_a_spare_takes_the_place_of_a_lost_member(rank):
     job = running_job()
     left = [each for each in range(4) if each != rank]
-    assert job.lose(rank) == to(left, over(0)) | {rank: ["close"]}
+    assert job.lose(rank) == to(left, over(0)) | {rank: ["reset"]}
     job.gone(rank)
     active = tuple(3 if each == rank else each for each in range(3))
     assert job.join(*left) == job.begun(1, active)
@@ -358,7 +361,7 @@ def test_an_active_member_that_connects_again_begins_another_round():
     job = running_job()
     sent = job.connect(1, connection="again")
     again = {"again": [welcome(1, age=(0, (0, 0)))]}
-    assert sent == to((0, 2, 3), over(0)) | {1: ["close"]} | again
+    assert sent == to((0, 2, 3), over(0)) | {1: ["reset"]} | again
 
 
 def test_a_member_that_is_lost_before_the_round_begins():
@@ -675,7 +678,7 @@ def test_a_member_is_lost_and_no_restart_is_left(rank):
     job = running_job(max_restarts=0)
     sent = job.lose(rank)
     ended = job.ended(LOST[rank], out_at_end=(rank,))
-    assert sent == ended | {rank: ["close"]}
+    assert sent == ended | {rank: ["reset"]}
 
 
 def test_a_second_agent_of_a_silent_member():
@@ -683,7 +686,7 @@ def test_a_second_agent_of_a_silent_member():
     job.coordinator.members.agents[2].silent_for = SILENCE - 1
     job.connect(2, connection="second", agent="second")
     ((_, sent),) = job.wait(1, 2).items()
-    assert sent[2] == ["close"]
+    assert sent[2] == ["reset"]
     assert isinstance(sent["second"][0], Welcome)
     job.lose("second")
     assert job.failure is None

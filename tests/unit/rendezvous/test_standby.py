@@ -98,7 +98,7 @@ def test_the_end_of_a_connection():
 
 def test_time_passes_for_the_coordinator():
     job = coordinating(2)
-    assert job.wait(SILENCE, 2) == {SILENCE: {2: ["close"]}}
+    assert job.wait(SILENCE, 2) == {SILENCE: {2: ["reset"]}}
     assert job.connected == set()
 
 
@@ -145,7 +145,7 @@ def test_it_steps_down():
     assert job.coordinator.step_down()
     outbox = [*job.coordinator.outbox]
     assert outbox == [(1, Close.RESET), (2, Close.RESET)]  # its process lives
-    assert job.sent() == to((1, 2), "close")
+    assert job.sent() == to((1, 2), "reset")
     assert job.rounds.phase is Phase.STANDBY
     job.lose(1, 2)
     assert ask(job, 2) == {"peer": [Standby(), "close"]}

@@ -66,6 +66,24 @@ def test_the_workers_of_the_first_coordinator_have_time_to_end():
     assert job.wait(2 * LEASE) == {LEASE: job.begun(2, (1, 3, 2))}
 
 
+def test_a_member_that_comes_while_workers_of_others_may_run():
+    """All hear of it when the round has begun, although some were asked again."""
+    job = taken_over(2, 3)
+    job.connect(1, knows=BEFORE)
+    job.confirms = False
+    job.join(1, 2, 3)
+    job.wait(3)
+    job.connect(0, knows=BEFORE)
+    job.wait(LEASE - 4)
+    job.confirm()
+    job.records.clear()
+    job.wait(2)
+    assert job.is_running
+    records = [each for _, each in job.records if type(each) is Record]
+    assert records
+    assert all(0 in record.addresses for record in records)
+
+
 def test_the_workers_of_members_that_follow_have_time_to_end():
     job = taken_over(1, 2, 3)
     job.gone(0)

@@ -72,6 +72,7 @@ def described(rank=0, nodes=2, *, job=True, options=None, environment=None, **ch
 def text(*nodes, part="", missing=(), limit=60):
     """Return a dry run, or the paragraph in it that begins with a word."""
     shown = tables.render(nodes, missing, limit)
+    assert shown.startswith("NOT OK: " if missing else "OK: ")
     assert shown.endswith("\n")
     paragraphs = shown.removesuffix("\n").split("\n\n")
     return next(x for x in paragraphs if x.startswith(part)) if part else shown

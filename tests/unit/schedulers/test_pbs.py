@@ -269,6 +269,7 @@ WRONG_FILES = {
 
 @pytest.mark.parametrize(("text", "shown"), WRONG_FILES.values(), ids=WRONG_FILES)
 def test_a_node_file_that_is_none(text, shown, monkeypatch):
+    assert detector._MOST_LINES == 2**20
     monkeypatch.setattr(detector, "_MOST_LINES", 100)
     start = "HPC140 PBS_NODEFILE does not list the job's hosts: "
     for name in "pbs-script", "pbs-openmpi-4.1.4", "pbs-mpich-4.0.2":
