@@ -15,8 +15,8 @@ from tests.support.processes import run_launcher, run_python
 pytestmark = needs_two_cpus
 
 
-def test_each_worker_has_cpus_of_its_own(tmp_path):
-    assert_bound(tmp_path)
+def test_workers_by_exec_have_cpus_of_their_own(tmp_path):
+    assert_bound(tmp_path, "--hpc-preload=none")
 
 
 def test_too_few_cpus_are_shared(tmp_path):
