@@ -25,7 +25,7 @@ def test_training_with_pauses_is_no_stall(juelich):
     options = ("--nproc_per_node=3", "--hpc-stall-report=6")
     environ = JUELICH | FORMS["fork"]
     done = launch(juelich, *options, script=[HEALTHY, "14"], environ=environ)
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
     assert START in done.stderr
     assert not re.search("HPC17[1-9]", done.stderr)
 
