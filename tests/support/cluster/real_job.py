@@ -298,8 +298,10 @@ class RealJob(Program):
         return [each for each in self.processes(*nodes) if program_of(each) == name]
 
     def agents(self, *nodes: int) -> list[psutil.Process]:
-        """Return the agents, by node."""
-        return self.programs("torchrun_hpc", *nodes)
+        """Return the agents, by node: their forks may have the same command line."""
+        launchers = self.programs("torchrun_hpc", *nodes)
+        numbers = {each.pid for each in launchers}
+        return [each for each in launchers if _parent_of(each) not in numbers]
 
     def workers(self) -> list[psutil.Process]:
         """Return the workers, by node."""
@@ -436,6 +438,13 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 def ended(*processes: psutil.Process) -> bool:
     """Return whether processes have ended, collected or not."""
     return not any(map(_runs, processes))
+
+
+def _parent_of(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def _runs(process: psutil.Process) -> bool:
