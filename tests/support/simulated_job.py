@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
     from torchrun_hpc.rendezvous.record import Address
     from torchrun_hpc.rendezvous.roster import Roster
     from torchrun_hpc.rendezvous.rounds import Rounds
+
+# What was sent: by connection, its messages in order.
+Sent: TypeAlias = "dict[Hashable, list[Any]]"
 
 # Seconds.
 SILENCE, KILL, SPARE_AFTER, JOIN = 40, 5, 60, 200
@@ -138,7 +141,7 @@ def each_wrong(values: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
     return [{name: value} for name in values for value in values[name]]
 
 
-def to(connections: Iterable[Hashable], *messages: Any) -> dict[Hashable, list[Any]]:
+def to(connections: Iterable[Hashable], *messages: Any) -> Sent:
     """Return what is sent if each of these connections gets the same messages."""
     return {connection: list(messages) for connection in connections}
 
@@ -169,6 +172,9 @@ def addresses(*ranks: int) -> dict[int, Address]:
 
 
 KILLED = worker_failure(5, code=-9)
+# Causes: a fault of the script, and a consequence of a fault on another node.
+BAD = "ValueError: bad batch {}"
+CLOSED = "RuntimeError: Connection closed by peer [10.20.0.{}]:4711"
 
 
 # --- the job --------------------------------------------------------------------------
@@ -217,7 +223,6 @@ class SimulatedJob:
         self.records: list[tuple[Hashable, Prepare | Record]] = []
         self.heartbeats: list[tuple[Hashable, Heartbeat]] = []
         self._members: dict[Hashable, Member] = {}
-        self._next: Member | None = None
 
     def _member(self, rank: int, record: Record) -> Member:
         member = Member(rank, record)
@@ -280,7 +285,7 @@ class SimulatedJob:
 
     # --- messages -----------------------------------------------------------------
 
-    def sent(self) -> dict[Hashable, list[Any]]:
+    def sent(self) -> Sent:
         """Return what was sent since the last call: connection to messages.
 
         The end of a connection is the text "close" or "reset". `news`, `records` and
@@ -311,8 +316,8 @@ class SimulatedJob:
     def _answer(self, connection: Hashable, rank: int, message: Any) -> None:
         """Let a member answer at once what it is asked."""
         if isinstance(message, Welcome):
-            member = self._next or self._member(rank, self._first)
-            self._members[connection] = member
+            member = self._member(rank, self._first)
+            member = self._members.setdefault(connection, member)
             for reply in member.accepted(message):
                 self.receive(connection, reply)
         elif isinstance(message, Prepare) and self.confirms:
@@ -327,12 +332,12 @@ class SimulatedJob:
         """Let the coordinator handle a message."""
         self.coordinator.receive(connection, as_sent(message, FROM_AGENT))
 
-    def send(self, connection: Hashable, message: Any) -> dict[Hashable, list[Any]]:
+    def send(self, connection: Hashable, message: Any) -> Sent:
         """Send a message; return what is sent because of it."""
         self.receive(connection, message)
         return self.sent()
 
-    def send_line(self, connection: Hashable, data: Any) -> dict[Hashable, list[Any]]:
+    def send_line(self, connection: Hashable, data: Any) -> Sent:
         """Send what may be no message; then the server closes the connection.
 
         Raises:
@@ -341,9 +346,7 @@ class SimulatedJob:
         self.coordinator.receive(connection, wire.decode(FROM_AGENT, data))
         return self.sent()
 
-    def request(
-        self, connection: Hashable, request: dict[str, Any]
-    ) -> dict[Hashable, list[Any]]:
+    def request(self, connection: Hashable, request: dict[str, Any]) -> Sent:
         """Send the first line of a connection."""
         arrived = read_request(json.loads(json.dumps(request)))
         self.coordinator.request(connection, arrived)
@@ -358,7 +361,7 @@ class SimulatedJob:
         knows: Record | None = None,
         is_done: bool = False,
         **changes: Any,
-    ) -> dict[Hashable, list[Any]]:
+    ) -> Sent:
         """Let agents connect; return what is sent because of it.
 
         Args:
@@ -368,38 +371,35 @@ class SimulatedJob:
             is_done: Whether their workers have finished.
             **changes: Changes of their join requests.
         """
-        sent: dict[Hashable, list[Any]] = defaultdict(list)
+        sent: Sent = defaultdict(list)
         fits = {"nodes": self.settings.nodes, "spares": self.settings.spares}
         for rank in ranks:
-            if knows is not None or is_done:
-                self._next = self._member(rank, knows or self._first)
-                self._next.is_done = is_done
+            caller = rank if connection is None else connection
+            self._members[caller] = member = self._member(rank, knows or self._first)
+            member.is_done = is_done
             request = request_of(rank, **fits) | changes
-            for each, messages in self.request(
-                rank if connection is None else connection, request
-            ).items():
+            for each, messages in self.request(caller, request).items():
                 sent[each] += messages
-            self._next = None
         return dict(sent)
 
-    def join(self, *ranks: Hashable) -> dict[Hashable, list[Any]]:
+    def join(self, *ranks: Hashable) -> Sent:
         """Let nodes join the next round; return what is sent since the first one."""
         for rank in ranks:
             self.receive(rank, Join())
         return self.sent()
 
-    def come(self, *ranks: int) -> dict[Hashable, list[Any]]:
-        """Let nodes connect, and join; return what is sent after the first joins."""
+    def come(self, *ranks: int) -> Sent:
+        """Let nodes connect and join; return what is sent since the first joined."""
         self.connect(*ranks)
         return self.join(*ranks)
 
-    def confirm(self, *ranks: int) -> dict[Hashable, list[Any]]:
+    def confirm(self, *ranks: int) -> Sent:
         """Let nodes confirm the round that was prepared, by default all active ones."""
         for rank in ranks or self.active:
             self._confirm(rank, self.record)
         return self.sent()
 
-    def finish(self, *ranks: int) -> dict[Hashable, list[Any]]:
+    def finish(self, *ranks: int) -> Sent:
         """Let nodes finish, by default all active ones; return what is sent."""
         for rank in ranks or self.active:
             self.receive(rank, Done(self.rounds.round))
@@ -407,7 +407,7 @@ class SimulatedJob:
 
     def died(
         self, worker: Failure, number: int | None = None, connection: Hashable = None
-    ) -> dict[Hashable, list[Any]]:
+    ) -> Sent:
         """Let the agent of a worker's node report that it has failed in a round.
 
         Args:
@@ -419,13 +419,11 @@ class SimulatedJob:
         number = self.rounds.began if number is None else number
         return self.send(agent, Died(worker, number))
 
-    def lose(
-        self, *connections: Hashable, ended: bool = False
-    ) -> dict[Hashable, list[Any]]:
+    def lose(self, *connections: Hashable, ended: bool = False) -> Sent:
         """End connections; return what is sent because of it.
 
         Args:
-            connections: The ones.
+            connections: The connections.
             ended: Whether the agents' processes have ended, as an end of file proves.
         """
         for connection in connections:
@@ -446,9 +444,7 @@ class SimulatedJob:
             )
             self.receive(witness, present)
 
-    def wait(
-        self, seconds: int, *silent: Hashable
-    ) -> dict[int, dict[Hashable, list[Any]]]:
+    def wait(self, seconds: int, *silent: Hashable) -> dict[int, Sent]:
         """Let time pass; return what is sent, by second.
 
         Args:
@@ -488,12 +484,12 @@ class SimulatedJob:
             self.wait(1)  # all hear where the others are
         return self
 
-    def begun(self, number: int, active: Iterable[int]) -> dict[Hashable, list[Any]]:
+    def begun(self, number: int, active: Iterable[int]) -> Sent:
         """Return what is sent when a round begins; check the order of its nodes."""
         assert self.active == (*active,)
         return to(self.active, go(number))
 
-    def ended(self, failure: Failure, **changes: Any) -> dict[Hashable, list[Any]]:
+    def ended(self, failure: Failure, **changes: Any) -> Sent:
         """Return what all agents are sent after a failure: one node reports it."""
         return {
             rank: [Ended(failure, reports=rank == self.settings.coordinator, **changes)]

@@ -403,7 +403,7 @@ def processes_of(mark: str, *nodes: int) -> list[psutil.Process]:
             table[process.pid] = process, process.ppid(), process.environ()
 
     def environ_of(pid: int) -> Mapping[str, str]:
-        """Return the environment, of a fork that of its parent: a title replaces it."""
+        """Return a process's environment. A fork's title hides it: use its parent's."""
         if pid not in table:
             return {}
         _, parent, environ = table[pid]

@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.support.simulated_job import STORE, SimulatedJob, request_of
+from tests.support.simulated_job import BAD, CLOSED, STORE, SimulatedJob, request_of
 from torchrun_hpc import wire
 from torchrun_hpc.failures.failure import Failure, Kind, WorkerPart
 from torchrun_hpc.rendezvous.protocol import (
@@ -42,8 +42,6 @@ from torchrun_hpc.rendezvous.protocol import (
 from torchrun_hpc.wire import WireError
 
 ENDS = ("close", "reset")
-BAD = "ValueError: bad batch {}"
-CLOSED = "RuntimeError: Connection closed by peer [10.20.0.{}]:4711"
 
 json_values = st.recursive(
     st.none()

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.simulated_job import (
+    BAD,
+    CLOSED,
     JOIN,
     KILLED,
     STORE,
@@ -36,9 +38,6 @@ from torchrun_hpc.rendezvous.protocol import (
     Set,
 )
 from torchrun_hpc.wire import WireError
-
-BAD = "ValueError: bad batch {}"
-CLOSED = "RuntimeError: Connection closed by peer [10.20.0.{}]:4711"
 
 both = pytest.mark.parametrize("spares", [0, 1])
 
