@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.processes import clean_environ, run_python
+from tests.support.processes import ANY_RESOLVER, clean_environ, run_python
 from tests.support.stock.compared import is_kept, reports
 
 pytestmark = pytest.mark.xdist_group("side by side")
@@ -53,6 +53,7 @@ def test_a_program_launches_twice(folder, tmp_path):
         *("-c", AUTO, "2", "--nproc-per-node=2", "report.py", "a"),
         environ={
             **clean_environ(),
+            **ANY_RESOLVER,
             "REPORT": str(tmp_path),
             "PET_RDZV_BACKEND": "c10d",
             "PET_RDZV_ENDPOINT": "localhost:0",

@@ -27,6 +27,11 @@ _FOREIGN = (
 )
 
 
+# The launcher sets these if no name server answers. With them, a comparison of whole
+# environments does not depend on the machine's.
+ANY_RESOLVER = {"TORCH_CPP_LOG_LEVEL": "ERROR", "RES_OPTIONS": "timeout:1 attempts:1"}
+
+
 def clean_environ() -> dict[str, str]:
     """Return this environment as it is outside of any job, with this checkout."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.support.forks import ForkedProgram, ForkingProcess
+from tests.support.processes import ANY_RESOLVER, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from tests.support.processes import Result
 
 OURS, STOCK = "ours", "stock"
 COMMANDS = {
@@ -53,7 +53,9 @@ def words_of(line: str) -> tuple[list[str], dict[str, str]]:
 
 
 # Forks that do not touch these objects do not have to copy them.
-_IMPORTS = """
+_IMPORTS = f"""
+import os
+os.environ.update({ANY_RESOLVER})
 from torch.distributed import run as stock
 from torchrun_hpc import main as ours
 from torchrun_hpc.agent.patches import registry
