@@ -69,7 +69,7 @@ def test_an_output_of_sites_that_takes_nothing(shell, code, message):
 
 def test_debugging_is_part_of_what_is_shown(launcher, folder):
     argv = ["--hpc-debug", "--hpc-dry-run=json", SCRIPT]
-    done = launcher.launch(OURS, argv, cwd=folder)
+    done = launcher.launch(OURS, argv, cwd=folder, TORCH_CPP_LOG_LEVEL="")
     node = _node(done)
     assert node["options"]["tee"] == {"value": "2", "source": "--hpc-debug"}
     assert node["exports"]["TORCH_CPP_LOG_LEVEL"] == "INFO"
