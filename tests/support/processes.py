@@ -27,8 +27,8 @@ _FOREIGN = (
 )
 
 
-# The launcher sets these if no name server answers. With them, a comparison of whole
-# environments does not depend on the machine's.
+# The launcher sets these if no name server answers. A test that compares whole
+# environments sets them itself, so that its result does not depend on a name server.
 ANY_RESOLVER = {"TORCH_CPP_LOG_LEVEL": "ERROR", "RES_OPTIONS": "timeout:1 attempts:1"}
 
 

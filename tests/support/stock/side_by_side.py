@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-
 OURS, STOCK = "ours", "stock"
 COMMANDS = {
     OURS: [sys.executable, "-m", "torchrun_hpc"],
@@ -52,7 +51,8 @@ def words_of(line: str) -> tuple[list[str], dict[str, str]]:
     return words[len(front) :], dict(word.split("=", 1) for word in front)
 
 
-# Forks that do not touch these objects do not have to copy them.
+# Torch reads the log level when it is imported. Forks that do not touch the objects do
+# not have to copy them.
 _IMPORTS = f"""
 import os
 os.environ.update({ANY_RESOLVER})
